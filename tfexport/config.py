@@ -1,0 +1,168 @@
+"""`ModelConfig`: everything that the arithmetic of one model depends on, validated once and passed whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from tfexport.errors import ConfigError
+
+Positions = Literal["sinusoidal", "learned", "stored"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The shape and arithmetic of an encoder-decoder Transformer, or of an encoder classifier (`n_classes > 0`).
+
+    The defaults are those of the paper (Vaswani et al. 2017, "Attention Is All You Need", section 3): post-norm,
+    ReLU, sinusoidal positions, biases everywhere but in the output layer, embeddings times sqrt(d_model).
+
+    Raises:
+        ConfigError: a field is out of range or two fields contradict each other; all problems are named together.
+    """
+
+    # Sizes.
+    d_model: int
+    n_heads: int
+    d_ff: int
+    n_encoder_layers: int
+    n_decoder_layers: int
+    src_vocab_size: int
+    tgt_vocab_size: int
+    n_classes: int = 0
+    """Above 0: an encoder classifier, with no decoder (`n_decoder_layers` and `tgt_vocab_size` are then 0)."""
+    max_source_length: int
+    """Most ids the encoder reads, bos and eos included."""
+    max_target_length: int
+    """Most tokens the decoder reads, bos included, and so also the most that it generates."""
+
+    # Special ids. `unk_id` is -1 where the model has none.
+    unk_id: int
+    pad_id: int
+    bos_id: int
+    eos_id: int
+    source_bos: bool = False
+    """The encoder's input starts with `bos_id`."""
+    source_eos: bool = True
+    """The encoder's input ends with `eos_id`."""
+
+    # Arithmetic.
+    activation: Literal["relu", "gelu"] = "relu"
+    norm_first: bool = False
+    """Pre-norm, x + sublayer(norm(x)), instead of post-norm, norm(x + sublayer(x))."""
+    final_norm: bool = False
+    """One more norm after the last layer of each stack."""
+    shared_norm: bool = False
+    """One LayerNorm serves all sublayers of a layer."""
+    norm_eps: float = 1e-5
+    positions: Positions = "sinusoidal"
+    """`stored` is a frozen table that came with the checkpoint."""
+    position_offset: int = 0
+    """Token t is given row t + position_offset of the position table."""
+    feed_forward: Literal["linear", "conv1d"] = "linear"
+    """`conv1d` has kernel 1: the same arithmetic, other weight shapes ([out, in, 1])."""
+    attention_bias: bool = True
+    feed_forward_bias: bool = True
+    output_bias: bool = False
+    tie_source_target: bool = False
+    """Source and target share one embedding matrix."""
+    tie_output: bool = False
+    """The output projection is the target embedding matrix."""
+    embedding_scale: float = 1.0
+    """Embeddings are multiplied by it; the paper's is sqrt(d_model)."""
+
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        problems = [*_type_problems(self)] or [*self._problems()]
+        if problems:
+            raise ConfigError(f"the model configuration is not valid: {'; '.join(problems)}. Correct these fields.")
+
+    def _problems(self) -> list[str]:
+        problems = []
+
+        def require(condition: bool, problem: str) -> None:
+            if not condition:
+                problems.append(problem)
+
+        for name in ("d_model", "n_heads", "d_ff", "n_encoder_layers", "src_vocab_size", "max_source_length"):
+            require(getattr(self, name) > 0, f"{name} is {getattr(self, name)}, not above 0")
+        require(
+            self.n_heads <= 0 or self.d_model % self.n_heads == 0,
+            f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}",
+        )
+        if self.n_classes:
+            require(self.n_classes > 0, f"n_classes is {self.n_classes}, below 0")
+            require(self.n_decoder_layers == 0, "a classifier has n_decoder_layers 0")
+            require(not (self.tie_output or self.tie_source_target), "a classifier has no embeddings to tie")
+        else:
+            for name in ("n_decoder_layers", "tgt_vocab_size", "max_target_length"):
+                require(getattr(self, name) > 0, f"{name} is {getattr(self, name)}, not above 0")
+            for name in ("bos_id", "eos_id", "pad_id"):
+                value = getattr(self, name)
+                require(0 <= value < self.tgt_vocab_size, f"{name} {value} is not in the target vocabulary")
+            require(
+                not self.tie_source_target or self.src_vocab_size == self.tgt_vocab_size,
+                f"tied embeddings need vocabularies of one size, not {self.src_vocab_size} and {self.tgt_vocab_size}",
+            )
+        for name, needed in (("pad_id", True), ("bos_id", self.source_bos), ("eos_id", self.source_eos)):
+            value = getattr(self, name)
+            require(not needed or 0 <= value < self.src_vocab_size, f"{name} {value} is not in the source vocabulary")
+        require(self.unk_id < self.src_vocab_size, f"unk_id {self.unk_id} is not in the source vocabulary")
+        require(self.position_offset >= 0, f"position_offset is {self.position_offset}, below 0")
+        require(0 <= self.dropout < 1, f"dropout is {self.dropout}, not in [0, 1)")
+        require(0 < self.norm_eps < 1, f"norm_eps is {self.norm_eps}, not in (0, 1)")
+        require(math.isfinite(self.embedding_scale) and self.embedding_scale > 0, "embedding_scale is not above 0")
+        return problems
+
+    @property
+    def head_dim(self) -> int:
+        return self.d_model // self.n_heads
+
+    @property
+    def is_classifier(self) -> bool:
+        return self.n_classes > 0
+
+    def replace(self, **changes: Any) -> ModelConfig:
+        """A copy with some fields changed, validated again."""
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON-ready fields; `from_dict` reads them back."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any], *, where: str = "the configuration") -> ModelConfig:
+        """Read the fields of `to_dict`.
+
+        Raises:
+            ConfigError: a field is missing, unknown, of the wrong type or out of range.
+        """
+        known = {field.name: field for field in dataclasses.fields(cls)}
+        unknown = sorted(set(fields) - set(known))
+        missing = sorted(
+            name for name, field in known.items() if field.default is dataclasses.MISSING and name not in fields
+        )
+        if unknown or missing:
+            parts = [f"unknown: {', '.join(unknown)}"] * bool(unknown) + [f"missing: {', '.join(missing)}"] * bool(missing)
+            raise ConfigError(f"{where} does not describe a model ({'; '.join(parts)}). Correct these fields.")
+        return cls(**fields)
+
+
+def _type_problems(config: ModelConfig) -> list[str]:
+    """JSON can hold a string where a number belongs; say so before arithmetic fails on it."""
+    problems = []
+    for name, kind in get_type_hints(ModelConfig).items():
+        value = getattr(config, name)
+        if get_origin(kind) is Literal:
+            if value not in get_args(kind):
+                problems.append(f"{name} is {value!r}, not one of {', '.join(get_args(kind))}")
+        elif kind is float:
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                problems.append(f"{name} is {value!r}, not a number")
+        elif type(value) is not kind:
+            problems.append(f"{name} is {value!r}, not {kind.__name__}")
+    return problems

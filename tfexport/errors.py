@@ -1,0 +1,27 @@
+"""The errors a person can meet. Every message is one line and ends with what to do next."""
+
+from __future__ import annotations
+
+
+class TfexportError(Exception):
+    """Base of every error that tfexport raises on purpose; the CLI prints it as one line and exits with 2."""
+
+
+class ConfigError(TfexportError):
+    """A model configuration that is incomplete or contradicts itself."""
+
+
+class CheckpointError(TfexportError):
+    """A checkpoint that cannot be read, recognised or loaded completely."""
+
+
+class BundleError(TfexportError):
+    """A bundle that is missing, incomplete, altered or of a newer format."""
+
+
+class TokenizerError(TfexportError):
+    """A vocabulary or tokenizer file that cannot be used."""
+
+
+class RuntimeUnavailable(TfexportError):
+    """A runtime whose library is not installed, or that does not exist."""

@@ -1,0 +1,333 @@
+"""The one canonical Transformer: trained, exported and used as the parity reference from the same lines.
+
+Shapes: `batch` source sentences, `src` and `tgt` lengths, `beam` hypotheses of a sentence, `rows = batch * beam` with
+row = b * beam + k, `cache` slots of the self-attention cache. Activations are float, ids and lengths int64, masks
+bool with True for what may be attended to.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tfexport.config import ModelConfig
+
+
+class KeyValue(NamedTuple):
+    """Keys and values of one attention, each [batch or rows, heads, length, head_dim]."""
+
+    key: Tensor
+    value: Tensor
+
+
+def sinusoids(n_positions: int, d_model: int) -> Tensor:
+    """Sinusoidal position table [n_positions, d_model] (Vaswani et al. 2017, section 3.5): even columns sin, odd cos."""
+    # In float64: at position 5000, float32 angles are already wrong in the fourth decimal.
+    position = torch.arange(n_positions, dtype=torch.float64)[:, None]
+    frequency = torch.exp(torch.arange(0, d_model, 2, dtype=torch.float64) * (-math.log(10000.0) / d_model))
+    table = torch.zeros(n_positions, d_model, dtype=torch.float64)
+    table[:, 0::2] = torch.sin(position * frequency)
+    table[:, 1::2] = torch.cos(position * frequency)[:, : d_model // 2]
+    return table.float()
+
+
+@torch.library.custom_op("tfexport::write_cache", mutates_args=())
+def write_cache(cache: Tensor, update: Tensor, position: Tensor) -> Tensor:
+    """A copy of `cache` [rows, heads, cache, head_dim] with `update` [rows, heads, 1, head_dim] at `position` [rows].
+
+    An operator of its own because the graph writes in place (ONNX TensorScatter), which no PyTorch operator exports to.
+    """
+    written = cache.clone()
+    written[torch.arange(len(cache), device=cache.device), :, position] = update[:, :, 0]
+    return written
+
+
+@write_cache.register_fake
+def _(cache: Tensor, update: Tensor, position: Tensor) -> Tensor:
+    return torch.empty_like(cache)
+
+
+class Attention(nn.Module):
+    """Multi-head scaled dot-product attention (section 3.2); keys and values are projected apart so they can be kept."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        d, bias = config.d_model, config.attention_bias
+        self.n_heads, self.head_dim = config.n_heads, config.head_dim
+        self.query = nn.Linear(d, d, bias=bias)
+        self.key = nn.Linear(d, d, bias=bias)
+        self.value = nn.Linear(d, d, bias=bias)
+        self.output = nn.Linear(d, d, bias=bias)
+
+    def _heads(self, states: Tensor) -> Tensor:
+        return states.unflatten(-1, (self.n_heads, self.head_dim)).transpose(1, 2)  # [batch, heads, length, head_dim]
+
+    def key_value(self, states: Tensor) -> KeyValue:
+        """Project `states` [batch, length, d_model] to keys and values."""
+        return KeyValue(self._heads(self.key(states)), self._heads(self.value(states)))
+
+    def forward(self, states: Tensor, memory: KeyValue, mask: Tensor) -> Tensor:
+        """`states` [batch, queries, d_model] attend to `memory`; `mask` broadcasts to [batch, heads, queries, keys]."""
+        # ONNX Runtime's CPU kernel takes no mask that broadcasts over the query axis.
+        mask = mask.expand(-1, -1, states.shape[1], -1)
+        query = self._heads(self.query(states))
+        mixed = F.scaled_dot_product_attention(query, *memory, attn_mask=mask, scale=self.head_dim**-0.5)
+        return self.output(mixed.transpose(1, 2).flatten(2))
+
+    def weights(self, states: Tensor, memory: KeyValue, mask: Tensor) -> Tensor:
+        """The attention weights [batch, heads, queries, keys] that `forward` mixes the values with."""
+        scores = self._heads(self.query(states)) @ memory.key.transpose(-1, -2) * self.head_dim**-0.5
+        return scores.masked_fill(~mask, -math.inf).softmax(-1)
+
+
+class PointwiseConv(nn.Conv1d):
+    """A Conv1d of kernel 1 over [batch, length, channels], computed as the matrix product that it is."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        return F.linear(states, self.weight.squeeze(-1), self.bias)
+
+
+class FeedForward(nn.Module):
+    """Position-wise feed-forward network (section 3.3), [batch, length, d_model] to the same."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        d, d_ff, bias = config.d_model, config.d_ff, config.feed_forward_bias
+        if config.feed_forward == "conv1d":
+            self.hidden: nn.Module = PointwiseConv(d, d_ff, 1, bias=bias)
+            self.output: nn.Module = PointwiseConv(d_ff, d, 1, bias=bias)
+        else:
+            self.hidden = nn.Linear(d, d_ff, bias=bias)
+            self.output = nn.Linear(d_ff, d, bias=bias)
+        self.activation = nn.ReLU() if config.activation == "relu" else nn.GELU()
+
+    def forward(self, states: Tensor) -> Tensor:
+        return self.output(self.activation(self.hidden(states)))
+
+
+class Layer(nn.Module):
+    """What encoder and decoder layers share: where the norms of the `n_sublayers` residual branches stand."""
+
+    def __init__(self, config: ModelConfig, n_sublayers: int):
+        super().__init__()
+        n_norms = 1 if config.shared_norm else n_sublayers
+        self.norms = nn.ModuleList(nn.LayerNorm(config.d_model, config.norm_eps) for _ in range(n_norms))
+        self.dropout = nn.Dropout(config.dropout)
+        self.norm_first = config.norm_first
+
+    def _norm(self, sublayer: int, states: Tensor) -> Tensor:
+        return self.norms[sublayer % len(self.norms)](states)
+
+    def enter(self, sublayer: int, states: Tensor) -> Tensor:
+        """What the sublayer reads."""
+        return self._norm(sublayer, states) if self.norm_first else states
+
+    def leave(self, sublayer: int, states: Tensor, branch: Tensor) -> Tensor:
+        """The residual sum of `states` and what the sublayer made of them."""
+        states = states + self.dropout(branch)
+        return states if self.norm_first else self._norm(sublayer, states)
+
+
+class EncoderLayer(Layer):
+    def __init__(self, config: ModelConfig):
+        super().__init__(config, n_sublayers=2)
+        self.self_attention = Attention(config)
+        self.feed_forward = FeedForward(config)
+
+    def forward(self, states: Tensor, mask: Tensor) -> Tensor:
+        """`states` [batch, src, d_model], `mask` [batch, 1, 1, src]."""
+        inner = self.enter(0, states)
+        states = self.leave(0, states, self.self_attention(inner, self.self_attention.key_value(inner), mask))
+        return self.leave(1, states, self.feed_forward(self.enter(1, states)))
+
+
+class DecoderLayer(Layer):
+    def __init__(self, config: ModelConfig):
+        super().__init__(config, n_sublayers=3)
+        self.self_attention = Attention(config)
+        self.cross_attention = Attention(config)
+        self.feed_forward = FeedForward(config)
+
+    def forward(
+        self, states: Tensor, mask: Tensor, cross: KeyValue, cross_mask: Tensor, past: KeyValue | None, position: Tensor
+    ) -> tuple[Tensor, KeyValue, Tensor]:
+        """One layer over whole targets (`past` None) or over one new token a row, written into `past` at `position`.
+
+        Returns the states, the self-attention keys and values, and the queries of the cross-attention (for its maps).
+        """
+        inner = self.enter(0, states)
+        present = self.self_attention.key_value(inner)
+        if past is not None:
+            present = KeyValue(*(write_cache(old, new, position) for old, new in zip(past, present, strict=True)))
+        states = self.leave(0, states, self.self_attention(inner, present, mask))
+
+        # The beams of a sentence are so many queries to its one set of cross keys and values: [batch, beam, d_model].
+        inner = self.enter(1, states)
+        queries = inner.reshape(cross.key.shape[0], -1, inner.shape[-1])
+        attended = self.cross_attention(queries, cross, cross_mask).reshape(inner.shape)
+        states = self.leave(1, states, attended)
+
+        return self.leave(2, states, self.feed_forward(self.enter(2, states))), present, queries
+
+
+class PositionTable(nn.Module):
+    """Position vectors [max_length + offset, d_model]: a parameter when learned, a buffer otherwise."""
+
+    def __init__(self, config: ModelConfig, max_length: int):
+        super().__init__()
+        self.offset = config.position_offset
+        n_positions = max_length + self.offset
+        self.table: Tensor
+        if config.positions == "learned":
+            self.table = nn.Parameter(torch.zeros(n_positions, config.d_model))
+        else:
+            # Saved with the weights also when computed, so that no other library has to compute it again.
+            self.register_buffer("table", sinusoids(n_positions, config.d_model))
+
+    def forward(self, position: Tensor) -> Tensor:
+        return F.embedding(position + self.offset, self.table)
+
+
+class Stack(nn.Module):
+    """What encoder and decoder share: embeddings, position table and a final norm around the layers."""
+
+    def __init__(self, config: ModelConfig, max_length: int, vocab_size: int | None):
+        super().__init__()
+        self.tokens = nn.Embedding(vocab_size, config.d_model) if vocab_size else None
+        self.positions = PositionTable(config, max_length)
+        self.norm = nn.LayerNorm(config.d_model, config.norm_eps) if config.final_norm else nn.Identity()
+        self.dropout = nn.Dropout(config.dropout)
+        self.scale = config.embedding_scale
+
+    def embed(self, ids: Tensor, position: Tensor, table: Tensor) -> Tensor:
+        """`ids` [batch, length] at `position` [length] or [batch, length] to [batch, length, d_model]."""
+        return self.dropout(F.embedding(ids, table) * self.scale + self.positions(position))
+
+
+class Encoder(Stack):
+    tokens: nn.Embedding
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config, config.max_source_length, config.src_vocab_size)
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.n_encoder_layers))
+
+    def forward(self, src_ids: Tensor, src_len: Tensor) -> Tensor:
+        """`src_ids` [batch, src], `src_len` [batch] to states [batch, src, d_model]; anything may follow `src_len`."""
+        states = self.embed(src_ids, torch.arange(src_ids.shape[1], device=src_ids.device), self.tokens.weight)
+        mask = length_mask(src_len, src_ids.shape[1])
+        for layer in self.layers:
+            states = layer(states, mask)
+        return self.norm(states)
+
+
+class Decoder(Stack):
+    def __init__(self, config: ModelConfig):
+        own_vocab = None if config.tie_source_target else config.tgt_vocab_size
+        super().__init__(config, config.max_target_length, own_vocab)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.n_decoder_layers))
+
+
+def length_mask(length: Tensor, size: int) -> Tensor:
+    """`length` [batch] to a mask [batch, 1, 1, size], True for the first `length` positions."""
+    return (torch.arange(size, device=length.device) < length[:, None])[:, None, None]
+
+
+class Transformer(nn.Module):
+    """The encoder-decoder Transformer that a `ModelConfig` describes.
+
+    `forward` is for training, `encode` and `step` for decoding; nothing is kept between calls.
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+        self.output_weight = None if config.tie_output else nn.Parameter(_like_output(config))
+        self.output_bias = nn.Parameter(torch.zeros(config.tgt_vocab_size)) if config.output_bias else None
+        initialise(self)
+
+    def _target_table(self) -> Tensor:
+        return self.encoder.tokens.weight if self.decoder.tokens is None else self.decoder.tokens.weight
+
+    def _logits(self, states: Tensor) -> Tensor:
+        weight = self._target_table() if self.output_weight is None else self.output_weight
+        return F.linear(self.decoder.norm(states), weight, self.output_bias)
+
+    def encode(self, src_ids: Tensor, src_len: Tensor) -> list[KeyValue]:
+        """`src_ids` [batch, src], `src_len` [batch] to each layer's cross keys and values [batch, heads, src, head_dim]."""
+        states = self.encoder(src_ids, src_len)
+        return [layer.cross_attention.key_value(states) for layer in self.decoder.layers]
+
+    def forward(self, src_ids: Tensor, src_len: Tensor, tgt_ids: Tensor) -> Tensor:
+        """Teacher forcing: `tgt_ids` [batch, tgt], beginning with bos, to logits [batch, tgt, vocab].
+
+        Logits at position t predict token t + 1; they depend on neither later tokens nor padding.
+        """
+        return self._teacher_forced(src_ids, src_len, tgt_ids)[0]
+
+    def forward_with_attention(self, src_ids: Tensor, src_len: Tensor, tgt_ids: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """`forward`, and each layer's cross-attention weights [batch, heads, tgt, src]."""
+        logits, cross, queries = self._teacher_forced(src_ids, src_len, tgt_ids)
+        mask = length_mask(src_len, src_ids.shape[1])
+        maps = [
+            layer.cross_attention.weights(query, memory, mask)
+            for layer, query, memory in zip(self.decoder.layers, queries, cross, strict=True)
+        ]
+        return logits, maps
+
+    def _teacher_forced(
+        self, src_ids: Tensor, src_len: Tensor, tgt_ids: Tensor
+    ) -> tuple[Tensor, list[KeyValue], list[Tensor]]:
+        cross = self.encode(src_ids, src_len)
+        position = torch.arange(tgt_ids.shape[1], device=tgt_ids.device)
+        states = self.decoder.embed(tgt_ids, position, self._target_table())
+        causal = (position[:, None] >= position)[None, None]
+        cross_mask = length_mask(src_len, src_ids.shape[1])
+        all_queries = []
+        for layer, memory in zip(self.decoder.layers, cross, strict=True):
+            states, _, queries = layer(states, causal, memory, cross_mask, None, position)
+            all_queries.append(queries)
+        return self._logits(states), cross, all_queries
+
+    def empty_cache(self, rows: int, cache: int) -> list[KeyValue]:
+        """A zeroed self-attention cache of `cache` slots for each layer; zeros because a NaN would poison the mixture."""
+        weight = self.encoder.tokens.weight
+        shape = (rows, self.config.n_heads, cache, self.config.head_dim)
+        return [KeyValue(weight.new_zeros(shape), weight.new_zeros(shape)) for _ in self.decoder.layers]
+
+    def step(
+        self, tokens: Tensor, position: Tensor, src_len: Tensor, past: list[KeyValue], cross: list[KeyValue]
+    ) -> tuple[Tensor, list[KeyValue]]:
+        """One decoder step: `tokens` [rows] at `position` [rows] to logits [rows, vocab] and the cache with them in it.
+
+        `past` holds [rows, heads, cache, head_dim] a layer with slots 0 .. position - 1 filled, `cross` is `encode`'s,
+        of batch = rows / beam sentences. `past` itself is not changed.
+        """
+        states = self.decoder.embed(tokens[:, None], position[:, None], self._target_table())  # [rows, 1, d_model]
+        mask = length_mask(position + 1, past[0].key.shape[2])
+        cross_mask = length_mask(src_len, cross[0].key.shape[2])
+        present = []
+        for layer, old, memory in zip(self.decoder.layers, past, cross, strict=True):
+            states, new, _ = layer(states, mask, memory, cross_mask, old, position)
+            present.append(new)
+        return self._logits(states[:, 0]), present
+
+
+def _like_output(config: ModelConfig) -> Tensor:
+    return torch.empty(config.tgt_vocab_size, config.d_model)
+
+
+def initialise(model: nn.Module) -> None:
+    """Xavier-uniform matrices, zero biases, embeddings of deviation d_model ** -0.5 (so that their scaled norm is 1)."""
+    for name, parameter in model.named_parameters():
+        if name.endswith(("tokens.weight", "positions.table", "output_weight")):
+            nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+        elif parameter.dim() > 1:
+            nn.init.xavier_uniform_(parameter)
+        elif name.endswith("bias"):
+            nn.init.zeros_(parameter)

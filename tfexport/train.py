@@ -1,0 +1,289 @@
+"""Training of the canonical model on parallel text; Lightning runs the loop."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning.pytorch as lightning
+import sacrebleu
+import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, RichProgressBar
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor
+from torch.nn import functional as F
+
+from tfexport.config import ModelConfig
+from tfexport.data import Batch, IdPair, TextPair, encode_pairs, loader
+from tfexport.errors import TfexportError
+from tfexport.models import native
+from tfexport.models.native import Tokenizers
+from tfexport.models.transformer import Transformer
+from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search import SearchOptions, search
+from tfexport.tokenizers import BPE_SPECIALS, train_bpe, train_words
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A model size with a schedule that suits it."""
+
+    d_model: int
+    n_heads: int
+    d_ff: int
+    n_layers: int
+    dropout: float
+    norm_first: bool
+    vocab_size: int
+    warmup: int
+    lr_factor: float
+
+
+PRESETS = {
+    # For trying things out: seconds an epoch.
+    "tiny": Preset(
+        d_model=64, n_heads=4, d_ff=128, n_layers=2, dropout=0.1, norm_first=True, vocab_size=2000, warmup=400,
+        lr_factor=1.0,
+    ),
+    # The embedded default: small data such as Multi30k, on a CPU.
+    "small": Preset(
+        d_model=192, n_heads=6, d_ff=512, n_layers=3, dropout=0.2, norm_first=True, vocab_size=4000, warmup=2000,
+        lr_factor=1.0,
+    ),
+    # Vaswani et al. 2017, table 3.
+    "base": Preset(
+        d_model=512, n_heads=8, d_ff=2048, n_layers=6, dropout=0.1, norm_first=False, vocab_size=32000, warmup=4000,
+        lr_factor=1.0,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """How to train; the schedule is the paper's (section 5.3)."""
+
+    preset: str = "small"
+    vocabulary: Literal["bpe", "word"] = "bpe"
+    vocab_size: int | None = None
+    """The preset's where None."""
+    min_frequency: int = 2
+    lowercase: bool = False
+    epochs: int = 20
+    max_tokens: int = 1024
+    """Tokens of a batch, padding included."""
+    max_length: int = 128
+    """Positions of encoder and decoder; longer pairs are left out and counted."""
+    label_smoothing: float = 0.1
+    ema_decay: float = 0.999
+    """Decay, per step, of the averaged weights that are validated and kept."""
+    seed: int = 0
+    precision: str = "32-true"
+    """Lightning's name of the arithmetic: 32-true, bf16-mixed, ..."""
+    weights: Literal["float32", "float16"] = "float32"
+    """Storage of the final model's weights."""
+    accelerator: str = "auto"
+
+
+def build_tokenizers(texts: Sequence[TextPair], options: TrainOptions) -> Tokenizers:
+    """One joint BPE vocabulary, or one word vocabulary for each side."""
+    size = options.vocab_size or PRESETS[options.preset].vocab_size
+    if options.vocabulary == "bpe":
+        joint = train_bpe((side for text in texts for side in text), vocab_size=size, lowercase=options.lowercase)
+        return Tokenizers(joint, joint)
+    return Tokenizers(
+        *(
+            train_words(side, min_frequency=options.min_frequency, vocab_size=size, lowercase=options.lowercase)
+            for side in zip(*texts, strict=True)
+        )
+    )
+
+
+def build_config(tokenizers: Tokenizers, options: TrainOptions) -> ModelConfig:
+    """The preset's model for these vocabularies; a joint vocabulary shares all three embedding matrices."""
+    assert tokenizers.source is not None and tokenizers.target is not None
+    preset = PRESETS[options.preset]
+    joint = tokenizers.source is tokenizers.target
+    unk, pad, bos, eos = range(len(BPE_SPECIALS))
+    return ModelConfig(
+        d_model=preset.d_model,
+        n_heads=preset.n_heads,
+        d_ff=preset.d_ff,
+        n_encoder_layers=preset.n_layers,
+        n_decoder_layers=preset.n_layers,
+        src_vocab_size=tokenizers.source.size,
+        tgt_vocab_size=tokenizers.target.size,
+        max_source_length=options.max_length,
+        max_target_length=options.max_length,
+        unk_id=unk,
+        pad_id=pad,
+        bos_id=bos,
+        eos_id=eos,
+        norm_first=preset.norm_first,
+        final_norm=preset.norm_first,
+        tie_source_target=joint,
+        tie_output=True,
+        embedding_scale=math.sqrt(preset.d_model),
+        dropout=preset.dropout,
+    )
+
+
+def noam_factor(step: int, d_model: int, warmup: int) -> float:
+    """Learning rate of `step` (from 1): d_model^-0.5 * min(step^-0.5, step * warmup^-1.5) (section 5.3)."""
+    return float(d_model**-0.5 * min(step**-0.5, step * warmup**-1.5))
+
+
+class TranslationTask(lightning.LightningModule):
+    """Label-smoothed cross-entropy, the paper's schedule, validation by loss and BLEU."""
+
+    def __init__(self, config: ModelConfig, tokenizers: Tokenizers, options: TrainOptions, validation: list[TextPair]):
+        super().__init__()
+        self.model = Transformer(config)
+        self._tokenizers = tokenizers
+        self._options = options
+        self._validation = validation
+
+    def _loss(self, batch: Batch, smoothing: float) -> Tensor:
+        logits = self.model(batch.src_ids, batch.src_len, batch.tgt_ids[:, :-1])
+        real = torch.arange(logits.shape[1], device=logits.device) < batch.tgt_len[:, None] - 1
+        return F.cross_entropy(logits[real].float(), batch.tgt_ids[:, 1:][real], label_smoothing=smoothing)
+
+    def on_train_epoch_start(self) -> None:
+        # Each epoch draws its dropout from its own seed: a resumed training repeats an uninterrupted one.
+        torch.manual_seed(self._options.seed * 1_000_003 + self.current_epoch)
+
+    def training_step(self, batch: Batch, _: int) -> Tensor:
+        loss = self._loss(batch, self._options.label_smoothing)
+        self.log("train_loss", loss, prog_bar=True, on_step=False, on_epoch=True, batch_size=len(batch.src_len))
+        return loss
+
+    def validation_step(self, batch: Batch, _: int) -> None:
+        n_tokens = int((batch.tgt_len - 1).sum())
+        self.log("val_loss", self._loss(batch, 0.0), prog_bar=True, batch_size=n_tokens)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val_bleu", self.bleu(), prog_bar=True)
+
+    def bleu(self) -> float:
+        """Greedy BLEU (sacrebleu, detokenised) of the validation pairs."""
+        source, target = self._tokenizers.source, self._tokenizers.target
+        assert source is not None and target is not None
+        config = self.model.config
+        runtime, options = TorchRuntime(self.model), SearchOptions(max_length_ratio=3.0)
+        encoded = [
+            ([config.bos_id] * config.source_bos + source.encode(text.source))[: config.max_source_length - 1]
+            + [config.eos_id] * config.source_eos
+            for text in self._validation
+        ]
+        order = sorted(range(len(encoded)), key=lambda index: len(encoded[index]))
+        output = [""] * len(encoded)
+        for start in range(0, len(order), 64):
+            chosen = order[start : start + 64]
+            for index, (best,) in zip(chosen, search(runtime, [encoded[i] for i in chosen], options), strict=True):
+                output[index] = target.decode([i for i in best.ids if i != config.eos_id])
+        references = [text.target.lower() if self._options.lowercase else text.target for text in self._validation]
+        return float(sacrebleu.corpus_bleu(output, [references]).score)
+
+    def configure_optimizers(self) -> Any:
+        preset = PRESETS[self._options.preset]
+        # The paper's Adam; the rate itself is the schedule's.
+        optimizer = torch.optim.Adam(self.model.parameters(), lr=preset.lr_factor, betas=(0.9, 0.98), eps=1e-9)
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: noam_factor(step + 1, preset.d_model, preset.warmup)
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class ParallelText(lightning.LightningDataModule):
+    """The batches; built anew each epoch, from the seed and the epoch's number alone."""
+
+    def __init__(self, train: list[IdPair], validation: list[IdPair], config: ModelConfig, options: TrainOptions):
+        super().__init__()
+        self._train, self._validation = train, validation
+        self._config, self._options = config, options
+
+    def train_dataloader(self) -> Any:
+        epoch = self.trainer.current_epoch if self.trainer else 0
+        seed = (self._options.seed, epoch)
+        return loader(self._train, self._config, max_tokens=self._options.max_tokens, seed=seed)
+
+    def val_dataloader(self) -> Any:
+        return loader(self._validation, self._config, max_tokens=4 * self._options.max_tokens, seed=None)
+
+
+def train(
+    texts: list[TextPair], validation: list[TextPair], directory: Path, options: TrainOptions, *, resume: bool = False
+) -> Path:
+    """Train into `directory` and return the model of the best validation BLEU, `directory/model.safetensors`.
+
+    `directory` also keeps the state to resume from (`last.ckpt`) and the measurements of every epoch (`metrics.csv`).
+
+    Raises:
+        TfexportError: there is nothing to train on, or nothing to resume.
+    """
+    last = directory / "last.ckpt"
+    if resume and not last.exists():
+        raise TfexportError(f"there is no training to resume in {directory}: {last} is missing. Leave out --resume.")
+    if not resume and last.exists():
+        raise TfexportError(f"{directory} already holds a training. Continue it with --resume, or give another -o.")
+    directory.mkdir(parents=True, exist_ok=True)
+
+    tokenizers = build_tokenizers(texts, options)
+    config = build_config(tokenizers, options)
+    pairs, held_out = (_encode(name, side, tokenizers, config) for name, side in (("training", texts), ("validation", validation)))
+
+    lightning.seed_everything(options.seed, verbose=False)
+    task = TranslationTask(config, tokenizers, options, validation)
+    best = ModelCheckpoint(
+        dirpath=directory, filename="best", monitor="val_bleu", mode="max", save_last=True, enable_version_counter=False
+    )
+    on_terminal = sys.stderr.isatty()
+    callbacks = [best, EMAWeightAveraging(decay=options.ema_decay)]
+    if on_terminal:
+        callbacks.append(RichProgressBar(console_kwargs={"stderr": True}))
+    trainer = lightning.Trainer(
+        max_epochs=options.epochs,
+        accelerator=options.accelerator,
+        devices=1,
+        precision=options.precision,  # type: ignore[arg-type]
+        gradient_clip_val=1.0,
+        num_sanity_val_steps=0,
+        reload_dataloaders_every_n_epochs=1,
+        logger=CSVLogger(directory, name="", version="log"),
+        callbacks=callbacks,
+        enable_progress_bar=on_terminal,
+        enable_model_summary=False,
+    )
+    with warnings.catch_warnings():
+        # A handful of loader workers would cost more than reading lists from memory.
+        warnings.filterwarnings("ignore", ".*does not have many workers.*")
+        data = ParallelText(pairs, held_out, config, options)
+        trainer.fit(task, datamodule=data, ckpt_path=last if resume else None, weights_only=True)
+    return _save_best(Path(best.best_model_path), directory, config, tokenizers, options)
+
+
+def _encode(name: str, texts: list[TextPair], tokenizers: Tokenizers, config: ModelConfig) -> list[IdPair]:
+    assert tokenizers.source is not None and tokenizers.target is not None
+    encoded = encode_pairs(texts, tokenizers.source, tokenizers.target, config)
+    if encoded.empty or encoded.too_long:
+        log.warning("%s pairs left out: %d with an empty side, %d too long", name, encoded.empty, encoded.too_long)
+    if not encoded.pairs:
+        raise TfexportError(f"there are no {name} pairs left. Give text, or raise --max-length.")
+    return encoded.pairs
+
+
+def _save_best(
+    checkpoint: Path, directory: Path, config: ModelConfig, tokenizers: Tokenizers, options: TrainOptions
+) -> Path:
+    state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+    weights = {name.removeprefix("model."): tensor for name, tensor in state.items()}
+    path = directory / "model.safetensors"
+    native.save(path, weights, config, tokenizers, getattr(torch, options.weights))
+    return path
