@@ -25,6 +25,11 @@ class DecoderState(Protocol):
         """Hypotheses: batch * beam, row = b * beam + k."""
         ...
 
+    @property
+    def cross(self) -> list[FloatArray]:
+        """The cross keys and values, layer by layer, key before value, each [batch, heads, src, head_dim]."""
+        ...
+
     def select(self, rows: IntArray) -> DecoderState:
         """The state whose row r continues row `rows[r]` of this one.
 

@@ -6,9 +6,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
+from tfexport.bundle import Bundle
 from tfexport.config import ModelConfig
+from tfexport.models.checkpoint import build_model
 from tfexport.models.transformer import KeyValue, Transformer
 from tfexport.runtimes.base import FloatArray, IntArray
 
@@ -19,7 +22,7 @@ CACHE_BLOCK = 32
 @dataclass(frozen=True)
 class TorchState:
     src_len: Tensor  # [batch]
-    cross: list[KeyValue]  # a layer: [batch, heads, src, head_dim]
+    memory: list[KeyValue]  # a layer: [batch, heads, src, head_dim]
     past: list[KeyValue]  # a layer: [rows, heads, cache, head_dim]
     position: Tensor  # [rows]
 
@@ -27,13 +30,17 @@ class TorchState:
     def rows(self) -> int:
         return len(self.position)
 
+    @property
+    def cross(self) -> list[FloatArray]:
+        return [tensor.float().cpu().numpy() for memory in self.memory for tensor in memory]
+
     def select(self, rows: IntArray) -> TorchState:
         index = torch.from_numpy(rows).to(self.position.device)
         beam = self.rows // len(self.src_len)
         sentences = index[::beam] // beam
         return TorchState(
             self.src_len[sentences],
-            [KeyValue(memory.key[sentences], memory.value[sentences]) for memory in self.cross],
+            [KeyValue(memory.key[sentences], memory.value[sentences]) for memory in self.memory],
             [KeyValue(cache.key[index], cache.value[index]) for cache in self.past],
             self.position[index],
         )
@@ -51,6 +58,24 @@ class TorchRuntime:
 
     def __init__(self, model: Transformer):
         self._model = model.eval()
+
+    @classmethod
+    def from_bundle(cls, bundle: Bundle, *, threads: int | None = None) -> TorchRuntime:
+        """The reference of a bundle: its canonical weights.
+
+        Raises:
+            BundleError: the bundle is a classifier's.
+        """
+        bundle.graph("decoder_step")
+        if threads is not None:
+            torch.set_num_threads(threads)
+        model = build_model(bundle.config, load_file(bundle.weights))
+        assert isinstance(model, Transformer)
+        return cls(model)
+
+    @property
+    def model(self) -> Transformer:
+        return self._model
 
     @property
     def config(self) -> ModelConfig:
@@ -71,6 +96,6 @@ class TorchRuntime:
         if state.position.max() >= state.past[0].key.shape[2]:
             state = state.grown()
         logits, past = self._model.step(
-            self._tensor(tokens), state.position, state.src_len, state.past, state.cross
+            self._tensor(tokens), state.position, state.src_len, state.past, state.memory
         )
         return logits.float().cpu().numpy(), replace(state, past=past, position=state.position + 1)

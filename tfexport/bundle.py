@@ -1,0 +1,197 @@
+"""The bundle: the folder that export writes and every runtime reads.
+
+`manifest.json` names each file with its sha256, so that a changed or cut file is never decoded from. A bundle is written
+into a temporary folder beside its place and moved there when it is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from tfexport import contract
+from tfexport.config import ModelConfig
+from tfexport.errors import BundleError
+from tfexport.tokenizers import TextTokenizer
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+TOKENIZER_FILES = {"source": "source_tokenizer.json", "target": "target_tokenizer.json"}
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle whose files were all found as its manifest says."""
+
+    directory: Path
+    manifest: Mapping[str, Any]
+    config: ModelConfig
+
+    def graph(self, role: contract.Role) -> Path:
+        """The path of a graph.
+
+        Raises:
+            BundleError: this bundle has none of this role.
+        """
+        for graph in self.manifest["graphs"]:
+            if graph["role"] == role:
+                return self.directory / str(graph["file"])
+        has = ", ".join(str(graph["role"]) for graph in self.manifest["graphs"])
+        raise BundleError(f"{self.directory} has no {role} graph, only {has}. Give a bundle of the other kind.")
+
+    @property
+    def weights(self) -> Path:
+        """The canonical float32 weights, safetensors."""
+        return self.directory / contract.WEIGHTS_FILE
+
+    def tokenizer(self, side: str) -> TextTokenizer | None:
+        """The tokenizer of `source` or `target`; None where this bundle reads or writes ids."""
+        name = self.manifest["tokenizers"].get(side)
+        if name is None:
+            return None
+        path = self.directory / name
+        return TextTokenizer.from_dict(json.loads(path.read_text(encoding="utf-8")), where=str(path))
+
+
+def open_bundle(directory: Path) -> Bundle:
+    """Open a bundle and verify every file against the manifest.
+
+    Raises:
+        BundleError: it is missing, incomplete, altered, or of a newer format.
+    """
+    path = directory / MANIFEST
+    if not path.is_file():
+        raise BundleError(f"{directory} is not a bundle: it has no {MANIFEST}. Make one with `tfexport export CKPT`.")
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        found = manifest["format"]
+        if type(found) is not int or found > FORMAT:
+            raise BundleError(
+                f"{directory} is of bundle format {found!r}, this version reads up to {FORMAT}. Upgrade tfexport, or "
+                "export the checkpoint again."
+            )
+        files = {str(name): str(entry["sha256"]) for name, entry in manifest["files"].items()}
+        config = ModelConfig.from_dict(manifest["config"], where=str(path))
+        named = [str(graph["file"]) for graph in manifest["graphs"]]
+        named += [str(name) for name in manifest["tokenizers"].values()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BundleError(f"{path} cannot be read: {error!r}. Export the checkpoint again.") from error
+    unlisted = sorted({contract.WEIGHTS_FILE, *named} - set(files))
+    if unlisted:
+        raise BundleError(f"{path} does not list {', '.join(unlisted)}. Export the checkpoint again.")
+    for name, sha256 in files.items():
+        _verify(directory, name, sha256)
+    return Bundle(directory, manifest, config)
+
+
+def _verify(directory: Path, name: str, sha256: str) -> None:
+    pure = PurePosixPath(name)
+    if pure.name != name or name in ("", ".", ".."):
+        raise BundleError(f"{directory / MANIFEST} names {name!r}, which is outside the bundle. Do not use this bundle.")
+    path = directory / name
+    try:
+        found = file_sha256(path)
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read: {error.strerror}. Export the checkpoint again.") from error
+    if found != sha256:
+        raise BundleError(f"{path} is not what was exported (its sha256 differs). Export the checkpoint again.")
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_manifest(folder: Path, config: ModelConfig, facts: Mapping[str, Any]) -> None:
+    """Write the manifest of the files that lie in `folder`; `facts` are added to it."""
+    files = {
+        path.name: {"sha256": file_sha256(path), "bytes": path.stat().st_size} for path in sorted(folder.iterdir())
+    }
+    manifest = {
+        "format": FORMAT,
+        **facts,
+        "config": config.to_dict(),
+        "graphs": [
+            {
+                "role": graph.role,
+                "file": graph.file,
+                "dialect": contract.DIALECT,
+                "precision": "float32",
+                **contract.describe(graph, config),
+            }
+            for graph in contract.graphs_of(config)
+        ],
+        "tokenizers": {side: name for side, name in TOKENIZER_FILES.items() if name in files},
+        "files": files,
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def new_bundle(directory: Path, *, force: bool = False) -> Iterator[Path]:
+    """A folder to write a bundle into, moved to `directory` when the block ends well and removed when it does not.
+
+    Raises:
+        BundleError: there is something at `directory` already (`force` replaces a bundle, nothing else), or the
+            files cannot be written.
+    """
+    directory = directory.absolute()
+    _refuse_to_overwrite(directory, force)
+    folder: Path | None = None
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".partial", dir=directory.parent))
+        yield folder
+        _make_durable(folder)
+        _move_into_place(folder, directory)
+    except OSError as error:
+        raise BundleError(
+            f"cannot write the bundle {directory}: {error.strerror or error}. Nothing was changed there: make room, or "
+            "give another folder with -o."
+        ) from error
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _refuse_to_overwrite(directory: Path, force: bool) -> None:
+    if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
+        return
+    if not (directory / MANIFEST).is_file():
+        raise BundleError(f"{directory} exists and is not a bundle, so it is not replaced. Give another folder with -o.")
+    if not force:
+        raise BundleError(f"{directory} exists. Replace it with --force, or give another folder with -o.")
+
+
+def _make_durable(folder: Path) -> None:
+    """Flush to the disk before the move says that the bundle is whole, and give it ordinary permissions."""
+    umask = os.umask(0)
+    os.umask(umask)
+    for path in folder.iterdir():
+        path.chmod(0o666 & ~umask)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    folder.chmod(0o777 & ~umask)
+
+
+def _move_into_place(folder: Path, directory: Path) -> None:
+    if not (directory.exists() and any(directory.iterdir())):
+        folder.rename(directory)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".old", dir=directory.parent))
+    directory.rename(old)  # onto the empty folder just made, which holds the name
+    try:
+        folder.rename(directory)
+    except BaseException:
+        with suppress(OSError):
+            old.rename(directory)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

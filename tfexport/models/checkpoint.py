@@ -1,0 +1,388 @@
+"""Checkpoint files in, canonical weights and a complete `ModelConfig` out. Nothing from a file is ever executed."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from tfexport.config import ModelConfig
+from tfexport.errors import CheckpointError, ConfigError
+from tfexport.models import annotated, native, per_head, tutorial
+from tfexport.models.classifier import EncoderClassifier
+from tfexport.models.family import Family
+from tfexport.models.native import Tokenizers
+from tfexport.models.transformer import Transformer
+
+FAMILIES = (tutorial.FAMILY, tutorial.CLASSIFIER, annotated.FAMILY, per_head.FAMILY)
+NATIVE = "native"
+
+_WRAPPERS = ("model_state_dict", "state_dict", "model_state", "model")
+"""Keys under which training scripts save the weights, beside the optimizer's and the epoch."""
+_PREFIXES = ("module.", "_orig_mod.", "model.")
+"""What DataParallel, torch.compile and Lightning put before every name."""
+_FLAGS = {
+    "n_heads": "--heads",
+    "pad_id": "--pad",
+    "bos_id": "--bos",
+    "eos_id": "--eos",
+}
+"""The flag that gives a field which a file may not tell."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model read completely."""
+
+    path: Path
+    sha256: str
+    family: str
+    config: ModelConfig
+    weights: dict[str, Tensor]
+    """Canonical names, float32."""
+    tokenizers: Tokenizers
+    given: dict[str, Any]
+    """The fields that the file did not tell: with them as hints it is read again as it was."""
+    notes: tuple[str, ...] = ()
+    """Where the exported arithmetic differs from the family's own, and by how much."""
+
+    def build_model(self) -> Transformer | EncoderClassifier:
+        """The canonical model with these weights, in evaluation mode."""
+        return build_model(self.config, self.weights)
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a checkpoint is, as far as its file and the hints tell."""
+
+    path: Path
+    family: str
+    about: str
+    n_parameters: int
+    fields: dict[str, Any]
+    """`ModelConfig` fields that are known."""
+    missing: dict[str, str]
+    """Fields that are not known, each with the flag that gives it."""
+    problems: tuple[str, ...]
+    """Weights that are missing, unexpected or misshapen."""
+    vocabulary: bool
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Raw:
+    """A file's tensors under their own names, wrappers taken off."""
+
+    weights: dict[str, Tensor]
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+def load_checkpoint(
+    path: Path, hints: Mapping[str, Any], *, tokenizers: Tokenizers | None = None, family: str | None = None
+) -> Checkpoint:
+    """Read, recognise and convert a checkpoint.
+
+    Args:
+        path: a `.pt`/`.pth`/`.ckpt` file of plain tensors, or safetensors.
+        hints: `ModelConfig` fields that the user gives; they win over what the file tells.
+        tokenizers: the user's vocabularies; a native checkpoint has its own.
+        family: a family's name, where recognising it is not wanted.
+
+    Raises:
+        CheckpointError: the file cannot be read, is of no known family, or its weights are not those of its config.
+        ConfigError: what the file cannot tell has not been given, or contradicts the file.
+    """
+    raw = _read(path)
+    found, own_tokenizers = _describe(path, raw, family)
+    tokenizers = tokenizers or own_tokenizers
+    fields, missing = _complete(found, raw, hints, tokenizers)
+    if missing:
+        usual = {} if found is None else found.usual
+        told = ", ".join(f"{_FLAGS[name]} {usual[name]}" for name in missing if name in usual)
+        raise ConfigError(
+            f"{path} does not tell {', '.join(missing)}. Give {' '.join(missing.values())}, or the same fields in a JSON "
+            f"file with --config{f' (the original code of this family uses {told})' if told else ''}."
+        )
+    config = ModelConfig.from_dict(fields, where=str(path))
+    given = {name: fields[name] for name in (*_FLAGS, "unk_id")} | dict(hints)
+    weights, problems = _convert(found, raw.weights, config)
+    if problems:
+        raise CheckpointError(
+            f"the weights in {path} are not those of its configuration: {'; '.join(problems)}. Check --family, --config "
+            "and that the file was saved completely."
+        )
+    _check_vocabularies(tokenizers, config)
+    config, weights = _tie(config, weights)
+    return Checkpoint(
+        path=path,
+        sha256=sha256_of(path),
+        family=NATIVE if found is None else found.name,
+        config=config,
+        weights=weights,
+        tokenizers=tokenizers,
+        given=given,
+        notes=() if found is None else found.notes,
+    )
+
+
+def inspect_checkpoint(
+    path: Path, hints: Mapping[str, Any], *, tokenizers: Tokenizers | None = None, family: str | None = None
+) -> Inspection:
+    """Tell what a checkpoint is without needing to know all of it.
+
+    Raises:
+        CheckpointError: the file cannot be read or is of no known family.
+    """
+    raw = _read(path)
+    found, own_tokenizers = _describe(path, raw, family)
+    tokenizers = tokenizers or own_tokenizers
+    fields, missing = _complete(found, raw, hints, tokenizers)
+    # The shapes of the weights depend on none of the fields that a file cannot tell, so any value serves to check them.
+    stand_ins = {"n_heads": 1, "pad_id": 0, "bos_id": 0, "eos_id": 0}
+    config = ModelConfig.from_dict({**fields, **{name: stand_ins[name] for name in missing}}, where=str(path))
+    return Inspection(
+        path=path,
+        family=NATIVE if found is None else found.name,
+        about="tfexport's own training checkpoint" if found is None else found.about,
+        n_parameters=sum(tensor.numel() for tensor in raw.weights.values()),
+        fields=fields,
+        missing=missing,
+        problems=tuple(_convert(found, raw.weights, config)[1]),
+        vocabulary=tokenizers.source is not None or tokenizers.target is not None,
+        notes=() if found is None else found.notes,
+    )
+
+
+def build_model(config: ModelConfig, weights: Mapping[str, Tensor]) -> Transformer | EncoderClassifier:
+    """The canonical model with canonical `weights`, in evaluation mode."""
+    with torch.device("meta"):  # no time on random numbers that the weights replace
+        model = EncoderClassifier(config) if config.is_classifier else Transformer(config)
+    model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, assign=True)
+    return model.eval()
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read(path: Path) -> _Raw:
+    if not path.is_file():
+        raise CheckpointError(f"there is no file {path}. Give the path of a checkpoint such as ckpt.pt.")
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+                return _Raw(_unwrap(path, tensors), file.metadata() or {})
+        return _Raw(_unwrap(path, torch.load(path, map_location="cpu", weights_only=True)))
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path} is not a file of plain tensors: {_first_line(error)} Nothing in it was run. Save the weights alone, "
+            "torch.save(model.state_dict(), 'ckpt.pt'), where the model's code is at hand."
+        ) from error
+    except CheckpointError:
+        raise
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, TypeError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read as a checkpoint: {_first_line(error)} Check that it was copied completely."
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    """The sentences of torch's message that say what is wrong, not how to switch the protection off."""
+    text = str(error).strip() or type(error).__name__
+    if "WeightsUnpickler error:" in text:
+        text = text.split("WeightsUnpickler error:", 1)[1].strip()
+    line = text.splitlines()[0].strip().split(" Please use ")[0].split(" was not an allowed global")[0]
+    return line if line.endswith(".") else f"{line}."
+
+
+def _unwrap(path: Path, content: Any) -> dict[str, Tensor]:
+    """Take off the wrappers that training scripts put around a state_dict."""
+    while isinstance(content, Mapping):
+        inner = next((content[key] for key in _WRAPPERS if isinstance(content.get(key), Mapping)), None)
+        if inner is None:
+            break
+        content = inner
+    if not isinstance(content, Mapping) or not any(isinstance(value, Tensor) for value in content.values()):
+        raise CheckpointError(
+            f"{path} holds no weights by name. Save them with torch.save(model.state_dict(), 'ckpt.pt'), bare or under "
+            f"one of {', '.join(_WRAPPERS)}."
+        )
+    others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
+    if others:
+        raise CheckpointError(
+            f"{path} has entries beside its weights that are not tensors: {_some(others)}. Save model.state_dict() alone."
+        )
+    weights = {str(name): tensor for name, tensor in content.items()}
+    while prefix := next((p for p in _PREFIXES if all(name.startswith(p) for name in weights)), None):
+        weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
+    return weights
+
+
+def _describe(path: Path, raw: _Raw, family: str | None) -> tuple[Family | None, Tokenizers]:
+    """The foreign family, or None for a native checkpoint, and the tokenizers that came with it."""
+    nothing = Tokenizers(None, None)
+    if native.is_native(raw.metadata):
+        if family not in (None, NATIVE):
+            raise CheckpointError(f"{path} is of the family {NATIVE}, not {family}. Leave out --family.")
+        return None, native.read_description(path, raw.metadata)[1]
+    if family is not None:
+        named = next((known for known in FAMILIES if known.name == family), None)
+        if named is None:
+            names = ", ".join(known.name for known in FAMILIES)
+            raise CheckpointError(f"{path} cannot be read as {family!r}. Give --family one of: {names}.")
+        absent = [name for name in named.signature if name not in raw.weights]
+        if absent:
+            raise CheckpointError(f"{path} is not of the family {family}: it has no {_some(absent)}. Leave out --family.")
+        return named, nothing
+    matching = [known for known in FAMILIES if known.matches(raw.weights)]
+    if not matching:
+        raise CheckpointError(_no_family(path, raw.weights))
+    return matching[0], nothing
+
+
+def _no_family(path: Path, weights: Mapping[str, Tensor]) -> str:
+    known = {family.name: [name for name in weights if family.known(name)] for family in FAMILIES}
+    nearest = max(FAMILIES, key=lambda family: (len(known[family.name]), -len(family.renames)))
+    if not known[nearest.name]:
+        return (
+            f"{path} is of no known family: none of its names ({_some(list(weights))}) is in one. "
+            f"Rename its weights to one of {', '.join(family.name for family in FAMILIES)} (see `tfexport inspect --help`)."
+        )
+    other = [name for name in weights if name not in known[nearest.name]]
+    absent = [name for name in nearest.signature if name not in weights]
+    differs = [f"it has no {_some(absent)}"] * bool(absent) + [f"the family has no {_some(other)}"] * bool(other)
+    return (
+        f"{path} is of no known family. Nearest is {nearest.name} ({nearest.about}), with {len(known[nearest.name])} of "
+        f"{len(weights)} names; {'; '.join(differs)}. Rename the weights to the family's names."
+    )
+
+
+def _complete(
+    family: Family | None, raw: _Raw, hints: Mapping[str, Any], tokenizers: Tokenizers
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Config fields from the file, then the vocabularies, then the user; and the flags for those still missing."""
+    if family is None:
+        config, _ = native.read_description(Path("the file"), raw.metadata)
+        return {**config.to_dict(), **hints}, {}
+    try:
+        fields = family.read_config(raw.weights)
+    except (KeyError, ValueError, IndexError) as error:
+        raise CheckpointError(
+            f"a weight from which the sizes are read is missing or misshapen: {error}. Check that the file is complete."
+        ) from error
+    classifier = fields.get("n_classes", 0) > 0
+    for kind in ("unk", "pad", "bos", "eos"):
+        sides = [side for side in (tokenizers.target, tokenizers.source) if side is not None]
+        ids = {side.special_id(kind) for side in sides} - {None}
+        if len(ids) == 1:
+            fields[f"{kind}_id"] = ids.pop()
+    fields.update(hints)
+    needed = ["n_heads", "pad_id"]
+    needed += [name for name in ("bos_id", "eos_id") if not classifier or fields[f"source_{name[:3]}"]]
+    # An unknown token is met only in text, which a vocabulary reads, and it then tells the id itself.
+    fields = {"unk_id": -1, **({"bos_id": -1, "eos_id": -1} if classifier else {}), **fields}
+    return fields, {name: f"{_FLAGS[name]} N" for name in needed if fields.get(name, -1) == -1}
+
+
+def _convert(
+    family: Family | None, weights: Mapping[str, Tensor], config: ModelConfig
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Canonical float32 weights and all that is wrong with them, in the names of the file."""
+    unexpected: list[str] = []
+    converted = dict(weights)
+    if family is not None:
+        converted, unexpected = family.convert(weights)
+        converted = family.adjust(converted)
+    for side, most in (("encoder", config.max_source_length), ("decoder", config.max_target_length)):
+        name = f"{side}.positions.table"
+        if name in converted:  # the user may limit the lengths of a model with a longer table
+            converted[name] = converted[name][: most + config.position_offset]
+    with torch.device("meta"):
+        model = EncoderClassifier(config) if config.is_classifier else Transformer(config)
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+    def theirs(name: str) -> str:
+        return name if family is None else family.foreign_name(name)
+
+    missing = [theirs(name) for name in expected if name not in converted]
+    unexpected += [theirs(name) for name in converted if name not in expected]
+    shapes = [
+        f"{theirs(name)} is {list(tensor.shape)}, not {list(expected[name])}"
+        for name, tensor in converted.items()
+        if name in expected and tuple(tensor.shape) != expected[name]
+    ]
+    not_float = [theirs(name) for name, tensor in converted.items() if not tensor.is_floating_point()]
+    bad = [theirs(name) for name, tensor in converted.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    problems = [
+        f"{what}: {_some(names)}"
+        for what, names in (
+            ("missing", missing),
+            ("unexpected", unexpected),
+            ("misshapen", shapes),
+            ("not floating-point", not_float),
+            ("NaN or infinite", bad),
+        )
+        if names
+    ]
+    ready = {} if problems else {name: converted[name].float().contiguous() for name in expected}
+    return ready, problems
+
+
+def _some(names: list[str], most: int = 12) -> str:
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
+
+
+def _check_vocabularies(tokenizers: Tokenizers, config: ModelConfig) -> None:
+    for side, tokenizer, size in (
+        ("source", tokenizers.source, config.src_vocab_size),
+        ("target", tokenizers.target, config.tgt_vocab_size),
+    ):
+        if tokenizer is not None and tokenizer.size > size:
+            raise ConfigError(
+                f"the {side} vocabulary has ids up to {tokenizer.size - 1}, the model's embedding has {size} rows. "
+                "Give the vocabulary that this model was trained with."
+            )
+
+
+def _tie(config: ModelConfig, weights: dict[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Store equal embedding matrices once. Only storage changes: the arithmetic reads the same numbers."""
+    weights = dict(weights)
+    source, target = weights["encoder.tokens.weight"], weights.get("decoder.tokens.weight")
+    if target is not None and torch.equal(source, target):
+        del weights["decoder.tokens.weight"]
+        config = config.replace(tie_source_target=True)
+        target = source
+    output = weights.get("output_weight")
+    if output is not None and target is not None and torch.equal(output, target):
+        del weights["output_weight"]
+        config = config.replace(tie_output=True)
+    return config, weights
+
+
+def read_hints(path: Path) -> dict[str, Any]:
+    """The `ModelConfig` fields of a JSON file.
+
+    Raises:
+        ConfigError: it is not a JSON object of such fields.
+    """
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error}. Give a JSON object.") from error
+    known = {field.name for field in dataclasses.fields(ModelConfig)}
+    if not isinstance(fields, dict) or set(fields) - known:
+        wrong = _some(sorted(set(fields) - known)) if isinstance(fields, dict) else "no object"
+        raise ConfigError(f"{path} is not a configuration: {wrong}. Use fields such as {_some(sorted(known), 30)}.")
+    return fields

@@ -1,0 +1,120 @@
+"""What a checkpoint family is: a table of names, and what its files say of the config.
+
+Adding a family is one file with a `FAMILY` and one line in the list of `checkpoint.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_PLACEHOLDERS = {"{i}": r"(?P<i>\d+)", "{h}": r"(?P<h>\d+)", "{p}": r"(?P<p>weight|bias)"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A layout of checkpoints. Names hold `{i}` for the layer, `{p}` for `weight` or `bias`, `{h}` for the head.
+
+    Where the foreign name has `{h}`, the parts of all heads are joined along their first axis, in order.
+    """
+
+    name: str
+    about: str
+    """One line for people."""
+    renames: Mapping[str, str]
+    """Foreign name to canonical name."""
+    signature: tuple[str, ...]
+    """Names that every checkpoint of the family has and no other family's has together."""
+    read_config: Callable[[Mapping[str, Tensor]], dict[str, Any]]
+    """The `ModelConfig` fields that the weights, under their foreign names, tell; what they cannot tell is left out."""
+    ignored: tuple[str, ...] = ()
+    """Foreign names that hold nothing to export, such as buffers computed again."""
+    absent: tuple[str, ...] = ()
+    """Beginnings of names that no checkpoint of this family has; they belong to a sibling."""
+    adjust: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda weights: weights
+    """Arithmetic on the canonical weights, where names alone do not make the models equal."""
+    notes: tuple[str, ...] = ()
+    """What `adjust` changes in the result, for `inspect` and the manifest."""
+    usual: Mapping[str, int] = field(default_factory=dict)
+    """What the family's own code uses for fields that are in no file: told to the user, never assumed."""
+
+    def matches(self, weights: Mapping[str, Tensor]) -> bool:
+        """Whether these weights are of this family, complete or not."""
+        return all(name in weights for name in self.signature) and not any(
+            name.startswith(prefix) for name in weights for prefix in self.absent
+        )
+
+    def known(self, name: str) -> bool:
+        """Whether a foreign name is in the family's table."""
+        return self.canonical_name(name) is not None or any(regex.fullmatch(name) for regex in self._ignored)
+
+    def canonical_name(self, name: str) -> str | None:
+        for regex, target in self._forward:
+            if match := regex.fullmatch(name):
+                return _fill(target, match)
+        return None
+
+    def foreign_name(self, canonical: str) -> str:
+        """How the family writes a canonical name, for messages; `{h}` stays for the head."""
+        for regex, source in self._backward:
+            if match := regex.fullmatch(canonical):
+                return _fill(source, match)
+        return canonical
+
+    def convert(self, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+        """The weights under canonical names, heads joined, and the names that the table does not know."""
+        parts: dict[str, list[tuple[int, Tensor]]] = defaultdict(list)
+        unexpected = []
+        for name, tensor in weights.items():
+            canonical = self.canonical_name(name)
+            if canonical is not None:
+                parts[canonical].append((self._head(name), tensor))
+            elif not self.known(name):
+                unexpected.append(name)
+        joined = {}
+        for canonical, heads in parts.items():
+            tensors = [tensor for _, tensor in sorted(heads, key=lambda part: part[0])]
+            joined[canonical] = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+        return joined, unexpected
+
+    def _head(self, name: str) -> int:
+        matches = (regex.fullmatch(name) for regex, _ in self._forward)
+        match = next(match for match in matches if match)
+        return int(match.groupdict().get("h") or 0)
+
+    @cached_property
+    def _forward(self) -> list[tuple[re.Pattern[str], str]]:
+        return [(_regex(foreign), canonical) for foreign, canonical in self.renames.items()]
+
+    @cached_property
+    def _backward(self) -> list[tuple[re.Pattern[str], str]]:
+        return [(_regex(canonical), foreign) for foreign, canonical in self.renames.items()]
+
+    @cached_property
+    def _ignored(self) -> list[re.Pattern[str]]:
+        return [_regex(name) for name in self.ignored]
+
+
+def count(weights: Mapping[str, Tensor], template: str) -> int:
+    """How many different numbers stand at the last placeholder of `template` among the names of `weights`."""
+    regex = _regex(template)
+    placeholder = re.findall(r"{(\w)}", template)[-1]
+    return len({match[placeholder] for match in map(regex.fullmatch, weights) if match})
+
+
+def _regex(template: str) -> re.Pattern[str]:
+    pieces = re.split(r"({\w})", template)
+    return re.compile("".join(_PLACEHOLDERS.get(piece, re.escape(piece)) for piece in pieces))
+
+
+def _fill(template: str, match: re.Match[str]) -> str:
+    for key, value in match.groupdict().items():
+        template = template.replace(f"{{{key}}}", value)
+    return template
