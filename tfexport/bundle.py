@@ -95,7 +95,9 @@ def open_bundle(directory: Path) -> Bundle:
 def _verify(directory: Path, name: str, sha256: str) -> None:
     pure = PurePosixPath(name)
     if pure.name != name or name in ("", ".", ".."):
-        raise BundleError(f"{directory / MANIFEST} names {name!r}, which is outside the bundle. Do not use this bundle.")
+        raise BundleError(
+            f"{directory / MANIFEST} names {name!r}, which is outside the bundle. Do not use this bundle."
+        )
     path = directory / name
     try:
         found = file_sha256(path)
@@ -166,7 +168,9 @@ def _refuse_to_overwrite(directory: Path, force: bool) -> None:
     if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
         return
     if not (directory / MANIFEST).is_file():
-        raise BundleError(f"{directory} exists and is not a bundle, so it is not replaced. Give another folder with -o.")
+        raise BundleError(
+            f"{directory} exists and is not a bundle, so it is not replaced. Give another folder with -o."
+        )
     if not force:
         raise BundleError(f"{directory} exists. Replace it with --force, or give another folder with -o.")
 

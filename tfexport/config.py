@@ -147,7 +147,9 @@ class ModelConfig:
             name for name, field in known.items() if field.default is dataclasses.MISSING and name not in fields
         )
         if unknown or missing:
-            parts = [f"unknown: {', '.join(unknown)}"] * bool(unknown) + [f"missing: {', '.join(missing)}"] * bool(missing)
+            parts = [f"unknown: {', '.join(unknown)}"] * bool(unknown) + [f"missing: {', '.join(missing)}"] * bool(
+                missing
+            )
             raise ConfigError(f"{where} does not describe a model ({'; '.join(parts)}). Correct these fields.")
         return cls(**fields)
 

@@ -63,6 +63,19 @@ def read_tsv(path: Path) -> list[TextPair]:
     return pairs
 
 
+def read_either(source: Path | None, target: Path | None, tsv: Path | None, flags: str) -> list[TextPair]:
+    """Read two parallel files or one TSV file, whichever was given.
+
+    Raises:
+        TfexportError: not exactly one of them was given, or it cannot be read.
+    """
+    if tsv is not None and source is None and target is None:
+        return read_tsv(tsv)
+    if tsv is None and source is not None and target is not None:
+        return read_parallel(source, target)
+    raise TfexportError(f"it is not clear which text to read. Give {flags}.")
+
+
 def _read_lines(path: Path) -> list[str]:
     try:
         # Not splitlines(): it also splits at characters that may stand inside a sentence, such as U+2028.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import logging
 import struct
+import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -134,10 +136,7 @@ def write_graph(model: Model, graph: contract.GraphSpec, folder: Path) -> None:
     arguments = [torch.from_numpy(inputs[tensor.name]) for tensor in graph.inputs]
     axes = [{k: torch.export.Dim.DYNAMIC for k, a in enumerate(t.axes) if a in sizes} for t in graph.inputs]
     layers = 2 * model.config.n_decoder_layers
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # it warns of every operator that torchvision would have brought
-    try:
+    with _quiet_exporter():
         program = torch.onnx.export(
             _module(model, graph.role).eval(),
             _grouped(arguments, graph, layers),
@@ -150,8 +149,6 @@ def write_graph(model: Model, graph: contract.GraphSpec, folder: Path) -> None:
             optimize=False,
             verbose=False,
         )
-    finally:
-        logger.setLevel(level)
     assert program is not None
     exported = program.model
     _simplify(exported)
@@ -159,6 +156,20 @@ def write_graph(model: Model, graph: contract.GraphSpec, folder: Path) -> None:
     _refer_to_weights(exported, folder / contract.WEIGHTS_FILE)
     ir.save(exported, folder / graph.file)
     onnx.checker.check_model(folder / graph.file, full_check=True)
+
+
+@contextlib.contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """PyTorch's exporter warns of its own deprecations, and of operators that only torchvision has."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", (FutureWarning, DeprecationWarning))
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def _grouped(values: list[Any], graph: contract.GraphSpec, layers: int) -> tuple[Any, ...]:
@@ -301,7 +312,7 @@ def _random_inputs(
         "tokens": (0, config.tgt_vocab_size),
         "position": (0, sizes["cache"]),
     }
-    inputs = {}
+    inputs: dict[str, np.ndarray] = {}
     for tensor in graph.inputs:
         shape = [sizes[axis] if isinstance(axis, str) else axis for axis in contract.shape(tensor, config)]
         if tensor.dtype == "int64":

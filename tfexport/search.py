@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import DecoderState, FloatArray, IntArray, Runtime
+from tfexport.runtimes.base import FloatArray, IntArray, Runtime, State
 
 COMPACT_BELOW = 0.75
 """Greedy rows leave the batch when the live ones are at most this part of it: a copy of the cache must pay for itself."""
@@ -80,7 +80,7 @@ class Hypothesis:
     """False where the length limit, not eos, ended it."""
 
 
-def search(runtime: Runtime, sources: Sequence[Sequence[int]], options: SearchOptions) -> list[list[Hypothesis]]:
+def search(runtime: Runtime[State], sources: Sequence[Sequence[int]], options: SearchOptions) -> list[list[Hypothesis]]:
     """Decode `sources` (encoder ids, each at least one) as one batch; for each the `nbest` hypotheses, best first.
 
     Raises:
@@ -105,7 +105,7 @@ def pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[IntArray, IntA
     return ids, lengths
 
 
-def _greedy(runtime: Runtime, state: DecoderState, limits: IntArray, options: SearchOptions) -> list[Hypothesis]:
+def _greedy(runtime: Runtime[State], state: State, limits: IntArray, options: SearchOptions) -> list[Hypothesis]:
     eos = runtime.config.eos_id
     batch = len(limits)
     sentence = np.arange(batch)  # [rows]: the sentence that a row decodes
@@ -135,7 +135,7 @@ def _greedy(runtime: Runtime, state: DecoderState, limits: IntArray, options: Se
     ]
 
 
-def _beam(runtime: Runtime, state: DecoderState, limits: IntArray, options: SearchOptions) -> list[list[Hypothesis]]:
+def _beam(runtime: Runtime[State], state: State, limits: IntArray, options: SearchOptions) -> list[list[Hypothesis]]:
     """Beam search, stopped for a sentence when no live hypothesis beats the worst of its `beam` finished ones.
 
     At each step the best 2 * beam continuations are looked at: those among the first `beam` that end in eos are
@@ -197,7 +197,7 @@ def _best_continuations(
     logits: FloatArray, scores: NDArray[np.float64], count: int
 ) -> tuple[NDArray[np.float64], IntArray, IntArray]:
     """The `count` best continuations of each sentence: summed log-probabilities, parent beams and tokens."""
-    batch, beam = scores.shape
+    batch = len(scores)
     # Inside a row the order of logits is the order of totals, so only the best of each row can be among the best.
     words = _top_k(logits, min(count, logits.shape[1]))
     log_probs = np.take_along_axis(logits, words, axis=1).astype(np.float64) - _log_sum_exp(logits)[:, None]
@@ -220,7 +220,9 @@ def _top_k(values: FloatArray, k: int) -> IntArray:
     return np.take_along_axis(columns, order, axis=1)
 
 
-def _finish(hypotheses: list[Hypothesis], ids: tuple[int, ...], log_prob: float, options: SearchOptions, *, done: bool) -> None:
+def _finish(
+    hypotheses: list[Hypothesis], ids: tuple[int, ...], log_prob: float, options: SearchOptions, *, done: bool
+) -> None:
     """Add a hypothesis to the `beam` best, sorted best first; an earlier one wins a tie."""
     hypotheses.append(Hypothesis(ids, options.normalise(float(log_prob), len(ids)), float(log_prob), done))
     hypotheses.sort(key=lambda hypothesis: -hypothesis.score)

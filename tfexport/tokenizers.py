@@ -46,9 +46,13 @@ class TextTokenizer:
         """
         words: Any = text if self.spacy_language is None else [word.text for word in self._spacy(text)]
         try:
-            return list(self.inner.encode(words, is_pretokenized=not isinstance(words, str), add_special_tokens=False).ids)
+            return list(
+                self.inner.encode(words, is_pretokenized=not isinstance(words, str), add_special_tokens=False).ids
+            )
         except Exception as error:  # the library raises plain Exception
-            raise TokenizerError(f"the text cannot be encoded: {error}. Give the vocabulary an unknown token.") from error
+            raise TokenizerError(
+                f"the text cannot be encoded: {error}. Give the vocabulary an unknown token."
+            ) from error
 
     def ids(self, tokens: Sequence[str]) -> list[int]:
         """Ids of tokens as they stand in the vocabulary; others become the unknown token.
@@ -103,7 +107,9 @@ class TextTokenizer:
         try:
             return spacy.blank(self.spacy_language).tokenizer
         except Exception as error:
-            raise TokenizerError(f"spaCy has no language {self.spacy_language!r}: {error}. Use a code such as de.") from error
+            raise TokenizerError(
+                f"spaCy has no language {self.spacy_language!r}: {error}. Use a code such as de."
+            ) from error
 
 
 def read_vocabulary(path: Path, *, lowercase: bool = False, spacy_language: str | None = None) -> TextTokenizer:
@@ -123,7 +129,7 @@ def read_vocabulary(path: Path, *, lowercase: bool = False, spacy_language: str 
     except (ValueError, RecursionError):
         if path.suffix == ".json":
             raise TokenizerError(f"{path} is not valid JSON. Give a JSON list or dict, or one token a line.") from None
-        content = [line for line in text.removesuffix("\n").split("\n")]
+        content = text.removesuffix("\n").split("\n")
     if isinstance(content, dict) and isinstance(content.get("model"), dict):
         if lowercase or spacy_language:
             raise TokenizerError(f"{path} has its own normalisation: leave out --lowercase and the spaCy tokeniser.")
@@ -147,7 +153,9 @@ def _word_ids(content: Any, path: Path) -> dict[str, int]:
     )
 
 
-def word_tokenizer(words: Mapping[str, int], *, lowercase: bool = False, spacy_language: str | None = None) -> TextTokenizer:
+def word_tokenizer(
+    words: Mapping[str, int], *, lowercase: bool = False, spacy_language: str | None = None
+) -> TextTokenizer:
     """A tokenizer that looks whole words up, from words and their ids."""
     unknown = next((name for name in SPECIAL_NAMES["unk"] if name in words), None)
     inner = Tokenizer(models.WordLevel(dict(words), unk_token=unknown or "<unk>"))

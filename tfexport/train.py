@@ -108,7 +108,8 @@ def build_tokenizers(texts: Sequence[TextPair], options: TrainOptions) -> Tokeni
 
 def build_config(tokenizers: Tokenizers, options: TrainOptions) -> ModelConfig:
     """The preset's model for these vocabularies; a joint vocabulary shares all three embedding matrices."""
-    assert tokenizers.source is not None and tokenizers.target is not None
+    assert tokenizers.source is not None
+    assert tokenizers.target is not None
     preset = PRESETS[options.preset]
     joint = tokenizers.source is tokenizers.target
     unk, pad, bos, eos = range(len(BPE_SPECIALS))
@@ -174,7 +175,8 @@ class TranslationTask(lightning.LightningModule):
     def bleu(self) -> float:
         """Greedy BLEU (sacrebleu, detokenised) of the validation pairs."""
         source, target = self._tokenizers.source, self._tokenizers.target
-        assert source is not None and target is not None
+        assert source is not None
+        assert target is not None
         config = self.model.config
         runtime, options = TorchRuntime(self.model), SearchOptions(max_length_ratio=3.0)
         encoded = [
@@ -237,7 +239,9 @@ def train(
 
     tokenizers = build_tokenizers(texts, options)
     config = build_config(tokenizers, options)
-    pairs, held_out = (_encode(name, side, tokenizers, config) for name, side in (("training", texts), ("validation", validation)))
+    pairs, held_out = (
+        _encode(name, side, tokenizers, config) for name, side in (("training", texts), ("validation", validation))
+    )
 
     lightning.seed_everything(options.seed, verbose=False)
     task = TranslationTask(config, tokenizers, options, validation)
@@ -270,7 +274,8 @@ def train(
 
 
 def _encode(name: str, texts: list[TextPair], tokenizers: Tokenizers, config: ModelConfig) -> list[IdPair]:
-    assert tokenizers.source is not None and tokenizers.target is not None
+    assert tokenizers.source is not None
+    assert tokenizers.target is not None
     encoded = encode_pairs(texts, tokenizers.source, tokenizers.target, config)
     if encoded.empty or encoded.too_long:
         log.warning("%s pairs left out: %d with an empty side, %d too long", name, encoded.empty, encoded.too_long)

@@ -71,7 +71,7 @@ def _fold_norms(name: str, tensor: Tensor) -> Tensor:
     std = sqrt(n / (n - 1)) * sqrt(var), so a is scaled by sqrt((n - 1) / n). LayerNorm's eps stands inside the root:
     with eps^2 there the two agree where x varies (relative difference eps / std, 1e-6 at std 1) and where it does not.
     """
-    if name.endswith("norm.weight") or ".norms." in name and name.endswith("weight"):
+    if name.endswith(".weight") and (".norms." in name or ".norm." in name):
         n = tensor.shape[0]
         return tensor * math.sqrt((n - 1) / n)
     if name.endswith("positions.table"):
@@ -97,6 +97,8 @@ FAMILY = Family(
     ),
     read_config=_read_config,
     adjust=_adjust,
-    notes=("its LayerNorm, (x - mean) / (std + 1e-6), is folded into the standard one: relative difference 1e-6 / std",),
+    notes=(
+        "its LayerNorm, (x - mean) / (std + 1e-6), is folded into the standard one: relative difference 1e-6 / std",
+    ),
     usual={"n_heads": 8, "bos_id": 0, "eos_id": 1, "pad_id": 2, "unk_id": 3},
 )

@@ -243,7 +243,9 @@ def _describe(path: Path, raw: _Raw, family: str | None) -> tuple[Family | None,
             raise CheckpointError(f"{path} cannot be read as {family!r}. Give --family one of: {names}.")
         absent = [name for name in named.signature if name not in raw.weights]
         if absent:
-            raise CheckpointError(f"{path} is not of the family {family}: it has no {_some(absent)}. Leave out --family.")
+            raise CheckpointError(
+                f"{path} is not of the family {family}: it has no {_some(absent)}. Leave out --family."
+            )
         return named, nothing
     matching = [known for known in FAMILIES if known.matches(raw.weights)]
     if not matching:
@@ -323,7 +325,9 @@ def _convert(
         if name in expected and tuple(tensor.shape) != expected[name]
     ]
     not_float = [theirs(name) for name, tensor in converted.items() if not tensor.is_floating_point()]
-    bad = [theirs(name) for name, tensor in converted.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    bad = [
+        theirs(name) for name, tensor in converted.items() if tensor.is_floating_point() and not tensor.isfinite().all()
+    ]
     problems = [
         f"{what}: {_some(names)}"
         for what, names in (

@@ -27,7 +27,9 @@ class Tokenizers:
     target: TextTokenizer | None
 
 
-def save(path: Path, weights: Mapping[str, Tensor], config: ModelConfig, tokenizers: Tokenizers, dtype: torch.dtype) -> None:
+def save(
+    path: Path, weights: Mapping[str, Tensor], config: ModelConfig, tokenizers: Tokenizers, dtype: torch.dtype
+) -> None:
     """Write canonical `weights`, stored as `dtype`, with all that is needed to export them."""
     content = {"revision": REVISION, "config": config.to_dict(), "tokenizers": _to_dict(tokenizers)}
     tensors = {name: tensor.detach().to(dtype).contiguous().cpu() for name, tensor in weights.items()}
@@ -45,7 +47,9 @@ def read_description(path: Path, metadata: Mapping[str, str]) -> tuple[ModelConf
         content = json.loads(metadata[_KEY])
         revision, config, tokenizers = content["revision"], dict(content["config"]), dict(content["tokenizers"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"the description in {path} cannot be read: {error!r}. Train or save it again.") from error
+        raise CheckpointError(
+            f"the description in {path} cannot be read: {error!r}. Train or save it again."
+        ) from error
     if revision != REVISION:
         raise CheckpointError(f"{path} is of revision {revision}, this version reads {REVISION}. Upgrade tfexport.")
     joint = tokenizers.get("joint")

@@ -29,7 +29,9 @@ def _stack(side: str, attentions: Mapping[str, str]) -> dict[str, str]:
             for name, attention in attentions.items()
             for part, projection in (("q", "query"), ("k", "key"), ("v", "value"))
         },
-        **{f"{theirs}.{name}.o_w.weight": f"{ours}.{attention}.output.weight" for name, attention in attentions.items()},
+        **{
+            f"{theirs}.{name}.o_w.weight": f"{ours}.{attention}.output.weight" for name, attention in attentions.items()
+        },
     }
 
 

@@ -8,6 +8,7 @@ bool with True for what may be attended to.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -64,7 +65,9 @@ class Attention(nn.Module):
         self.output = nn.Linear(d, d, bias=bias)
 
     def _heads(self, states: Tensor) -> Tensor:
-        return states.unflatten(-1, (self.n_heads, self.head_dim)).transpose(1, 2)  # [batch, heads, length, head_dim]
+        return states.reshape(*states.shape[:2], self.n_heads, self.head_dim).transpose(
+            1, 2
+        )  # [batch, heads, length, head_dim]
 
     def key_value(self, states: Tensor) -> KeyValue:
         """Project `states` [batch, length, d_model] to keys and values."""
@@ -228,7 +231,8 @@ class Decoder(Stack):
     def __init__(self, config: ModelConfig):
         own_vocab = None if config.tie_source_target else config.tgt_vocab_size
         super().__init__(config, config.max_target_length, own_vocab)
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.n_decoder_layers))
+        layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.n_decoder_layers))
+        self.layers: Sequence[DecoderLayer] = layers  # type: ignore[assignment]
 
 
 def length_mask(length: Tensor, size: int) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tfexport.bundle import Bundle
 from tfexport.errors import RuntimeUnavailable
 from tfexport.runtimes.base import Runtime
@@ -9,7 +11,7 @@ from tfexport.runtimes.base import Runtime
 RUNTIMES = ("ort-cpu", "torch")
 
 
-def load_runtime(name: str, bundle: Bundle, *, threads: int | None = None) -> Runtime:
+def load_runtime(name: str, bundle: Bundle, *, threads: int | None = None) -> Runtime[Any]:
     """The runtime `name` on `bundle`, with `threads` CPU threads (all that this process may use when None).
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ class DecoderState(Protocol):
         """The cross keys and values, layer by layer, key before value, each [batch, heads, src, head_dim]."""
         ...
 
-    def select(self, rows: IntArray) -> DecoderState:
+    def select(self, rows: IntArray) -> Self:
         """The state whose row r continues row `rows[r]` of this one.
 
         `rows` [batch' * beam] keeps the beams of a sentence together and on that sentence: so it reorders beams and
@@ -39,7 +39,10 @@ class DecoderState(Protocol):
         ...
 
 
-class Runtime(Protocol):
+State = TypeVar("State", bound=DecoderState)
+
+
+class Runtime(Protocol[State]):
     """One way to execute a model."""
 
     @property
@@ -48,10 +51,10 @@ class Runtime(Protocol):
     @property
     def config(self) -> ModelConfig: ...
 
-    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> DecoderState:
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> State:
         """`src_ids` [batch, src], of which the first `src_len` [batch] of a row count, to the state before any token."""
         ...
 
-    def step(self, state: DecoderState, tokens: IntArray) -> tuple[FloatArray, DecoderState]:
+    def step(self, state: State, tokens: IntArray) -> tuple[FloatArray, State]:
         """The next `tokens` [rows] to logits [rows, vocab] float32 and the state that includes these tokens."""
         ...

@@ -83,8 +83,9 @@ class OrtState:
         self._position = np.zeros(cache.rows, dtype=np.int64)
         self._logits = np.empty((cache.rows, config.tgt_vocab_size), dtype=np.float32)
         self._binding = session.io_binding()
-        for name, array in (("tokens", self._tokens), ("position", self._position), ("src_len", self._src_len)):
-            self._bind_input(name, array)
+        self._bind_input("tokens", self._tokens)
+        self._bind_input("position", self._position)
+        self._bind_input("src_len", self._src_len)
         for name, array in zip(cache_names(config, "cross"), self._cross, strict=True):
             self._bind_input(name, array)
         self._bind_output("logits", self._logits)
@@ -130,9 +131,10 @@ class OrtState:
         self._bind_cache()
 
     def _bind_cache(self) -> None:
-        for side, bind in (("past", self._bind_input), ("present", self._bind_output)):
-            for name, buffer in zip(cache_names(self._config, side), self._cache.buffers, strict=True):
-                bind(name, buffer)
+        for name, buffer in zip(cache_names(self._config, "past"), self._cache.buffers, strict=True):
+            self._bind_input(name, buffer)
+        for name, buffer in zip(cache_names(self._config, "present"), self._cache.buffers, strict=True):
+            self._bind_output(name, buffer)
 
     def _bind_input(self, name: str, array: IntArray | FloatArray) -> None:
         self._binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
@@ -141,10 +143,15 @@ class OrtState:
         self._binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
 
+def usable_cpus() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _session(graph: Path, threads: int | None) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     # Explicit: by itself ONNX Runtime takes every core of the machine, also those that this process may not use.
-    options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
+    options.intra_op_num_threads = threads or usable_cpus()
     options.log_severity_level = 3
     try:
         return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])

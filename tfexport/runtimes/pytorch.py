@@ -74,10 +74,6 @@ class TorchRuntime:
         return cls(model)
 
     @property
-    def model(self) -> Transformer:
-        return self._model
-
-    @property
     def config(self) -> ModelConfig:
         return self._model.config
 
@@ -95,7 +91,11 @@ class TorchRuntime:
     def step(self, state: TorchState, tokens: IntArray) -> tuple[FloatArray, TorchState]:
         if state.position.max() >= state.past[0].key.shape[2]:
             state = state.grown()
-        logits, past = self._model.step(
-            self._tensor(tokens), state.position, state.src_len, state.past, state.memory
-        )
+        logits, past = self._model.step(self._tensor(tokens), state.position, state.src_len, state.past, state.memory)
         return logits.float().cpu().numpy(), replace(state, past=past, position=state.position + 1)
+
+    @torch.inference_mode()
+    def teacher_forced(self, src_ids: IntArray, src_len: IntArray, tgt_ids: IntArray) -> FloatArray:
+        """Logits [batch, tgt, vocab] along `tgt_ids` [batch, tgt], beginning with bos, without any cache."""
+        logits = self._model(self._tensor(src_ids), self._tensor(src_len), self._tensor(tgt_ids))
+        return logits.float().cpu().numpy()  # type: ignore[no-any-return]

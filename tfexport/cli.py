@@ -1,0 +1,451 @@
+"""The command line: parse, call, print. Heavy modules are imported by the command that needs them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NoReturn, TextIO
+
+import typer
+
+from tfexport.errors import TfexportError
+
+if TYPE_CHECKING:
+    from tfexport.models.checkpoint import Inspection
+    from tfexport.models.native import Tokenizers
+    from tfexport.parity import ParityReport
+    from tfexport.translate import Result
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Export trained PyTorch Transformers to ONNX and decode them, token for token as PyTorch would.",
+    epilog="Exit codes: 0 done, 1 parity failed, 2 wrong use or input, 3 a fault of tfexport itself, 130 interrupted.",
+)
+
+Checkpoint = Annotated[Path, typer.Argument(metavar="CKPT", help="A state_dict: .pt, .pth, .ckpt or .safetensors.")]
+BundleDir = Annotated[Path, typer.Argument(metavar="DIR", help="A bundle that `tfexport export` wrote.")]
+Input = Annotated[Path | None, typer.Argument(metavar="[INPUT]", help="A sentence a line; - or nothing reads stdin.")]
+FamilyOption = Annotated[str | None, typer.Option("--family", help="Checkpoint family, where it is not recognised.")]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", help="JSON with model fields; by default CKPT's name with .json, if there.")
+]
+Heads = Annotated[int | None, typer.Option("--heads", min=1, help="Attention heads.")]
+InputFormatOption = Annotated[
+    Literal["text", "tokens", "ids"] | None,
+    typer.Option("--input-format", help="Raw text, space-separated tokens, or ids as the encoder reads them."),
+]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; by default all there are.")]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Sentences decoded together.")]
+MaxLength = Annotated[int, typer.Option("--max-length", min=1, help="Most tokens to generate, eos included.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.callback()
+def options(debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False) -> None:
+    """Stands for its options; `main` reads --debug wherever it is given."""
+
+
+@app.command()
+def inspect(
+    checkpoint: Checkpoint,
+    family: FamilyOption = None,
+    config: ConfigOption = None,
+    heads: Heads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell what a checkpoint is: its family, its sizes, and what is missing to export it."""
+    from tfexport.models.checkpoint import inspect_checkpoint
+
+    inspection = inspect_checkpoint(checkpoint, _hints(checkpoint, config, n_heads=heads), family=family)
+    if as_json:
+        print(json.dumps({**vars(inspection), "path": str(inspection.path)}, indent=1))
+    else:
+        _print_inspection(inspection)
+
+
+@app.command()
+def export(
+    checkpoint: Checkpoint,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Bundle folder; by default CKPT's name.")
+    ] = None,
+    family: FamilyOption = None,
+    config: ConfigOption = None,
+    heads: Heads = None,
+    src_vocab: Annotated[Path | None, typer.Option(help="tokenizer.json, JSON list or dict, or a word a line.")] = None,
+    tgt_vocab: Annotated[Path | None, typer.Option(help="The same for the target.")] = None,
+    src_tokenizer: Annotated[
+        str, typer.Option(help="How source text is split into the vocabulary's words: whitespace, or spacy:LANG.")
+    ] = "whitespace",
+    lowercase: Annotated[
+        bool, typer.Option("--lowercase", help="Lower-case source text before looking it up.")
+    ] = False,
+    unk: Annotated[int | None, typer.Option(min=0, help="Id of the unknown token.")] = None,
+    pad: Annotated[int | None, typer.Option(min=0, help="Id of padding.")] = None,
+    bos: Annotated[int | None, typer.Option(min=0, help="Id that begins a sequence.")] = None,
+    eos: Annotated[int | None, typer.Option(min=0, help="Id that ends a sequence.")] = None,
+    max_length: Annotated[
+        int | None, typer.Option(min=1, help="Most source ids and generated tokens; by default the model's positions.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
+) -> None:
+    """Export a checkpoint to a bundle: ONNX graphs, weights, tokenizers and a manifest, checked against PyTorch."""
+    from tfexport.export import export as run_export
+    from tfexport.models.checkpoint import load_checkpoint
+
+    hints = _hints(
+        checkpoint,
+        config,
+        n_heads=heads,
+        unk_id=unk,
+        pad_id=pad,
+        bos_id=bos,
+        eos_id=eos,
+        max_source_length=max_length,
+        max_target_length=max_length,
+    )
+    tokenizers = _vocabularies(src_vocab, tgt_vocab, src_tokenizer, lowercase)
+    loaded = load_checkpoint(checkpoint, hints, tokenizers=tokenizers, family=family)
+    directory = output or checkpoint.with_suffix("")
+    if directory == checkpoint:
+        directory = checkpoint.with_name(f"{checkpoint.name}.bundle")
+    exported = run_export(loaded, directory, force=force)
+    for note in loaded.notes:
+        _say(f"note: {note}")
+    if loaded.tokenizers.source is None or (loaded.tokenizers.target is None and not loaded.config.is_classifier):
+        _say("note: a side has no vocabulary and is decoded as ids only; --src-vocab and --tgt-vocab add them")
+    print(
+        f"exported {directory}: family {loaded.family}, largest error against PyTorch {exported.max_error:.1e}\n"
+        f"next: tfexport parity {directory}; tfexport decode {directory} INPUT"
+    )
+
+
+@app.command()
+def decode(
+    directory: BundleDir,
+    source: Input = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write here instead of stdout.")] = None,
+    runtime: Annotated[str, typer.Option(help="ort-cpu or torch.")] = "ort-cpu",
+    beam: Annotated[int, typer.Option(min=1, help="Beam width; 1 is greedy.")] = 1,
+    nbest: Annotated[int, typer.Option(min=1, help="Hypotheses a line, best first, separated by tabs.")] = 1,
+    length_penalty: Annotated[float, typer.Option(help="Exponent A of ((5 + length) / 6) ** A; 0 for none.")] = 0.6,
+    min_length: Annotated[int, typer.Option(min=0, help="Fewest tokens before eos.")] = 0,
+    max_length: MaxLength = 256,
+    max_length_ratio: Annotated[float | None, typer.Option(help="Most tokens for each source id.")] = None,
+    batch_size: BatchSize = 32,
+    input_format: InputFormatOption = None,
+    output_format: Annotated[
+        Literal["text", "tokens", "ids", "jsonl"] | None,
+        typer.Option(help="text by default; ids have no bos, and eos when it came; jsonl has status and scores."),
+    ] = None,
+    threads: Threads = None,
+) -> None:
+    """Decode sentences: one output line for each input line, always.
+
+    A line that cannot be decoded (too long, not UTF-8) gives an empty line, a warning, and its status in jsonl.
+    """
+    from tfexport.bundle import open_bundle
+    from tfexport.runtimes import load_runtime
+    from tfexport.search import SearchOptions
+    from tfexport.translate import Reader, Writer, translate
+
+    search_options = SearchOptions(
+        beam=beam,
+        nbest=nbest,
+        length_penalty=length_penalty,
+        min_length=min_length,
+        max_length=max_length,
+        max_length_ratio=max_length_ratio,
+    )
+    bundle = open_bundle(directory)
+    reader, writer = Reader.of(bundle, input_format), Writer.of(bundle, output_format)
+    if input_format is None and reader.format == "ids":
+        _say(f"note: {directory} has no source vocabulary: the input is read as ids")
+    if output_format is None and writer.format == "ids":
+        _say(f"note: {directory} has no target vocabulary: the output is written as ids")
+    model = load_runtime(runtime, bundle, threads=threads)
+    with _opened(source) as lines, _writing(output) as out:
+        window = 1 if lines.isatty() else None  # a person at a terminal is answered line by line
+        results = translate(model, reader, lines, search_options, batch_size=batch_size, window=window)
+        for result in _warned(_with_progress(results)):
+            print(writer.line(result), file=out, flush=window == 1)
+
+
+@app.command()
+def parity(
+    directory: BundleDir,
+    source: Input = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(metavar="CKPT", help="Compare with this checkpoint, read afresh.")
+    ] = None,
+    runtime: Annotated[list[str] | None, typer.Option(help="Runtime to compare; may be repeated.")] = None,
+    beam: Annotated[int, typer.Option(min=1, help="Beam width of the free decoding.")] = 1,
+    max_length: MaxLength = 256,
+    batch_size: BatchSize = 32,
+    tolerance: Annotated[float, typer.Option(min=0.0, help="Largest absolute difference that passes.")] = 1e-4,
+    input_format: InputFormatOption = None,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare runtimes with PyTorch on real input: numbers, a verdict, exit code 1 on failure.
+
+    Without INPUT (and nothing on stdin) random ids are decoded instead.
+    """
+    from tfexport.parity import check
+
+    with _opened(source, missing_is_empty=True) as lines:
+        reports = check(
+            directory,
+            None if lines is None else lines,
+            runtime or ["ort-cpu"],
+            checkpoint=checkpoint,
+            beam=beam,
+            max_length=max_length,
+            batch_size=batch_size,
+            tolerance=tolerance,
+            input_format=input_format,
+            threads=threads,
+            say=_say,
+        )
+    if as_json:
+        print(json.dumps([report.to_dict() for report in reports], indent=1))
+    else:
+        for report in reports:
+            _print_parity(report)
+    if not all(report.passed for report in reports):
+        raise typer.Exit(1)
+
+
+@app.command()
+def train(
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the model and the training's state.")],
+    src: Annotated[Path | None, typer.Option(help="Source text, a sentence a line.")] = None,
+    tgt: Annotated[Path | None, typer.Option(help="Target text, a sentence a line.")] = None,
+    val_src: Annotated[Path | None, typer.Option(help="Source text to validate on.")] = None,
+    val_tgt: Annotated[Path | None, typer.Option(help="Target text to validate on.")] = None,
+    tsv: Annotated[Path | None, typer.Option(help="source<TAB>target lines, instead of --src and --tgt.")] = None,
+    val_tsv: Annotated[Path | None, typer.Option(help="The same for validation.")] = None,
+    preset: Annotated[
+        Literal["tiny", "small", "base"], typer.Option(help="Model size; base is the paper's.")
+    ] = "small",
+    vocabulary: Annotated[
+        Literal["bpe", "word"], typer.Option(help="Joint byte-level BPE, or words of each side.")
+    ] = "bpe",
+    vocab_size: Annotated[int | None, typer.Option(min=300, help="Most entries; by default the preset's.")] = None,
+    min_frequency: Annotated[int, typer.Option(min=1, help="Words seen less often are unknown.")] = 2,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Train on lower-cased text.")] = False,
+    epochs: Annotated[int, typer.Option(min=1)] = 20,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a batch, padding included.")] = 1024,
+    max_length: Annotated[int, typer.Option(min=2, help="Positions; longer pairs are left out.")] = 128,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    precision: Annotated[str, typer.Option(help="Lightning's name, such as 32-true or bf16-mixed.")] = "32-true",
+    weights: Annotated[Literal["float32", "float16"], typer.Option(help="Storage of the final weights.")] = "float32",
+    accelerator: Annotated[str, typer.Option(help="auto, cpu or gpu.")] = "auto",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last epoch in the folder.")] = False,
+) -> None:
+    """Train a Transformer on parallel text, keep the epoch of the best validation BLEU."""
+    from tfexport.data import read_either
+    from tfexport.train import TrainOptions
+    from tfexport.train import train as run_training
+
+    training = read_either(src, tgt, tsv, "--src and --tgt, or --tsv")
+    validation = read_either(val_src, val_tgt, val_tsv, "--val-src and --val-tgt, or --val-tsv")
+    options = TrainOptions(
+        preset=preset,
+        vocabulary=vocabulary,
+        vocab_size=vocab_size,
+        min_frequency=min_frequency,
+        lowercase=lowercase,
+        epochs=epochs,
+        max_tokens=batch_tokens,
+        max_length=max_length,
+        seed=seed,
+        precision=precision,
+        weights=weights,
+        accelerator=accelerator,
+    )
+    model = run_training(training, validation, output, options, resume=resume)
+    print(f"trained {model}\nnext: tfexport export {model}")
+
+
+@app.command()
+def demo() -> None:
+    """Export the embedded German-English model, check its parity and decode a few sentences."""
+    from tfexport.demo import run
+
+    report, translations = run(_say)
+    _print_parity(report)
+    for german, english in translations:
+        print(f"  {german}\n    {english}")
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from tfexport import __version__
+
+    print(f"tfexport {__version__}")
+
+
+def main() -> NoReturn:
+    """Run the command line; errors of ours become one line on stderr."""
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    debug = len(arguments) < len(sys.argv) - 1
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    # So that SIGTERM, too, removes half-written files on its way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        app(arguments, standalone_mode=True)
+    except TfexportError as error:
+        if debug:
+            raise
+        _say(f"error: {error}")
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.stderr.close()  # nobody reads on, as in `tfexport decode ... | head`
+        sys.exit(141)
+    except KeyboardInterrupt:
+        _say("interrupted")
+        sys.exit(130)
+    except Exception as error:
+        if debug:
+            raise
+        _say(f"error: {type(error).__name__}: {error}. This is a fault of tfexport: report it with what --debug shows.")
+        sys.exit(3)
+    sys.exit(0)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _hints(checkpoint: Path, config: Path | None, **flags: int | None) -> dict[str, Any]:
+    """The model fields that the user gives: flags win over the JSON file."""
+    from tfexport.errors import ConfigError
+    from tfexport.models.checkpoint import read_hints
+
+    beside = checkpoint.with_suffix(".json")
+    fields: dict[str, Any] = {}
+    if config is not None:
+        fields = read_hints(config)
+    elif beside.is_file() and beside != checkpoint:
+        try:
+            fields = read_hints(beside)
+            _say(f"note: using the configuration {beside}")
+        except ConfigError as error:
+            _say(f"note: not using the file beside the checkpoint: {error}")
+    return {**fields, **{name: value for name, value in flags.items() if value is not None}}
+
+
+def _vocabularies(source: Path | None, target: Path | None, splitter: str, lowercase: bool) -> Tokenizers | None:
+    from tfexport.models.native import Tokenizers
+    from tfexport.tokenizers import read_vocabulary
+
+    language = splitter.removeprefix("spacy:") if splitter.startswith("spacy:") else None
+    if language is None and splitter != "whitespace":
+        raise TfexportError(f"there is no tokeniser {splitter!r}. Use --src-tokenizer whitespace, or spacy:LANG.")
+    if source is None and target is None:
+        return None
+    return Tokenizers(
+        None if source is None else read_vocabulary(source, lowercase=lowercase, spacy_language=language),
+        None if target is None else read_vocabulary(target),
+    )
+
+
+@contextlib.contextmanager
+def _opened(source: Path | None, *, missing_is_empty: bool = False) -> Iterator[Any]:
+    """The lines of a file or of stdin; None where there is no input and that is allowed."""
+    if source is None and missing_is_empty and (sys.stdin is None or sys.stdin.isatty()):
+        yield None
+    elif source is None or str(source) == "-":
+        yield sys.stdin.buffer
+    else:
+        try:
+            file: BinaryIO = source.open("rb")
+        except OSError as error:
+            raise TfexportError(f"cannot read {source}: {error.strerror}. Give a text file, or - for stdin.") from error
+        with file:
+            yield file
+
+
+@contextlib.contextmanager
+def _writing(output: Path | None) -> Iterator[TextIO]:
+    """Stdout, or a file that takes its name only when it is complete."""
+    if output is None:
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    special = output.exists() and not output.is_file()  # such as /dev/null: cannot be moved onto
+    partial = output if special else output.with_name(f"{output.name}.partial")
+    try:
+        with partial.open("w", encoding="utf-8", newline="\n") as file:
+            yield file
+        if not special:
+            partial.replace(output)
+    except OSError as error:
+        raise TfexportError(
+            f"cannot write {output}: {error.strerror}. The lines done so far are in {partial}: make room and run again."
+        ) from error
+
+
+def _with_progress(results: Iterator[Result]) -> Iterator[Result]:
+    """Show progress on stderr while the results go elsewhere, and only to a person."""
+    if not sys.stderr.isatty() or sys.stdout.isatty():
+        yield from results
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(results, description="decoding", console=Console(stderr=True), total=None)
+
+
+def _warned(results: Iterator[Result], most: int = 10) -> Iterator[Result]:
+    """Warn of lines with a problem: the first ones singly, all of them in a sum."""
+    problems: dict[str, int] = {}
+    lines = 0
+    for result in results:
+        lines += 1
+        if result.message:
+            problems[result.status] = problems.get(result.status, 0) + 1
+            if sum(problems.values()) <= most:
+                _say(f"warning: line {result.line}: {result.status}: {result.message}")
+        yield result
+    if problems:
+        counts = ", ".join(f"{count} {status}" for status, count in sorted(problems.items()))
+        _say(f"warning: of {lines} lines: {counts}; --output-format jsonl marks them")
+
+
+def _print_inspection(inspection: Inspection) -> None:
+    print(f"{inspection.path}: family {inspection.family}, {inspection.about}")
+    print(f"parameters: {inspection.n_parameters:,}")
+    for name, value in inspection.fields.items():
+        print(f"  {name}: {value}")
+    for note in inspection.notes:
+        print(f"note: {note}")
+    for problem in inspection.problems:
+        print(f"problem: {problem}")
+    for name, flag in inspection.missing.items():
+        print(f"not in the file: {name} (give {flag})")
+    print("vocabulary: in the file" if inspection.vocabulary else "vocabulary: none (give --src-vocab and --tgt-vocab)")
+
+
+def _print_parity(report: ParityReport) -> None:
+    print(f"{report.runtime} against PyTorch: {report.sentences} sentences, {report.steps} steps, beam {report.beam}")
+    for name, errors in report.cross.items():
+        print(f"  {name:<16} max {errors.max:.1e}  mean {errors.mean:.1e}")
+    print(f"  {'logits':<16} max {report.logits.max:.1e}  mean {report.logits.mean:.1e}")
+    print(f"  best token the same at {report.top1_agree} of {report.steps} steps")
+    print(f"  decoded tokens the same in {report.identical} of {report.sentences} sentences")
+    if report.different:
+        print(f"  different: sentences {', '.join(map(str, report.different[:20]))}")
+    print(f"  {'PASSED' if report.passed else 'FAILED'} (tolerance {report.tolerance:.0e})")

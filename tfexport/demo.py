@@ -1,0 +1,48 @@
+"""The embedded German-English model, from checkpoint to translations in one go."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from tfexport.bundle import open_bundle
+from tfexport.export import export
+from tfexport.models.checkpoint import load_checkpoint
+from tfexport.parity import ParityReport, check
+from tfexport.runtimes import load_runtime
+from tfexport.search import SearchOptions
+from tfexport.translate import Reader, Writer, translate
+
+SENTENCES = (
+    "Ein Mann mit einem orangefarbenen Hut, der etwas anstarrt.",
+    "Zwei Kinder spielen am Strand mit einem roten Ball.",
+    "Eine Frau in einem blauen Kleid liest ein Buch im Park.",
+    "Ein Hund springt über einen Zaun.",
+    "Drei Männer reparieren das Dach eines Hauses.",
+)
+
+
+def embedded_checkpoint() -> Path:
+    """The path of the checkpoint that ships with the package (Multi30k, German to English)."""
+    with as_file(files("tfexport") / "assets" / "de-en.safetensors") as path:
+        return path
+
+
+def run(say: Callable[[str], None]) -> tuple[ParityReport, list[tuple[str, str]]]:
+    """Export to a temporary bundle, compare ONNX Runtime with PyTorch, decode `SENTENCES` with beam 4.
+
+    Returns the comparison and (German, English) pairs.
+    """
+    lines = [sentence.encode() for sentence in SENTENCES]
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder) / "de-en"
+        say("exporting the embedded German-English checkpoint")
+        exported = export(load_checkpoint(embedded_checkpoint(), {}), directory)
+        say(f"exported; largest error against PyTorch {exported.max_error:.1e}")
+        (report,) = check(directory, lines, ["ort-cpu"], say=say)
+        bundle = open_bundle(directory)
+        reader, writer = Reader.of(bundle, "text"), Writer.of(bundle, "text")
+        results = translate(load_runtime("ort-cpu", bundle), reader, lines, SearchOptions(beam=4))
+        return report, [(SENTENCES[result.line - 1], writer.line(result)) for result in results]

@@ -1,0 +1,208 @@
+"""Lines in, lines out: text -> ids -> encode -> search -> text. The file to read first.
+
+Lines stream through in windows. A window is sorted by length, cut into batches, decoded, and put back into order; so
+memory depends on the window, not on the input, and every input line has its result, in its place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal
+
+from tfexport.bundle import Bundle
+from tfexport.config import ModelConfig
+from tfexport.errors import TfexportError, TokenizerError
+from tfexport.runtimes.base import Runtime
+from tfexport.search import Hypothesis, SearchOptions, search
+from tfexport.tokenizers import TextTokenizer
+
+InputFormat = Literal["text", "tokens", "ids"]
+OutputFormat = Literal["text", "tokens", "ids", "jsonl"]
+Status = Literal["ok", "length_limit", "empty", "too_long", "invalid_utf8", "invalid_ids", "unknown_token"]
+"""`length_limit`: decoded, but ended by the limit, not by eos. All after it: not decoded, the output line is empty."""
+
+WINDOW_BATCHES = 16
+"""Batches of a window: enough lines that those of a batch are of about one length."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one input line."""
+
+    line: int
+    """Counted from 1."""
+    status: Status
+    message: str
+    """What is wrong, for every status but `ok` and `empty`."""
+    hypotheses: tuple[Hypothesis, ...]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads input lines as the encoder's ids."""
+
+    config: ModelConfig
+    tokenizer: TextTokenizer | None
+    format: InputFormat
+
+    @classmethod
+    def of(cls, bundle: Bundle, format: InputFormat | None) -> Reader:
+        """A reader for a bundle: of text where no format is said, of ids where there is no vocabulary.
+
+        Raises:
+            TfexportError: the format needs a vocabulary that the bundle does not have.
+        """
+        tokenizer = bundle.tokenizer("source")
+        format = format or ("text" if tokenizer else "ids")
+        if tokenizer is None and format != "ids":
+            raise TfexportError(
+                f"{bundle.directory} has no source vocabulary for the input format {format}. Use --input-format "
+                "ids, or export again with --src-vocab."
+            )
+        return cls(bundle.config, tokenizer, format)
+
+    def ids(self, raw: bytes) -> list[int]:
+        """The ids of one line.
+
+        Raises:
+            Unreadable: the line has none that the model can read.
+        """
+        try:
+            text = raw.decode("utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise Unreadable("invalid_utf8", f"byte {error.start + 1} is not UTF-8") from None
+        if not text:
+            raise Unreadable("empty", "")
+        ids = self._given_ids(text) if self.format == "ids" else self._encoded(text)
+        if len(ids) > self.config.max_source_length:
+            most = self.config.max_source_length
+            raise Unreadable("too_long", f"{len(ids)} ids, the model reads at most {most}: split the line")
+        return ids
+
+    def _given_ids(self, text: str) -> list[int]:
+        size = self.config.src_vocab_size
+        words = text.split()
+        # isascii and isdecimal: int() would also take "1_000", "+1" and digits of other scripts.
+        wrong = next((w for w in words if not (w.isascii() and w.isdecimal() and len(w) < 10 and int(w) < size)), None)
+        if wrong is not None:
+            raise Unreadable("invalid_ids", f"{wrong[:20]!r} is not an id from 0 to {size - 1}")
+        return [int(word) for word in words]
+
+    def _encoded(self, text: str) -> list[int]:
+        assert self.tokenizer is not None
+        try:
+            ids = self.tokenizer.encode(text) if self.format == "text" else self.tokenizer.ids(text.split())
+        except TokenizerError as error:
+            raise Unreadable("unknown_token", str(error)) from None
+        config = self.config
+        return [config.bos_id] * config.source_bos + ids + [config.eos_id] * config.source_eos
+
+
+class Unreadable(Exception):
+    """A line that is marked instead of decoded; never leaves this module."""
+
+    def __init__(self, status: Status, message: str):
+        super().__init__(message)
+        self.status: Status = status
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Writes a result as one output line, without the newline."""
+
+    config: ModelConfig
+    tokenizer: TextTokenizer | None
+    format: OutputFormat
+
+    @classmethod
+    def of(cls, bundle: Bundle, format: OutputFormat | None) -> Writer:
+        """A writer for a bundle: of text where no format is said, of ids where there is no vocabulary.
+
+        Raises:
+            TfexportError: the format needs a vocabulary that the bundle does not have.
+        """
+        tokenizer = bundle.tokenizer("target")
+        format = format or ("text" if tokenizer else "ids")
+        if tokenizer is None and format in ("text", "tokens"):
+            raise TfexportError(
+                f"{bundle.directory} has no target vocabulary for the output format {format}. Use --output-format "
+                "ids or jsonl, or export again with --tgt-vocab."
+            )
+        return cls(bundle.config, tokenizer, format)
+
+    def line(self, result: Result) -> str:
+        """The hypotheses, best first, separated by tabs; an empty line where there are none. `jsonl` has all facts."""
+        if self.format == "jsonl":
+            return json.dumps(self._record(result), ensure_ascii=False)
+        return "\t".join(self._one(hypothesis, self.format) for hypothesis in result.hypotheses)
+
+    def _one(self, hypothesis: Hypothesis, how: OutputFormat) -> str:
+        if how == "ids":
+            return " ".join(map(str, hypothesis.ids))
+        assert self.tokenizer is not None
+        ids = [index for index in hypothesis.ids if index != self.config.eos_id]
+        text = " ".join(self.tokenizer.tokens(ids)) if how == "tokens" else self.tokenizer.decode(ids)
+        return " ".join(text.split())  # one line, one column: a vocabulary may hold newlines and tabs
+
+    def _record(self, result: Result) -> dict[str, object]:
+        hypotheses = [
+            {
+                **({"text": self._one(hypothesis, "text")} if self.tokenizer else {}),
+                **({"tokens": self.tokenizer.tokens(hypothesis.ids)} if self.tokenizer else {}),
+                "ids": list(hypothesis.ids),
+                "score": round(hypothesis.score, 6),
+                "log_prob": round(hypothesis.log_prob, 6),
+                "finished": hypothesis.finished,
+            }
+            for hypothesis in result.hypotheses
+        ]
+        message = {"message": result.message} if result.message else {}
+        return {"line": result.line, "status": result.status, **message, "hypotheses": hypotheses}
+
+
+def translate(
+    runtime: Runtime[Any],
+    reader: Reader,
+    lines: Iterable[bytes],
+    options: SearchOptions,
+    *,
+    batch_size: int = 32,
+    window: int | None = None,
+) -> Iterator[Result]:
+    """Decode `lines` and yield a result for each, in order.
+
+    Args:
+        batch_size: sentences decoded together.
+        window: lines read before any is decoded; by default 16 batches. 1 answers each line at once.
+    """
+    stream = enumerate(lines, start=1)
+    while chunk := list(islice(stream, window or batch_size * WINDOW_BATCHES)):
+        yield from _translate_window(runtime, reader, chunk, options, batch_size)
+
+
+def _translate_window(
+    runtime: Runtime[Any], reader: Reader, chunk: list[tuple[int, bytes]], options: SearchOptions, batch_size: int
+) -> list[Result]:
+    results: dict[int, Result] = {}
+    readable: list[tuple[int, list[int]]] = []
+    for number, raw in chunk:
+        try:
+            readable.append((number, reader.ids(raw)))
+        except Unreadable as problem:
+            results[number] = Result(number, problem.status, str(problem), ())
+    readable.sort(key=lambda item: len(item[1]))
+    for start in range(0, len(readable), batch_size):
+        batch = readable[start : start + batch_size]
+        for (number, _), found in zip(batch, search(runtime, [ids for _, ids in batch], options), strict=True):
+            results[number] = _result(number, found)
+    return [results[number] for number, _ in chunk]
+
+
+def _result(number: int, hypotheses: list[Hypothesis]) -> Result:
+    if hypotheses[0].finished:
+        return Result(number, "ok", "", tuple(hypotheses))
+    message = f"ended by the limit of {len(hypotheses[0].ids)} tokens, not by the model: see --max-length"
+    return Result(number, "length_limit", message, tuple(hypotheses))
