@@ -156,9 +156,9 @@ class TranslationTask(lightning.LightningModule):
         real = torch.arange(logits.shape[1], device=logits.device) < batch.tgt_len[:, None] - 1
         return F.cross_entropy(logits[real].float(), batch.tgt_ids[:, 1:][real], label_smoothing=smoothing)
 
-    def on_train_epoch_start(self) -> None:
-        # Each epoch draws its dropout from its own seed: a resumed training repeats an uninterrupted one.
-        torch.manual_seed(self._options.seed * 1_000_003 + self.current_epoch)
+    def on_train_batch_start(self, *_: object) -> None:
+        # Each step draws its dropout from its own seed: a resumed training repeats an uninterrupted one.
+        torch.manual_seed(self._options.seed * 1_000_003 + self.global_step)
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
         loss = self._loss(batch, self._options.label_smoothing)
@@ -225,7 +225,7 @@ def train(
 ) -> Path:
     """Train into `directory` and return the model of the best validation BLEU, `directory/model.safetensors`.
 
-    `directory` also keeps the state to resume from (`last.ckpt`) and the measurements of every epoch (`metrics.csv`).
+    `directory` also keeps the state to resume from (`last.ckpt`) and the measurements of every epoch (`log/version_N/metrics.csv`, one N for each start).
 
     Raises:
         TfexportError: there is nothing to train on, or nothing to resume.
@@ -236,6 +236,8 @@ def train(
     if not resume and last.exists():
         raise TfexportError(f"{directory} already holds a training. Continue it with --resume, or give another -o.")
     directory.mkdir(parents=True, exist_ok=True)
+    for chatty in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
 
     tokenizers = build_tokenizers(texts, options)
     config = build_config(tokenizers, options)
@@ -260,14 +262,16 @@ def train(
         gradient_clip_val=1.0,
         num_sanity_val_steps=0,
         reload_dataloaders_every_n_epochs=1,
-        logger=CSVLogger(directory, name="", version="log"),
+        logger=CSVLogger(directory, name="log"),
         callbacks=callbacks,
         enable_progress_bar=on_terminal,
         enable_model_summary=False,
     )
     with warnings.catch_warnings():
-        # A handful of loader workers would cost more than reading lists from memory.
-        warnings.filterwarnings("ignore", ".*does not have many workers.*")
+        # Of no use to the reader: lists in memory need no loader workers, the folder is meant to have files, small data
+        # have few batches, and Lightning uses what PyTorch deprecates.
+        for noise in ("many workers", "exists and is not empty", "logging interval", "LeafSpec"):
+            warnings.filterwarnings("ignore", f".*{noise}.*")
         data = ParallelText(pairs, held_out, config, options)
         trainer.fit(task, datamodule=data, ckpt_path=last if resume else None, weights_only=True)
     return _save_best(Path(best.best_model_path), directory, config, tokenizers, options)

@@ -1,0 +1,110 @@
+"""Training: it learns, keeps its best epoch, resumes to the same numbers, and gives a checkpoint that exports."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytest.importorskip("lightning", reason="the train extra is not installed")
+
+from tfexport.bundle import open_bundle
+from tfexport.data import TextPair
+from tfexport.errors import TfexportError
+from tfexport.export import export
+from tfexport.models.checkpoint import load_checkpoint
+from tfexport.runtimes import load_runtime
+from tfexport.search import SearchOptions
+from tfexport.train import TrainOptions, noam_factor, train
+from tfexport.translate import Reader, Writer, translate
+
+SUBJECTS = {"ein Mann": "a man", "eine Frau": "a woman", "ein Hund": "a dog", "das Kind": "the child"}
+VERBS = {"sieht": "sees", "ruft": "calls", "malt": "paints"}
+OBJECTS = {"das Haus": "the house", "den Ball": "the ball", "einen Baum": "a tree"}
+PAIRS = [
+    TextPair(f"{s} {v} {o} .", f"{SUBJECTS[s]} {VERBS[v]} {OBJECTS[o]} .")
+    for s in SUBJECTS
+    for v in VERBS
+    for o in OBJECTS
+]
+OPTIONS = TrainOptions(
+    preset="tiny", vocabulary="word", min_frequency=1, epochs=2, max_tokens=64, max_length=16, accelerator="cpu"
+)
+
+
+def options(**changes: object) -> TrainOptions:
+    return TrainOptions(**{**vars(OPTIONS), **changes})
+
+
+def test_noam_factor_rises_to_the_end_of_warmup_and_falls_as_the_root() -> None:
+    rates = [noam_factor(step, 512, 4000) for step in (1, 2000, 4000, 16000)]
+    assert rates == pytest.approx([512**-0.5 * 4000**-1.5, rates[2] / 2, (512 * 4000) ** -0.5, rates[2] / 2])
+
+
+def test_training_learns_and_its_model_exports(tmp_path: Path) -> None:
+    path = train(PAIRS * 4, PAIRS, tmp_path / "run", options(epochs=30, ema_decay=0.9))
+    loaded = load_checkpoint(path, {})
+    assert loaded.family == "native"
+    export(loaded, tmp_path / "bundle")
+    bundle = open_bundle(tmp_path / "bundle")
+    lines = [pair.source.encode() for pair in PAIRS]
+    results = translate(load_runtime("ort-cpu", bundle), Reader.of(bundle, None), lines, SearchOptions(beam=2))
+    writer = Writer.of(bundle, None)
+    right = sum(writer.line(result) == pair.target for result, pair in zip(results, PAIRS, strict=True))
+    assert right >= 0.9 * len(PAIRS)
+
+    rows = list(csv.DictReader((tmp_path / "run" / "log" / "version_0" / "metrics.csv").open()))
+    bleu = [float(row["val_bleu"]) for row in rows if row["val_bleu"]]
+    assert len(bleu) == 30
+    assert bleu[-1] > 90 > bleu[0]
+    assert all(math.isfinite(float(row["train_loss"])) for row in rows if row["train_loss"])
+
+
+def test_resumed_training_gives_the_numbers_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    whole = load_file(train(PAIRS, PAIRS, tmp_path / "whole", options(epochs=3)))
+    train(PAIRS, PAIRS, tmp_path / "parts", options(epochs=1))
+    parts = load_file(train(PAIRS, PAIRS, tmp_path / "parts", options(epochs=3), resume=True))
+    # Untrained models tie in BLEU, so compare the last state, not the best.
+    last = [torch.load(tmp_path / run / "last.ckpt", weights_only=True) for run in ("whole", "parts")]
+    assert last[0]["global_step"] == last[1]["global_step"]
+    for name, tensor in last[0]["state_dict"].items():
+        assert torch.equal(tensor, last[1]["state_dict"][name]), name
+    assert whole.keys() == parts.keys()
+
+
+def test_other_seed_other_weights(tmp_path: Path) -> None:
+    runs = [train(PAIRS, PAIRS, tmp_path / str(seed), options(epochs=1, seed=seed)) for seed in (0, 0, 1)[1:]]
+    one, other = (load_file(run) for run in runs)
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+
+
+def test_bpe_shares_one_vocabulary_and_matrix(tmp_path: Path) -> None:
+    path = train(PAIRS, PAIRS, tmp_path / "run", options(vocabulary="bpe", vocab_size=300, epochs=1, weights="float16"))
+    loaded = load_checkpoint(path, {})
+    assert loaded.config.tie_source_target
+    assert loaded.config.tie_output
+    assert loaded.tokenizers.source is not None
+    assert loaded.tokenizers.target is not None
+    assert loaded.tokenizers.source.to_dict() == loaded.tokenizers.target.to_dict()
+    assert {tensor.dtype for tensor in load_file(path).values()} == {torch.float16}
+    assert all(tensor.dtype == torch.float32 for tensor in loaded.weights.values())
+
+
+def test_existing_training_is_neither_overwritten_nor_resumed_by_accident(tmp_path: Path) -> None:
+    with pytest.raises(TfexportError, match="no training to resume"):
+        train(PAIRS, PAIRS, tmp_path / "run", OPTIONS, resume=True)
+    train(PAIRS, PAIRS, tmp_path / "run", options(epochs=1))
+    with pytest.raises(TfexportError, match="--resume"):
+        train(PAIRS, PAIRS, tmp_path / "run", OPTIONS)
+
+
+def test_pairs_left_out_are_counted_and_none_is_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    texts = [*PAIRS, TextPair("", "empty"), TextPair("lang " * 40, "long")]
+    train(texts, PAIRS, tmp_path / "run", options(epochs=1))
+    assert "training pairs left out: 1 with an empty side, 1 too long" in caplog.text
+    with pytest.raises(TfexportError, match="no training pairs left"):
+        train([TextPair("", "")], PAIRS, tmp_path / "none", options(epochs=1))
