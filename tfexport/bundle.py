@@ -108,6 +108,7 @@ def _verify(directory: Path, name: str, sha256: str) -> None:
 
 
 def file_sha256(path: Path) -> str:
+    """The sha256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -7,19 +7,16 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NoReturn, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
+from tfexport.console import opened, print_inspection, print_parity, say, warned, with_progress, writing
 from tfexport.errors import TfexportError
 
 if TYPE_CHECKING:
-    from tfexport.models.checkpoint import Inspection
     from tfexport.models.native import Tokenizers
-    from tfexport.parity import ParityReport
-    from tfexport.translate import Result
 
 app = typer.Typer(
     add_completion=False,
@@ -67,7 +64,7 @@ def inspect(
     if as_json:
         print(json.dumps({**vars(inspection), "path": str(inspection.path)}, indent=1))
     else:
-        _print_inspection(inspection)
+        print_inspection(inspection)
 
 
 @app.command()
@@ -118,9 +115,9 @@ def export(
         directory = checkpoint.with_name(f"{checkpoint.name}.bundle")
     exported = run_export(loaded, directory, force=force)
     for note in loaded.notes:
-        _say(f"note: {note}")
+        say(f"note: {note}")
     if loaded.tokenizers.source is None or (loaded.tokenizers.target is None and not loaded.config.is_classifier):
-        _say("note: a side has no vocabulary and is decoded as ids only; --src-vocab and --tgt-vocab add them")
+        say("note: a side has no vocabulary and is decoded as ids only; --src-vocab and --tgt-vocab add them")
     print(
         f"exported {directory}: family {loaded.family}, largest error against PyTorch {exported.max_error:.1e}\n"
         f"next: tfexport parity {directory}; tfexport decode {directory} INPUT"
@@ -167,14 +164,14 @@ def decode(
     bundle = open_bundle(directory)
     reader, writer = Reader.of(bundle, input_format), Writer.of(bundle, output_format)
     if input_format is None and reader.format == "ids":
-        _say(f"note: {directory} has no source vocabulary: the input is read as ids")
+        say(f"note: {directory} has no source vocabulary: the input is read as ids")
     if output_format is None and writer.format == "ids":
-        _say(f"note: {directory} has no target vocabulary: the output is written as ids")
+        say(f"note: {directory} has no target vocabulary: the output is written as ids")
     model = load_runtime(runtime, bundle, threads=threads)
-    with _opened(source) as lines, _writing(output) as out:
+    with opened(source) as lines, writing(output) as out:
         window = 1 if lines.isatty() else None  # a person at a terminal is answered line by line
         results = translate(model, reader, lines, search_options, batch_size=batch_size, window=window)
-        for result in _warned(_with_progress(results)):
+        for result in warned(with_progress(results)):
             print(writer.line(result), file=out, flush=window == 1)
 
 
@@ -196,14 +193,14 @@ def parity(
 ) -> None:
     """Compare runtimes with PyTorch on real input: numbers, a verdict, exit code 1 on failure.
 
-    Without INPUT (and nothing on stdin) random ids are decoded instead.
+    Without INPUT random ids are decoded instead.
     """
     from tfexport.parity import check
 
-    with _opened(source, missing_is_empty=True) as lines:
+    with contextlib.nullcontext() if source is None else opened(source) as lines:
         reports = check(
             directory,
-            None if lines is None else lines,
+            lines,
             runtime or ["ort-cpu"],
             checkpoint=checkpoint,
             beam=beam,
@@ -212,13 +209,13 @@ def parity(
             tolerance=tolerance,
             input_format=input_format,
             threads=threads,
-            say=_say,
+            say=say,
         )
     if as_json:
         print(json.dumps([report.to_dict() for report in reports], indent=1))
     else:
         for report in reports:
-            _print_parity(report)
+            print_parity(report)
     if not all(report.passed for report in reports):
         raise typer.Exit(1)
 
@@ -280,8 +277,8 @@ def demo() -> None:
     """Export the embedded German-English model, check its parity and decode a few sentences."""
     from tfexport.demo import run
 
-    report, translations = run(_say)
-    _print_parity(report)
+    report, translations = run(say)
+    print_parity(report)
     for german, english in translations:
         print(f"  {german}\n    {english}")
     if not report.passed:
@@ -308,24 +305,20 @@ def main() -> NoReturn:
     except TfexportError as error:
         if debug:
             raise
-        _say(f"error: {error}")
+        say(f"error: {error}")
         sys.exit(2)
     except BrokenPipeError:
         sys.stderr.close()  # nobody reads on, as in `tfexport decode ... | head`
         sys.exit(141)
     except KeyboardInterrupt:
-        _say("interrupted")
+        say("interrupted")
         sys.exit(130)
     except Exception as error:
         if debug:
             raise
-        _say(f"error: {type(error).__name__}: {error}. This is a fault of tfexport: report it with what --debug shows.")
+        say(f"error: {type(error).__name__}: {error}. This is a fault of tfexport: report it with what --debug shows.")
         sys.exit(3)
     sys.exit(0)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 def _hints(checkpoint: Path, config: Path | None, **flags: int | None) -> dict[str, Any]:
@@ -340,9 +333,9 @@ def _hints(checkpoint: Path, config: Path | None, **flags: int | None) -> dict[s
     elif beside.is_file() and beside != checkpoint:
         try:
             fields = read_hints(beside)
-            _say(f"note: using the configuration {beside}")
+            say(f"note: using the configuration {beside}")
         except ConfigError as error:
-            _say(f"note: not using the file beside the checkpoint: {error}")
+            say(f"note: not using the file beside the checkpoint: {error}")
     return {**fields, **{name: value for name, value in flags.items() if value is not None}}
 
 
@@ -359,93 +352,3 @@ def _vocabularies(source: Path | None, target: Path | None, splitter: str, lower
         None if source is None else read_vocabulary(source, lowercase=lowercase, spacy_language=language),
         None if target is None else read_vocabulary(target),
     )
-
-
-@contextlib.contextmanager
-def _opened(source: Path | None, *, missing_is_empty: bool = False) -> Iterator[Any]:
-    """The lines of a file or of stdin; None where there is no input and that is allowed."""
-    if source is None and missing_is_empty and (sys.stdin is None or sys.stdin.isatty()):
-        yield None
-    elif source is None or str(source) == "-":
-        yield sys.stdin.buffer
-    else:
-        try:
-            file: BinaryIO = source.open("rb")
-        except OSError as error:
-            raise TfexportError(f"cannot read {source}: {error.strerror}. Give a text file, or - for stdin.") from error
-        with file:
-            yield file
-
-
-@contextlib.contextmanager
-def _writing(output: Path | None) -> Iterator[TextIO]:
-    """Stdout, or a file that takes its name only when it is complete."""
-    if output is None:
-        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
-        yield sys.stdout
-        sys.stdout.flush()
-        return
-    special = output.exists() and not output.is_file()  # such as /dev/null: cannot be moved onto
-    partial = output if special else output.with_name(f"{output.name}.partial")
-    try:
-        with partial.open("w", encoding="utf-8", newline="\n") as file:
-            yield file
-        if not special:
-            partial.replace(output)
-    except OSError as error:
-        raise TfexportError(
-            f"cannot write {output}: {error.strerror}. The lines done so far are in {partial}: make room and run again."
-        ) from error
-
-
-def _with_progress(results: Iterator[Result]) -> Iterator[Result]:
-    """Show progress on stderr while the results go elsewhere, and only to a person."""
-    if not sys.stderr.isatty() or sys.stdout.isatty():
-        yield from results
-        return
-    from rich.console import Console
-    from rich.progress import track
-
-    yield from track(results, description="decoding", console=Console(stderr=True), total=None)
-
-
-def _warned(results: Iterator[Result], most: int = 10) -> Iterator[Result]:
-    """Warn of lines with a problem: the first ones singly, all of them in a sum."""
-    problems: dict[str, int] = {}
-    lines = 0
-    for result in results:
-        lines += 1
-        if result.message:
-            problems[result.status] = problems.get(result.status, 0) + 1
-            if sum(problems.values()) <= most:
-                _say(f"warning: line {result.line}: {result.status}: {result.message}")
-        yield result
-    if problems:
-        counts = ", ".join(f"{count} {status}" for status, count in sorted(problems.items()))
-        _say(f"warning: of {lines} lines: {counts}; --output-format jsonl marks them")
-
-
-def _print_inspection(inspection: Inspection) -> None:
-    print(f"{inspection.path}: family {inspection.family}, {inspection.about}")
-    print(f"parameters: {inspection.n_parameters:,}")
-    for name, value in inspection.fields.items():
-        print(f"  {name}: {value}")
-    for note in inspection.notes:
-        print(f"note: {note}")
-    for problem in inspection.problems:
-        print(f"problem: {problem}")
-    for name, flag in inspection.missing.items():
-        print(f"not in the file: {name} (give {flag})")
-    print("vocabulary: in the file" if inspection.vocabulary else "vocabulary: none (give --src-vocab and --tgt-vocab)")
-
-
-def _print_parity(report: ParityReport) -> None:
-    print(f"{report.runtime} against PyTorch: {report.sentences} sentences, {report.steps} steps, beam {report.beam}")
-    for name, errors in report.cross.items():
-        print(f"  {name:<16} max {errors.max:.1e}  mean {errors.mean:.1e}")
-    print(f"  {'logits':<16} max {report.logits.max:.1e}  mean {report.logits.mean:.1e}")
-    print(f"  best token the same at {report.top1_agree} of {report.steps} steps")
-    print(f"  decoded tokens the same in {report.identical} of {report.sentences} sentences")
-    if report.different:
-        print(f"  different: sentences {', '.join(map(str, report.different[:20]))}")
-    print(f"  {'PASSED' if report.passed else 'FAILED'} (tolerance {report.tolerance:.0e})")

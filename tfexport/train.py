@@ -225,7 +225,8 @@ def train(
 ) -> Path:
     """Train into `directory` and return the model of the best validation BLEU, `directory/model.safetensors`.
 
-    `directory` also keeps the state to resume from (`last.ckpt`) and the measurements of every epoch (`log/version_N/metrics.csv`, one N for each start).
+    `directory` also keeps the state to resume from (`last.ckpt`) and the measurements of every
+    epoch (`log/version_N/metrics.csv`, one N for each start).
 
     Raises:
         TfexportError: there is nothing to train on, or nothing to resume.

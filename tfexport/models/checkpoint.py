@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from tfexport.bundle import file_sha256
 from tfexport.config import ModelConfig
 from tfexport.errors import CheckpointError, ConfigError
 from tfexport.models import annotated, native, per_head, tutorial
 from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.family import Family
+from tfexport.models.files import RawCheckpoint, read_file, some
 from tfexport.models.native import Tokenizers
 from tfexport.models.transformer import Transformer
 
 FAMILIES = (tutorial.FAMILY, tutorial.CLASSIFIER, annotated.FAMILY, per_head.FAMILY)
 NATIVE = "native"
 
-_WRAPPERS = ("model_state_dict", "state_dict", "model_state", "model")
-"""Keys under which training scripts save the weights, beside the optimizer's and the epoch."""
-_PREFIXES = ("module.", "_orig_mod.", "model.")
-"""What DataParallel, torch.compile and Lightning put before every name."""
 _FLAGS = {
     "n_heads": "--heads",
     "pad_id": "--pad",
@@ -78,14 +73,6 @@ class Inspection:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Raw:
-    """A file's tensors under their own names, wrappers taken off."""
-
-    weights: dict[str, Tensor]
-    metadata: Mapping[str, str] = field(default_factory=dict)
-
-
 def load_checkpoint(
     path: Path, hints: Mapping[str, Any], *, tokenizers: Tokenizers | None = None, family: str | None = None
 ) -> Checkpoint:
@@ -101,7 +88,7 @@ def load_checkpoint(
         CheckpointError: the file cannot be read, is of no known family, or its weights are not those of its config.
         ConfigError: what the file cannot tell has not been given, or contradicts the file.
     """
-    raw = _read(path)
+    raw = read_file(path)
     found, own_tokenizers = _describe(path, raw, family)
     tokenizers = tokenizers or own_tokenizers
     fields, missing = _complete(found, raw, hints, tokenizers)
@@ -124,7 +111,7 @@ def load_checkpoint(
     config, weights = _tie(config, weights)
     return Checkpoint(
         path=path,
-        sha256=sha256_of(path),
+        sha256=file_sha256(path),
         family=NATIVE if found is None else found.name,
         config=config,
         weights=weights,
@@ -142,7 +129,7 @@ def inspect_checkpoint(
     Raises:
         CheckpointError: the file cannot be read or is of no known family.
     """
-    raw = _read(path)
+    raw = read_file(path)
     found, own_tokenizers = _describe(path, raw, family)
     tokenizers = tokenizers or own_tokenizers
     fields, missing = _complete(found, raw, hints, tokenizers)
@@ -170,66 +157,7 @@ def build_model(config: ModelConfig, weights: Mapping[str, Tensor]) -> Transform
     return model.eval()
 
 
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _read(path: Path) -> _Raw:
-    if not path.is_file():
-        raise CheckpointError(f"there is no file {path}. Give the path of a checkpoint such as ckpt.pt.")
-    try:
-        if path.suffix == ".safetensors":
-            with safe_open(path, framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-                return _Raw(_unwrap(path, tensors), file.metadata() or {})
-        return _Raw(_unwrap(path, torch.load(path, map_location="cpu", weights_only=True)))
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path} is not a file of plain tensors: {_first_line(error)} Nothing in it was run. Save the weights alone, "
-            "torch.save(model.state_dict(), 'ckpt.pt'), where the model's code is at hand."
-        ) from error
-    except CheckpointError:
-        raise
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, TypeError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read as a checkpoint: {_first_line(error)} Check that it was copied completely."
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    """The sentences of torch's message that say what is wrong, not how to switch the protection off."""
-    text = str(error).strip() or type(error).__name__
-    if "WeightsUnpickler error:" in text:
-        text = text.split("WeightsUnpickler error:", 1)[1].strip()
-    line = text.splitlines()[0].strip().split(" Please use ")[0].split(" was not an allowed global")[0]
-    return line if line.endswith(".") else f"{line}."
-
-
-def _unwrap(path: Path, content: Any) -> dict[str, Tensor]:
-    """Take off the wrappers that training scripts put around a state_dict."""
-    while isinstance(content, Mapping):
-        inner = next((content[key] for key in _WRAPPERS if isinstance(content.get(key), Mapping)), None)
-        if inner is None:
-            break
-        content = inner
-    if not isinstance(content, Mapping) or not any(isinstance(value, Tensor) for value in content.values()):
-        raise CheckpointError(
-            f"{path} holds no weights by name. Save them with torch.save(model.state_dict(), 'ckpt.pt'), bare or under "
-            f"one of {', '.join(_WRAPPERS)}."
-        )
-    others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
-    if others:
-        raise CheckpointError(
-            f"{path} has entries beside its weights that are not tensors: {_some(others)}. Save model.state_dict() alone."
-        )
-    weights = {str(name): tensor for name, tensor in content.items()}
-    while prefix := next((p for p in _PREFIXES if all(name.startswith(p) for name in weights)), None):
-        weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
-    return weights
-
-
-def _describe(path: Path, raw: _Raw, family: str | None) -> tuple[Family | None, Tokenizers]:
+def _describe(path: Path, raw: RawCheckpoint, family: str | None) -> tuple[Family | None, Tokenizers]:
     """The foreign family, or None for a native checkpoint, and the tokenizers that came with it."""
     nothing = Tokenizers(None, None)
     if native.is_native(raw.metadata):
@@ -244,7 +172,7 @@ def _describe(path: Path, raw: _Raw, family: str | None) -> tuple[Family | None,
         absent = [name for name in named.signature if name not in raw.weights]
         if absent:
             raise CheckpointError(
-                f"{path} is not of the family {family}: it has no {_some(absent)}. Leave out --family."
+                f"{path} is not of the family {family}: it has no {some(absent)}. Leave out --family."
             )
         return named, nothing
     matching = [known for known in FAMILIES if known.matches(raw.weights)]
@@ -258,12 +186,12 @@ def _no_family(path: Path, weights: Mapping[str, Tensor]) -> str:
     nearest = max(FAMILIES, key=lambda family: (len(known[family.name]), -len(family.renames)))
     if not known[nearest.name]:
         return (
-            f"{path} is of no known family: none of its names ({_some(list(weights))}) is in one. "
+            f"{path} is of no known family: none of its names ({some(list(weights))}) is in one. "
             f"Rename its weights to one of {', '.join(family.name for family in FAMILIES)} (see `tfexport inspect --help`)."
         )
     other = [name for name in weights if name not in known[nearest.name]]
     absent = [name for name in nearest.signature if name not in weights]
-    differs = [f"it has no {_some(absent)}"] * bool(absent) + [f"the family has no {_some(other)}"] * bool(other)
+    differs = [f"it has no {some(absent)}"] * bool(absent) + [f"the family has no {some(other)}"] * bool(other)
     return (
         f"{path} is of no known family. Nearest is {nearest.name} ({nearest.about}), with {len(known[nearest.name])} of "
         f"{len(weights)} names; {'; '.join(differs)}. Rename the weights to the family's names."
@@ -271,7 +199,7 @@ def _no_family(path: Path, weights: Mapping[str, Tensor]) -> str:
 
 
 def _complete(
-    family: Family | None, raw: _Raw, hints: Mapping[str, Any], tokenizers: Tokenizers
+    family: Family | None, raw: RawCheckpoint, hints: Mapping[str, Any], tokenizers: Tokenizers
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Config fields from the file, then the vocabularies, then the user; and the flags for those still missing."""
     if family is None:
@@ -329,7 +257,7 @@ def _convert(
         theirs(name) for name, tensor in converted.items() if tensor.is_floating_point() and not tensor.isfinite().all()
     ]
     problems = [
-        f"{what}: {_some(names)}"
+        f"{what}: {some(names)}"
         for what, names in (
             ("missing", missing),
             ("unexpected", unexpected),
@@ -341,11 +269,6 @@ def _convert(
     ]
     ready = {} if problems else {name: converted[name].float().contiguous() for name in expected}
     return ready, problems
-
-
-def _some(names: list[str], most: int = 12) -> str:
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
 
 
 def _check_vocabularies(tokenizers: Tokenizers, config: ModelConfig) -> None:
@@ -387,6 +310,6 @@ def read_hints(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read the configuration {path}: {error}. Give a JSON object.") from error
     known = {field.name for field in dataclasses.fields(ModelConfig)}
     if not isinstance(fields, dict) or set(fields) - known:
-        wrong = _some(sorted(set(fields) - known)) if isinstance(fields, dict) else "no object"
-        raise ConfigError(f"{path} is not a configuration: {wrong}. Use fields such as {_some(sorted(known), 30)}.")
+        wrong = some(sorted(set(fields) - known)) if isinstance(fields, dict) else "no object"
+        raise ConfigError(f"{path} is not a configuration: {wrong}. Use fields such as {some(sorted(known), 30)}.")
     return fields

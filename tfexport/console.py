@@ -1,0 +1,114 @@
+"""What the command line reads and writes: input lines, output files, progress, warnings, reports."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, TextIO
+
+from tfexport.errors import TfexportError
+
+if TYPE_CHECKING:
+    from tfexport.models.checkpoint import Inspection
+    from tfexport.parity import ParityReport
+    from tfexport.translate import Result
+
+
+def say(text: str) -> None:
+    """A note, warning or error: to stderr, so that it never mixes with results."""
+    print(text, file=sys.stderr)
+
+
+@contextlib.contextmanager
+def opened(source: Path | None) -> Iterator[BinaryIO]:
+    """The lines of a file, or of stdin where there is none."""
+    if source is None or str(source) == "-":
+        yield sys.stdin.buffer
+    else:
+        try:
+            file = source.open("rb")
+        except OSError as error:
+            raise TfexportError(f"cannot read {source}: {error.strerror}. Give a text file, or - for stdin.") from error
+        with file:
+            yield file
+
+
+@contextlib.contextmanager
+def writing(output: Path | None) -> Iterator[TextIO]:
+    """Stdout, or a file that takes its name only when it is complete."""
+    if output is None:
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    special = output.exists() and not output.is_file()  # such as /dev/null: cannot be moved onto
+    partial = output if special else output.with_name(f"{output.name}.partial")
+    try:
+        with partial.open("w", encoding="utf-8", newline="\n") as file:
+            yield file
+        if not special:
+            partial.replace(output)
+    except KeyboardInterrupt:
+        say(f"the lines done so far are in {partial}")
+        raise
+    except OSError as error:
+        raise TfexportError(
+            f"cannot write {output}: {error.strerror}. The lines done so far are in {partial}: make room and run again."
+        ) from error
+
+
+def with_progress(results: Iterator[Result]) -> Iterator[Result]:
+    """Show progress on stderr while the results go elsewhere, and only to a person."""
+    if not sys.stderr.isatty() or sys.stdout.isatty():
+        yield from results
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(results, description="decoding", console=Console(stderr=True), total=None)
+
+
+def warned(results: Iterator[Result], *, most: int = 10) -> Iterator[Result]:
+    """Warn of lines with a problem: the first ones singly, all of them in a sum."""
+    problems: dict[str, int] = {}
+    lines = 0
+    for result in results:
+        lines += 1
+        if result.message:
+            problems[result.status] = problems.get(result.status, 0) + 1
+            if sum(problems.values()) <= most:
+                say(f"warning: line {result.line}: {result.status}: {result.message}")
+        yield result
+    if problems:
+        counts = ", ".join(f"{count} {status}" for status, count in sorted(problems.items()))
+        say(f"warning: of {lines} lines: {counts}; --output-format jsonl marks them")
+
+
+def print_inspection(inspection: Inspection) -> None:
+    """`tfexport inspect` for people."""
+    print(f"{inspection.path}: family {inspection.family}, {inspection.about}")
+    print(f"parameters: {inspection.n_parameters:,}")
+    for name, value in inspection.fields.items():
+        print(f"  {name}: {value}")
+    for note in inspection.notes:
+        print(f"note: {note}")
+    for problem in inspection.problems:
+        print(f"problem: {problem}")
+    for name, flag in inspection.missing.items():
+        print(f"not in the file: {name} (give {flag})")
+    print("vocabulary: in the file" if inspection.vocabulary else "vocabulary: none (give --src-vocab and --tgt-vocab)")
+
+
+def print_parity(report: ParityReport) -> None:
+    """`tfexport parity` for people."""
+    print(f"{report.runtime} against PyTorch: {report.sentences} sentences, {report.steps} steps, beam {report.beam}")
+    for name, errors in report.cross.items():
+        print(f"  {name:<16} max {errors.max:.1e}  mean {errors.mean:.1e}")
+    print(f"  {'logits':<16} max {report.logits.max:.1e}  mean {report.logits.mean:.1e}")
+    print(f"  best token the same at {report.top1_agree} of {report.steps} steps")
+    print(f"  decoded tokens the same in {report.identical} of {report.sentences} sentences")
+    if report.different:
+        print(f"  different: sentences {', '.join(map(str, report.different[:20]))}")
+    print(f"  {'PASSED' if report.passed else 'FAILED'} (tolerance {report.tolerance:.0e})")

@@ -1,0 +1,93 @@
+"""Checkpoint files to tensors by name, whatever was put around them. Nothing from a file is ever executed."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from tfexport.errors import CheckpointError
+
+_WRAPPERS = ("model_state_dict", "state_dict", "model_state", "model")
+"""Keys under which training scripts save the weights, beside the optimizer's and the epoch."""
+_PREFIXES = ("module.", "_orig_mod.", "model.")
+"""What DataParallel, torch.compile and Lightning put before every name."""
+
+
+@dataclass(frozen=True)
+class RawCheckpoint:
+    """A file's tensors under their own names, wrappers taken off."""
+
+    weights: dict[str, Tensor]
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_file(path: Path) -> RawCheckpoint:
+    """Read a file of plain tensors.
+
+    Raises:
+        CheckpointError: the file is missing, cut, holds anything but tensors by name, or would run code.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"there is no file {path}. Give the path of a checkpoint such as ckpt.pt.")
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+                return RawCheckpoint(_unwrap(path, tensors), file.metadata() or {})
+        return RawCheckpoint(_unwrap(path, torch.load(path, map_location="cpu", weights_only=True)))
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path} is not a file of plain tensors: {_first_line(error)} Nothing in it was run. Save the weights alone, "
+            "torch.save(model.state_dict(), 'ckpt.pt'), where the model's code is at hand."
+        ) from error
+    except CheckpointError:
+        raise
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, TypeError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read as a checkpoint: {_first_line(error)} Check that it was copied completely."
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    """The sentences of torch's message that say what is wrong, not how to switch the protection off."""
+    text = str(error).strip() or type(error).__name__
+    if "WeightsUnpickler error:" in text:
+        text = text.split("WeightsUnpickler error:", 1)[1].strip()
+    line = text.splitlines()[0].strip().split(" Please use ")[0].split(" was not an allowed global")[0]
+    return line if line.endswith(".") else f"{line}."
+
+
+def _unwrap(path: Path, content: Any) -> dict[str, Tensor]:
+    """Take off the wrappers that training scripts put around a state_dict."""
+    while isinstance(content, Mapping):
+        inner = next((content[key] for key in _WRAPPERS if isinstance(content.get(key), Mapping)), None)
+        if inner is None:
+            break
+        content = inner
+    if not isinstance(content, Mapping) or not any(isinstance(value, Tensor) for value in content.values()):
+        raise CheckpointError(
+            f"{path} holds no weights by name. Save them with torch.save(model.state_dict(), 'ckpt.pt'), bare or under "
+            f"one of {', '.join(_WRAPPERS)}."
+        )
+    others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
+    if others:
+        raise CheckpointError(
+            f"{path} has entries beside its weights that are not tensors: {some(others)}. Save model.state_dict() alone."
+        )
+    weights = {str(name): tensor for name, tensor in content.items()}
+    while prefix := next((p for p in _PREFIXES if all(name.startswith(p) for name in weights)), None):
+        weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
+    return weights
+
+
+def some(names: list[str], most: int = 12) -> str:
+    """The first of many names, for a message."""
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
