@@ -18,6 +18,7 @@ from references.decode import beam as naive_beam
 from references.decode import greedy as naive_greedy
 from references.per_head import PerHeadTransformer
 from references.tutorial import TutorialTransformer
+from tiny import randomised
 from torch import nn
 
 from tfexport.bundle import Bundle, open_bundle
@@ -44,17 +45,6 @@ class Case:
     checkpoint: Checkpoint
     bundle: Bundle
     sources: list[list[int]]
-
-
-def randomised(model: nn.Module) -> nn.Module:
-    """Random norms and biases too: with ones and zeros a swapped pair would go unseen."""
-    generator = torch.Generator().manual_seed(7)
-    for parameter in model.parameters():
-        noise = torch.randn(parameter.shape, generator=generator)
-        if parameter.requires_grad:
-            matrix = parameter.dim() > 1
-            parameter.data = noise * parameter.shape[1] ** -0.5 if matrix else parameter.data + 0.3 * noise
-    return model.eval()
 
 
 def without_pad(name: str, model: nn.Module) -> nn.Module:
@@ -117,7 +107,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         naive: nn.Module = BaseTransformer(vocab=SRC_VOCAB, pad_id=1, **SIZES)
     else:
         naive = models[name](src_vocab=SRC_VOCAB, tgt_vocab=TGT_VOCAB, pad_id=1, **SIZES)
-    naive = without_pad(name, randomised(naive))
+    naive = without_pad(name, randomised(naive, seed=7))
     folder = tmp_path_factory.mktemp(name)
     if name == "base":
         path = folder / "ckpt.safetensors"

@@ -29,8 +29,8 @@ class OrtRuntime:
 
     def __init__(self, bundle: Bundle, *, threads: int | None = None):
         self._config = bundle.config
-        self._encoder = _session(bundle.graph("encoder"), threads)
         self._step = _session(bundle.graph("decoder_step"), threads)
+        self._encoder = _session(bundle.graph("encoder"), threads)
 
     @property
     def config(self) -> ModelConfig:
