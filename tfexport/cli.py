@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
-from tfexport.console import opened, print_inspection, print_parity, say, warned, with_progress, writing
+from tfexport.console import opened, print_inspection, print_parity, say, warned, with_progress, working, writing
 from tfexport.errors import TfexportError
 
 if TYPE_CHECKING:
@@ -113,7 +113,8 @@ def export(
     directory = output or checkpoint.with_suffix("")
     if directory == checkpoint:
         directory = checkpoint.with_name(f"{checkpoint.name}.bundle")
-    exported = run_export(loaded, directory, force=force)
+    with working(f"exporting {checkpoint}"):
+        exported = run_export(loaded, directory, force=force)
     for note in loaded.notes:
         say(f"note: {note}")
     if loaded.tokenizers.source is None or (loaded.tokenizers.target is None and not loaded.config.is_classifier):
@@ -171,7 +172,7 @@ def decode(
     with opened(source) as lines, writing(output) as out:
         window = 1 if lines.isatty() else None  # a person at a terminal is answered line by line
         results = translate(model, reader, lines, search_options, batch_size=batch_size, window=window)
-        for result in warned(with_progress(results)):
+        for result in warned(with_progress(results, "decoding lines")):
             print(writer.line(result), file=out, flush=window == 1)
 
 
@@ -197,7 +198,7 @@ def parity(
     """
     from tfexport.parity import check
 
-    with contextlib.nullcontext() if source is None else opened(source) as lines:
+    with working("comparing"), contextlib.nullcontext() if source is None else opened(source) as lines:
         reports = check(
             directory,
             lines,
@@ -277,7 +278,8 @@ def demo() -> None:
     """Export the embedded German-English model, check its parity and decode a few sentences."""
     from tfexport.demo import run
 
-    report, translations = run(say)
+    with working("exporting, comparing and decoding"):
+        report, translations = run(say)
     print_parity(report)
     for german, english in translations:
         print(f"  {german}\n    {english}")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TextIO
+from typing import TYPE_CHECKING, BinaryIO, TextIO, TypeVar
 
 from tfexport.errors import TfexportError
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from tfexport.models.checkpoint import Inspection
     from tfexport.parity import ParityReport
     from tfexport.translate import Result
+
+Item = TypeVar("Item")
 
 
 def say(text: str) -> None:
@@ -59,15 +61,27 @@ def writing(output: Path | None) -> Iterator[TextIO]:
         ) from error
 
 
-def with_progress(results: Iterator[Result]) -> Iterator[Result]:
-    """Show progress on stderr while the results go elsewhere, and only to a person."""
+def with_progress(items: Iterable[Item], description: str) -> Iterator[Item]:
+    """Pass `items` on and show their number on stderr, to a person only, and not between lines of output."""
     if not sys.stderr.isatty() or sys.stdout.isatty():
-        yield from results
+        yield from items
         return
     from rich.console import Console
     from rich.progress import track
 
-    yield from track(results, description="decoding", console=Console(stderr=True), total=None)
+    yield from track(items, description=description, console=Console(stderr=True), total=None)
+
+
+@contextlib.contextmanager
+def working(description: str) -> Iterator[None]:
+    """Show on stderr, to a person only, that something long is under way."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(description):
+        yield
 
 
 def warned(results: Iterator[Result], *, most: int = 10) -> Iterator[Result]:

@@ -1,0 +1,80 @@
+"""The README is true: its commands run, and its contract table is the contract."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from references.tutorial import TutorialTransformer
+from tiny import SPECIALS, randomised
+
+from tfexport import contract
+from tfexport.models.checkpoint import FAMILIES
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+COMMANDS = [
+    line
+    for block in re.findall(r"```sh\n(.*?)```", README, flags=re.DOTALL)
+    for line in block.splitlines()
+    if line.startswith("tfexport ")
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that the README's commands name."""
+    folder = tmp_path_factory.mktemp("newcomer")
+    words = SPECIALS + [f"w{index}" for index in range(26)]
+    for name in ("src_vocab.json", "tgt_vocab.json"):
+        (folder / name).write_text(json.dumps(words))
+    model = TutorialTransformer(
+        src_vocab=30, tgt_vocab=30, d_model=32, n_heads=8, d_ffn=40, n_encoder_layers=1, n_decoder_layers=1,
+        max_len=20, pad_id=1,
+    )  # fmt: skip
+    torch.save(randomised(model).state_dict(), folder / "ckpt.pt")
+    (folder / "input.txt").write_text("w4 w5 w6\nw9\nw3 w2 w1 w20\n")
+    (folder / "ids.txt").write_text("2 4 5 6 3\n2 9 3\n")
+    for name in ("train", "val"):
+        for language, word in (("de", "ein Hund läuft"), ("en", "a dog runs")):
+            (folder / f"{name}.{language}").write_text("".join(f"{word} {index}\n" for index in range(40)))
+    return folder
+
+
+def test_there_are_commands() -> None:
+    assert {shlex.split(command)[1] for command in COMMANDS} == {"inspect", "export", "parity", "decode", "train"}
+
+
+@pytest.mark.parametrize("number", range(len(COMMANDS)), ids=lambda number: COMMANDS[number][:60])
+def test_commands_run_in_their_order(folder: Path, number: int) -> None:
+    command = [sys.executable, "-m", "tfexport", *shlex.split(COMMANDS[number])[1:]]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    if "-o output.txt" in COMMANDS[number]:
+        assert len((folder / "output.txt").read_text().splitlines()) == 3
+
+
+def test_contract_table_is_generated() -> None:
+    shown = re.search(r"<!-- contract: .*? -->\n(.*?)\n<!-- end of contract -->", README, flags=re.DOTALL)
+    assert shown is not None
+    assert shown[1] == contract.markdown_table()
+
+
+def test_every_family_is_listed() -> None:
+    for family in FAMILIES:
+        assert f"| `{family.name}` |" in README
+
+
+def test_every_status_is_listed() -> None:
+    from typing import get_args
+
+    from tfexport.translate import Status
+
+    assert re.findall(r"^\| `(\w+)` \|.*\|.*\|$", README, flags=re.MULTILINE)[-20:]
+    for status in get_args(Status):
+        assert f"| `{status}` |" in README

@@ -1,0 +1,93 @@
+"""The real checkpoint and the real data, where they lie beside the repository; elsewhere these tests are skipped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfexport.bundle import Bundle, open_bundle
+from tfexport.demo import embedded_checkpoint
+from tfexport.export import export
+from tfexport.models.checkpoint import load_checkpoint
+from tfexport.models.native import Tokenizers
+from tfexport.parity import check
+from tfexport.runtimes import load_runtime
+from tfexport.search import SearchOptions
+from tfexport.tokenizers import read_vocabulary
+from tfexport.translate import Reader, Writer, translate
+
+SHARED = Path(__file__).parent.parent.parent / "shared"
+TUTORIAL = SHARED / "checkpoints" / "tutorial-de-en"
+MULTI30K = SHARED / "data" / "multi30k"
+
+pytestmark = pytest.mark.skipif(
+    not (TUTORIAL.is_dir() and MULTI30K.is_dir()),
+    reason="the tutorial checkpoint and Multi30k do not lie in ../shared (they are no part of this repository)",
+)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    vocabularies = Tokenizers(
+        read_vocabulary(TUTORIAL / "src_vocab.json", lowercase=True, spacy_language="de"),
+        read_vocabulary(TUTORIAL / "tgt_vocab.json"),
+    )
+    checkpoint = load_checkpoint(TUTORIAL / "model.pt", {"n_heads": 8}, tokenizers=vocabularies)
+    return open_bundle(export(checkpoint, tmp_path_factory.mktemp("tutorial") / "bundle").directory)
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[dict[str, Any]]:
+    """What the tutorial's own code decodes greedily, one sentence at a time, without a cache."""
+    lines = (TUTORIAL / "greedy.test_2016_flickr.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("input_format", ["ids", "text"])
+def test_all_greedy_outputs_are_those_of_the_tutorial(
+    bundle: Bundle, expected: list[dict[str, Any]], input_format: Any
+) -> None:
+    if input_format == "ids":
+        lines = [" ".join(map(str, record["src"])).encode() for record in expected]
+    else:
+        pytest.importorskip("spacy", reason="the spacy extra is not installed")
+        lines = (MULTI30K / "test_2016_flickr.de").read_bytes().splitlines()
+    reader = Reader.of(bundle, input_format)
+    options = SearchOptions(max_length=50)
+    results = list(translate(load_runtime("ort-cpu", bundle, threads=1), reader, lines, options))
+    assert len(results) == len(expected) == 1000
+    wrong = [r.line for r, record in zip(results, expected, strict=True) if list(r.hypotheses[0].ids) != record["out"]]
+    assert wrong == []
+
+
+def test_parity_on_the_real_checkpoint(bundle: Bundle, expected: list[dict[str, Any]]) -> None:
+    lines = [" ".join(map(str, record["src"])).encode() for record in expected]
+    (report,) = check(
+        bundle.directory,
+        lines,
+        ["ort-cpu"],
+        checkpoint=TUTORIAL / "model.pt",
+        max_length=50,
+        input_format="ids",
+        threads=1,
+        say=lambda _: None,
+    )
+    assert report.identical == report.sentences == 1000
+    assert report.cross_max <= 1e-4
+    assert report.logits.max <= 1e-4
+    assert report.passed
+
+
+def test_embedded_default_translates_the_test_set(tmp_path: Path) -> None:
+    sacrebleu = pytest.importorskip("sacrebleu", reason="the train extra is not installed")
+    bundle = open_bundle(export(load_checkpoint(embedded_checkpoint(), {}), tmp_path / "bundle").directory)
+    lines = (MULTI30K / "test_2016_flickr.de").read_bytes().splitlines()
+    references = (MULTI30K / "test_2016_flickr.en").read_text(encoding="utf-8").splitlines()
+    runtime = load_runtime("ort-cpu", bundle, threads=1)
+    writer = Writer.of(bundle, "text")
+    results = translate(runtime, Reader.of(bundle, "text"), lines, SearchOptions(beam=4))
+    output = [writer.line(result) for result in results]
+    assert sacrebleu.corpus_bleu(output, [references]).score >= 36.0
