@@ -11,7 +11,7 @@ test: $(VENV)/dev.done
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n 2
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n 2 --dist loadfile
 
 $(VENV)/export.done: pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)

@@ -309,12 +309,6 @@ def main() -> NoReturn:
             raise
         say(f"error: {error}")
         sys.exit(2)
-    except BrokenPipeError:
-        sys.stderr.close()  # nobody reads on, as in `tfexport decode ... | head`
-        sys.exit(141)
-    except KeyboardInterrupt:
-        say("interrupted")
-        sys.exit(130)
     except Exception as error:
         if debug:
             raise

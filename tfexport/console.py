@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -42,8 +43,14 @@ def writing(output: Path | None) -> Iterator[TextIO]:
     """Stdout, or a file that takes its name only when it is complete."""
     if output is None:
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
-        yield sys.stdout
-        sys.stdout.flush()
+        try:
+            yield sys.stdout
+            sys.stdout.flush()
+        except BrokenPipeError:  # nobody reads on, as in `tfexport decode ... | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
+            raise SystemExit(141) from None
+        except OSError as error:
+            raise TfexportError(f"cannot write to stdout: {error.strerror}. Make room, or write to -o FILE.") from error
         return
     special = output.exists() and not output.is_file()  # such as /dev/null: cannot be moved onto
     partial = output if special else output.with_name(f"{output.name}.partial")

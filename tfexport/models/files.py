@@ -56,12 +56,11 @@ def read_file(path: Path) -> RawCheckpoint:
 
 
 def _first_line(error: Exception) -> str:
-    """The sentences of torch's message that say what is wrong, not how to switch the protection off."""
-    text = str(error).strip() or type(error).__name__
-    if "WeightsUnpickler error:" in text:
-        text = text.split("WeightsUnpickler error:", 1)[1].strip()
-    line = text.splitlines()[0].strip().split(" Please use ")[0].split(" was not an allowed global")[0]
-    return line if line.endswith(".") else f"{line}."
+    """The sentence of a library's message that says what is wrong, not torch's advice to switch its protection off."""
+    lines = [line.split("WeightsUnpickler error:")[-1].strip() for line in str(error).splitlines()]
+    telling = [line for line in lines if "GLOBAL" in line or "Unsupported" in line] or [line for line in lines if line]
+    sentence = (telling or [type(error).__name__])[0].split(" Please use ")[0].split(" was not an allowed global")[0]
+    return sentence if sentence.endswith(".") else f"{sentence}."
 
 
 def _unwrap(path: Path, content: Any) -> dict[str, Tensor]:
