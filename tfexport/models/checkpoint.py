@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,15 +89,15 @@ def load_checkpoint(
         ConfigError: what the file cannot tell has not been given, or contradicts the file.
     """
     raw = read_file(path)
-    found, own_tokenizers = _describe(path, raw, family)
+    found, told, own_tokenizers = _describe(path, raw, family)
     tokenizers = tokenizers or own_tokenizers
-    fields, missing = _complete(found, raw, hints, tokenizers)
+    fields, missing = _complete(told, hints, tokenizers)
     if missing:
         usual = {} if found is None else found.usual
-        told = ", ".join(f"{_FLAGS[name]} {usual[name]}" for name in missing if name in usual)
+        known = ", ".join(f"{_FLAGS[name]} {usual[name]}" for name in missing if name in usual)
         raise ConfigError(
             f"{path} does not tell {', '.join(missing)}. Give {' '.join(missing.values())}, or the same fields in a JSON "
-            f"file with --config{f' (the original code of this family uses {told})' if told else ''}."
+            f"file with --config{f' (the original code of this family uses {known})' if known else ''}."
         )
     config = ModelConfig.from_dict(fields, where=str(path))
     given = {name: fields[name] for name in (*_FLAGS, "unk_id")} | dict(hints)
@@ -130,9 +130,9 @@ def inspect_checkpoint(
         CheckpointError: the file cannot be read or is of no known family.
     """
     raw = read_file(path)
-    found, own_tokenizers = _describe(path, raw, family)
+    found, told, own_tokenizers = _describe(path, raw, family)
     tokenizers = tokenizers or own_tokenizers
-    fields, missing = _complete(found, raw, hints, tokenizers)
+    fields, missing = _complete(told, hints, tokenizers)
     # The shapes of the weights depend on none of the fields that a file cannot tell, so any value serves to check them.
     stand_ins = {"n_heads": 1, "pad_id": 0, "bos_id": 0, "eos_id": 0}
     config = ModelConfig.from_dict({**fields, **{name: stand_ins[name] for name in missing}}, where=str(path))
@@ -157,72 +157,74 @@ def build_model(config: ModelConfig, weights: Mapping[str, Tensor]) -> Transform
     return model.eval()
 
 
-def _describe(path: Path, raw: RawCheckpoint, family: str | None) -> tuple[Family | None, Tokenizers]:
-    """The foreign family, or None for a native checkpoint, and the tokenizers that came with it."""
-    nothing = Tokenizers(None, None)
+def _describe(path: Path, raw: RawCheckpoint, family: str | None) -> tuple[Family | None, dict[str, Any], Tokenizers]:
+    """What the file tells: its foreign family (None when native), config fields and tokenizers."""
     if native.is_native(raw.metadata):
         if family not in (None, NATIVE):
             raise CheckpointError(f"{path} is of the family {NATIVE}, not {family}. Leave out --family.")
-        return None, native.read_description(path, raw.metadata)[1]
-    if family is not None:
-        named = next((known for known in FAMILIES if known.name == family), None)
-        if named is None:
-            names = ", ".join(known.name for known in FAMILIES)
-            raise CheckpointError(f"{path} cannot be read as {family!r}. Give --family one of: {names}.")
-        absent = [name for name in named.signature if name not in raw.weights]
-        if absent:
-            raise CheckpointError(
-                f"{path} is not of the family {family}: it has no {some(absent)}. Leave out --family."
-            )
-        return named, nothing
-    matching = [known for known in FAMILIES if known.matches(raw.weights)]
-    if not matching:
+        config, tokenizers = native.read_description(path, raw.metadata)
+        return None, config.to_dict(), tokenizers
+    found = _named_family(path, raw, family) if family else next((f for f in FAMILIES if f.matches(raw.weights)), None)
+    if found is None:
         raise CheckpointError(_no_family(path, raw.weights))
-    return matching[0], nothing
+    try:
+        return found, found.read_config(raw.weights), Tokenizers(None, None)
+    except (KeyError, ValueError, IndexError) as error:
+        raise CheckpointError(
+            f"a weight of {path} from which the sizes are read is missing or misshapen: {error}. Check that the file is "
+            "complete."
+        ) from error
+
+
+def _named_family(path: Path, raw: RawCheckpoint, name: str) -> Family:
+    named = next((known for known in FAMILIES if known.name == name), None)
+    if named is None:
+        names = ", ".join(known.name for known in FAMILIES)
+        raise CheckpointError(f"{path} cannot be read as {name!r}. Give --family one of: {names}.")
+    absent = [weight for weight in named.signature if weight not in raw.weights]
+    if absent:
+        raise CheckpointError(f"{path} is not of the family {name}: it has no {some(absent)}. Leave out --family.")
+    return named
 
 
 def _no_family(path: Path, weights: Mapping[str, Tensor]) -> str:
-    known = {family.name: [name for name in weights if family.known(name)] for family in FAMILIES}
-    nearest = max(FAMILIES, key=lambda family: (len(known[family.name]), -len(family.renames)))
-    if not known[nearest.name]:
-        return (
-            f"{path} is of no known family: none of its names ({some(list(weights))}) is in one. "
-            f"Rename its weights to one of {', '.join(family.name for family in FAMILIES)} (see `tfexport inspect --help`)."
-        )
-    other = [name for name in weights if name not in known[nearest.name]]
+    def likeness(family: Family) -> tuple[int, float]:
+        """Names that the family knows; among families that know none, how many words their names share."""
+        theirs, ours = (_words(names) for names in (family.renames, weights))
+        return sum(map(family.known, weights)), len(theirs & ours) / len(theirs | ours)
+
+    nearest = max(FAMILIES, key=likeness)
+    other = [name for name in weights if not nearest.known(name)]
     absent = [name for name in nearest.signature if name not in weights]
-    differs = [f"it has no {some(absent)}"] * bool(absent) + [f"the family has no {some(other)}"] * bool(other)
+    differs = [f"it has no {some(absent)}"] * bool(absent) + [f"the family has no {some(other, 6)}"] * bool(other)
     return (
-        f"{path} is of no known family. Nearest is {nearest.name} ({nearest.about}), with {len(known[nearest.name])} of "
-        f"{len(weights)} names; {'; '.join(differs)}. Rename the weights to the family's names."
+        f"{path} is of no known family ({', '.join(family.name for family in FAMILIES)}). Nearest is {nearest.name}, "
+        f"{nearest.about}, which knows {len(weights) - len(other)} of its {len(weights)} names: {'; '.join(differs)}. "
+        "Rename the weights to that family's names."
     )
 
 
+def _words(names: Iterable[str]) -> set[str]:
+    return {word for name in names for word in name.split(".") if not word.isdecimal() and "{" not in word}
+
+
 def _complete(
-    family: Family | None, raw: RawCheckpoint, hints: Mapping[str, Any], tokenizers: Tokenizers
+    told: Mapping[str, Any], hints: Mapping[str, Any], tokenizers: Tokenizers
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Config fields from the file, then the vocabularies, then the user; and the flags for those still missing."""
-    if family is None:
-        config, _ = native.read_description(Path("the file"), raw.metadata)
-        return {**config.to_dict(), **hints}, {}
-    try:
-        fields = family.read_config(raw.weights)
-    except (KeyError, ValueError, IndexError) as error:
-        raise CheckpointError(
-            f"a weight from which the sizes are read is missing or misshapen: {error}. Check that the file is complete."
-        ) from error
-    classifier = fields.get("n_classes", 0) > 0
+    """Config fields from the file, from the vocabularies and from the user, the later winning; flags for the missing."""
+    # An unknown token is met only in text, which a vocabulary reads, and it then tells the id itself.
+    fields: dict[str, Any] = {"unk_id": -1}
+    sides = [side for side in (tokenizers.source, tokenizers.target) if side is not None]
     for kind in ("unk", "pad", "bos", "eos"):
-        sides = [side for side in (tokenizers.target, tokenizers.source) if side is not None]
         ids = {side.special_id(kind) for side in sides} - {None}
         if len(ids) == 1:
             fields[f"{kind}_id"] = ids.pop()
-    fields.update(hints)
-    needed = ["n_heads", "pad_id"]
-    needed += [name for name in ("bos_id", "eos_id") if not classifier or fields[f"source_{name[:3]}"]]
-    # An unknown token is met only in text, which a vocabulary reads, and it then tells the id itself.
-    fields = {"unk_id": -1, **({"bos_id": -1, "eos_id": -1} if classifier else {}), **fields}
-    return fields, {name: f"{_FLAGS[name]} N" for name in needed if fields.get(name, -1) == -1}
+    fields = {**fields, **told, **hints}
+    needed = ["n_heads", "pad_id", "bos_id", "eos_id"]
+    if fields.get("n_classes"):  # a classifier needs bos and eos only where its input has them
+        unused = {name for name in ("bos", "eos") if not fields[f"source_{name}"]}
+        fields = {**{f"{name}_id": -1 for name in unused}, **fields}
+    return fields, {name: f"{_FLAGS[name]} N" for name in needed if name not in fields}
 
 
 def _convert(

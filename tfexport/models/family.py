@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tfexport.errors import CheckpointError
+
 _PLACEHOLDERS = {"{i}": r"(?P<i>\d+)", "{h}": r"(?P<h>\d+)", "{p}": r"(?P<p>weight|bias)"}
 
 
@@ -81,6 +83,10 @@ class Family:
         joined = {}
         for canonical, heads in parts.items():
             tensors = [tensor for _, tensor in sorted(heads, key=lambda part: part[0])]
+            if len({tensor.shape for tensor in tensors}) > 1:
+                raise CheckpointError(
+                    f"the heads of {self.foreign_name(canonical)} are not of one shape. Check that the file is complete."
+                )
             joined[canonical] = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
         return joined, unexpected
 
