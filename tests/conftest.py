@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from tiny import TinyCheckpoint, write_tiny_checkpoint
+from tiny import HINTS, TinyCheckpoint, tiny_classifier, write_tiny_checkpoint
 
+from tfexport.contract import GraphSpec
 from tfexport.export import export
+from tfexport.models.checkpoint import load_checkpoint
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -34,7 +39,39 @@ def tiny_bundle(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPa
     return export(tiny_checkpoint.load(), tmp_path_factory.mktemp("bundle") / "tiny").directory
 
 
+@pytest.fixture(scope="session")
+def classifier_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle of `tiny_classifier()`, without words. Not to be changed."""
+    folder = tmp_path_factory.mktemp("classifier")
+    torch.save(tiny_classifier().state_dict(), folder / "classifier.pt")
+    return export(load_checkpoint(folder / "classifier.pt", HINTS), folder / "classifier").directory
+
+
+@pytest.fixture(scope="session")
+def command_export(
+    tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """`tfexport export tiny.pt` in a process and a folder of its own: the folder and what the command said."""
+    folder = tmp_path_factory.mktemp("command")
+    shutil.copy(tiny_checkpoint.path, folder)
+    command = [Path(sys.executable).with_name("tfexport"), "export", "tiny.pt", *tiny_checkpoint.flags]
+    # Other hashes than in this process: an order that came from a set would show in the graphs.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "4711"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    return folder, done
+
+
 @pytest.fixture
 def own_bundle(tiny_bundle: Path, tmp_path: Path) -> Path:
     """A copy of `tiny_bundle` that a test may change."""
     return Path(shutil.copytree(tiny_bundle, tmp_path / "own"))
+
+
+@pytest.fixture
+def quick_export(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spare `export` the exporter: a graph holds no weights, so that of `tiny_bundle` serves any of its shape."""
+
+    def copy_graph(_: object, graph: GraphSpec, folder: Path) -> None:
+        shutil.copy(tiny_bundle / graph.file, folder)
+
+    monkeypatch.setattr("tfexport.export.write_graph", copy_graph)

@@ -1,0 +1,497 @@
+"""The bundle is written whole or not at all, and is never decoded from when anything about it has changed."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import HEADS, IDS, TGT_VOCAB, TinyCheckpoint
+
+from tfexport import __version__
+from tfexport.bundle import FORMAT, new_bundle, open_bundle
+from tfexport.errors import BundleError, TfexportError
+from tfexport.export import export
+from tfexport.models.checkpoint import load_checkpoint
+
+FILES = {
+    "encoder.onnx",
+    "decoder_step.onnx",
+    "weights.safetensors",
+    "source_tokenizer.json",
+    "target_tokenizer.json",
+}
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def manifest_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+
+
+def write_manifest(folder: Path, manifest: Any) -> None:
+    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+
+
+# --- what is in it
+
+
+def test_manifest_names_every_file_as_it_is(tiny_bundle: Path) -> None:
+    manifest = manifest_of(tiny_bundle)
+    assert manifest["format"] == FORMAT
+    assert set(manifest["files"]) == FILES
+    assert set(content(tiny_bundle)) == {*FILES, "manifest.json"}
+    for name, entry in manifest["files"].items():
+        raw = (tiny_bundle / name).read_bytes()
+        assert entry == {"sha256": hashlib.sha256(raw).hexdigest(), "bytes": len(raw)}
+    assert manifest["tokenizers"] == {"source": "source_tokenizer.json", "target": "target_tokenizer.json"}
+
+
+def test_manifest_describes_the_graphs(tiny_bundle: Path) -> None:
+    cross = [("cross.0.key", ["batch", 3, "src", 8]), ("cross.0.value", ["batch", 3, "src", 8])]
+    past = [("past.0.key", ["rows", 3, "cache", 8]), ("past.0.value", ["rows", 3, "cache", 8])]
+    expected = {
+        "encoder": (
+            [("src_ids", "int64", ["batch", "src"]), ("src_len", "int64", ["batch"])],
+            [(name, "float32", shape) for name, shape in cross],
+        ),
+        "decoder_step": (
+            [
+                *[("tokens", "int64", ["rows"]), ("position", "int64", ["rows"]), ("src_len", "int64", ["batch"])],
+                *[(name, "float32", shape) for name, shape in past + cross],
+            ],
+            [
+                ("logits", "float32", ["rows", TGT_VOCAB]),
+                *[(name.replace("past", "present"), "float32", shape) for name, shape in past],
+            ],
+        ),
+    }
+    for graph in manifest_of(tiny_bundle)["graphs"]:
+        role = graph["role"]
+        assert (graph["file"], graph["dialect"], graph["precision"]) == (f"{role}.onnx", "onnx24", "float32")
+        sides = [[(t["name"], t["dtype"], t["shape"]) for t in graph[side]] for side in ("inputs", "outputs")]
+        assert tuple(sides) == expected.pop(role)
+    assert not expected
+
+
+def test_manifest_tells_where_the_bundle_comes_from(tiny_bundle: Path, tiny_checkpoint: TinyCheckpoint) -> None:
+    manifest = manifest_of(tiny_bundle)
+    assert manifest["source"] == {
+        "file": "tiny.pt",
+        "sha256": hashlib.sha256(tiny_checkpoint.path.read_bytes()).hexdigest(),
+        "family": "tutorial",
+        "given": {"n_heads": HEADS, **IDS},
+        "notes": [],
+    }
+    libraries = ("torch", "onnx", "onnxscript", "onnxruntime", "numpy")
+    assert manifest["versions"] == {"tfexport": __version__} | {name: version(name) for name in libraries}
+
+
+def test_manifest_holds_nothing_of_the_machine(tiny_bundle: Path, tiny_checkpoint: TinyCheckpoint) -> None:
+    text = (tiny_bundle / "manifest.json").read_text(encoding="utf-8")
+    for folder in (tiny_bundle.parent, tiny_checkpoint.path.parent, Path.home()):
+        assert f"{folder}/" not in text
+
+
+def test_opened_bundle_gives_config_graphs_and_tokenizers(tiny_bundle: Path, tiny_checkpoint: TinyCheckpoint) -> None:
+    bundle = open_bundle(tiny_bundle)
+    assert bundle.config == tiny_checkpoint.load().config
+    assert bundle.graph("encoder") == tiny_bundle / "encoder.onnx"
+    assert bundle.weights == tiny_bundle / "weights.safetensors"
+    assert bundle.tokenizer("source").encode("de5 de30") == [5, 30]
+    assert bundle.tokenizer("target").decode([5, 36]) == "wört5 wört36"
+    with pytest.raises(BundleError, match="no encoder_classifier graph, only encoder, decoder_step"):
+        bundle.graph("encoder_classifier")
+
+
+# --- what has changed
+
+
+def test_a_missing_bundle_is_refused(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(BundleError, match=r"it has no manifest\.json"):
+            open_bundle(folder)
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_a_changed_byte_is_seen(own_bundle: Path, name: str) -> None:
+    raw = bytearray((own_bundle / name).read_bytes())
+    raw[len(raw) // 2] ^= 1
+    (own_bundle / name).write_bytes(raw)
+    with pytest.raises(BundleError, match=f"{name} is not what was exported"):
+        open_bundle(own_bundle)
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_a_cut_file_is_seen(own_bundle: Path, name: str) -> None:
+    os.truncate(own_bundle / name, 100)
+    with pytest.raises(BundleError, match=f"{name} is not what was exported"):
+        open_bundle(own_bundle)
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_a_missing_file_is_seen(own_bundle: Path, name: str) -> None:
+    (own_bundle / name).unlink()
+    with pytest.raises(BundleError, match=f"{name} cannot be read: No such file"):
+        open_bundle(own_bundle)
+
+
+def test_a_newer_format_asks_for_an_upgrade(own_bundle: Path) -> None:
+    # Whatever else a newer format has: the number is looked at first.
+    write_manifest(own_bundle, {"format": FORMAT + 1, "parts": []})
+    with pytest.raises(BundleError, match=f"bundle format {FORMAT + 1}.*Upgrade tfexport"):
+        open_bundle(own_bundle)
+
+
+OUTSIDE = ["../x", "/etc/passwd", "..", ".", "", "a/b", "a/../weights.safetensors", "\0", "\ud800"]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_a_file_name_that_is_a_path_is_refused(own_bundle: Path, name: str) -> None:
+    manifest = manifest_of(own_bundle)
+    (own_bundle.parent / "x").write_text("outside")
+    manifest["files"][name] = {"sha256": hashlib.sha256(b"outside").hexdigest(), "bytes": 7}
+    write_manifest(own_bundle, manifest)
+    with pytest.raises(BundleError):
+        open_bundle(own_bundle)
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_only_listed_files_serve_as_graphs_and_tokenizers(own_bundle: Path, name: str) -> None:
+    original = manifest_of(own_bundle)
+    for change in ({"tokenizers": {"source": name}}, {"graphs": [{**original["graphs"][0], "file": name}]}):
+        write_manifest(own_bundle, {**original, **change})
+        with pytest.raises(BundleError, match="does not list"):
+            open_bundle(own_bundle)
+
+
+def test_weights_must_be_listed(own_bundle: Path) -> None:
+    manifest = manifest_of(own_bundle)
+    del manifest["files"]["weights.safetensors"]
+    write_manifest(own_bundle, manifest)
+    with pytest.raises(BundleError, match=r"does not list weights\.safetensors"):
+        open_bundle(own_bundle)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "[]", "5", "null", '{"format": 1}', "\xff"])
+def test_a_manifest_that_is_none_is_refused(own_bundle: Path, text: str) -> None:
+    (own_bundle / "manifest.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(BundleError, match=r"manifest\.json cannot be read"):
+        open_bundle(own_bundle)
+
+
+def changes(value: Any) -> Iterator[Any]:
+    """`value` with one of its parts taken out or replaced by something else, part after part."""
+    yield from (None, 5, "x", [], {}, True, 10**400)
+    for key in list(value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []):
+        rest = value.copy()
+        del rest[key]
+        yield rest
+        for part in changes(value[key]):
+            changed = value.copy()
+            changed[key] = part
+            yield changed
+
+
+def test_whatever_is_wrong_in_a_manifest_the_error_is_ours(own_bundle: Path) -> None:
+    original = manifest_of(own_bundle)
+    original["graphs"] = [{key: graph[key] for key in ("role", "file", "inputs")} for graph in original["graphs"]]
+    for graph in original["graphs"]:
+        graph["inputs"] = graph["inputs"][:1]  # what nobody reads need not be tried in all its places
+    refused = 0
+    for manifest in changes(original):
+        write_manifest(own_bundle, manifest)
+        try:
+            bundle = open_bundle(own_bundle)
+            bundle.graph("encoder"), bundle.graph("decoder_step")
+            bundle.tokenizer("source"), bundle.tokenizer("target")
+        except TfexportError:
+            refused += 1
+    assert refused > 100
+
+
+def test_a_tokenizer_that_is_none_is_refused(own_bundle: Path) -> None:
+    manifest = manifest_of(own_bundle)
+    for text in ("{", "[]", '{"tokenizer": {}}'):
+        (own_bundle / "source_tokenizer.json").write_text(text)
+        manifest["files"]["source_tokenizer.json"]["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+        write_manifest(own_bundle, manifest)
+        with pytest.raises(TfexportError, match=r"source_tokenizer\.json"):
+            open_bundle(own_bundle).tokenizer("source")
+
+
+# --- where it is written
+
+
+def fill(folder: Path, text: str = "new") -> None:
+    """Stand for an export: the smallest folder that counts as a bundle."""
+    (folder / "part").write_text(text)
+    write_manifest(folder, {"format": FORMAT, "files": {"part": {}}, "graphs": [], "tokenizers": {}, "config": {}})
+
+
+def leftovers(folder: Path, *expected: str) -> set[str]:
+    return {path.name for path in folder.iterdir()} - set(expected)
+
+
+def test_a_new_bundle_takes_its_place(tmp_path: Path) -> None:
+    with new_bundle(tmp_path / "new" / "place" / "b") as folder:
+        fill(folder)
+        assert not (tmp_path / "new" / "place" / "b").exists()
+    assert (tmp_path / "new" / "place" / "b" / "part").read_text() == "new"
+    assert not leftovers(tmp_path / "new" / "place", "b")
+
+
+def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    with new_bundle(tmp_path / "b") as folder:
+        fill(folder)
+    assert (tmp_path / "b" / "part").exists()
+    assert not leftovers(tmp_path, "b")
+
+
+def test_an_existing_bundle_is_replaced_only_with_force(tmp_path: Path, own_bundle: Path) -> None:
+    before = content(own_bundle)
+    with pytest.raises(BundleError, match=f"{own_bundle} exists. Replace it with --force"), new_bundle(own_bundle):
+        pytest.fail("nothing is to be computed for a bundle that will not be written")
+    assert content(own_bundle) == before
+    with new_bundle(own_bundle, force=True) as folder:
+        fill(folder)
+    assert set(content(own_bundle)) == {"part", "manifest.json"}
+    assert not leftovers(tmp_path, "own")
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("name", ["notes.txt", "manifest.json"])
+def test_a_folder_that_is_no_bundle_is_never_replaced(tmp_path: Path, force: bool, name: str) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / name).write_text('{"name": "my web page", "icons": []}')  # other programs have manifests too
+    (tmp_path / "b" / "precious").write_text("mine")
+    before = content(tmp_path / "b")
+    with pytest.raises(BundleError), new_bundle(tmp_path / "b", force=force) as folder:
+        fill(folder)
+    assert content(tmp_path / "b") == before
+    assert not leftovers(tmp_path, "b")
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_file_is_never_replaced(tmp_path: Path, force: bool) -> None:
+    (tmp_path / "b").write_text("mine")
+    with pytest.raises(BundleError, match="is not a bundle"), new_bundle(tmp_path / "b", force=force) as folder:
+        fill(folder)
+    assert (tmp_path / "b").read_text() == "mine"
+    assert not leftovers(tmp_path, "b")
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_came_to_the_place_during_the_export_is_not_replaced(tmp_path: Path, force: bool) -> None:
+    def export_slowly() -> None:
+        with new_bundle(tmp_path / "b", force=force) as folder:
+            fill(folder)
+            (tmp_path / "b").mkdir()
+            (tmp_path / "b" / "precious").write_text("mine")
+
+    with pytest.raises(BundleError):
+        export_slowly()
+    assert content(tmp_path / "b") == {"precious": b"mine"}
+    assert not leftovers(tmp_path, "b")
+
+
+def test_the_first_of_two_exports_to_one_place_stays(tmp_path: Path) -> None:
+    def export_twice() -> None:
+        with new_bundle(tmp_path / "b") as slow:
+            fill(slow, "slow")
+            with new_bundle(tmp_path / "b") as fast:
+                fill(fast, "fast")
+
+    with pytest.raises(BundleError, match="exists"):
+        export_twice()
+    assert (tmp_path / "b" / "part").read_text() == "fast"
+    assert not leftovers(tmp_path, "b")
+
+
+def test_a_link_to_a_bundle_leaves_nothing_behind(tmp_path: Path, own_bundle: Path) -> None:
+    (tmp_path / "link").symlink_to(own_bundle)
+    try:
+        with new_bundle(tmp_path / "link", force=True) as folder:
+            fill(folder)
+    except BundleError:
+        open_bundle(own_bundle)
+    else:
+        assert (tmp_path / "link" / "part").exists()
+    assert not leftovers(tmp_path, "own", "link")
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
+def test_permissions_follow_the_umask(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        with new_bundle(tmp_path / "b") as folder:
+            fill(folder)
+        assert os.umask(mask) == mask  # looking the mask up means setting it
+    finally:
+        os.umask(before)
+    assert (tmp_path / "b").stat().st_mode & 0o777 == 0o777 & ~mask
+    for path in (tmp_path / "b").iterdir():
+        assert path.stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+# --- what interrupts it
+
+
+class Interruption(Exception):
+    pass
+
+
+def fail_while_writing(target: Path, error: BaseException) -> None:
+    with new_bundle(target, force=True) as folder:
+        fill(folder)
+        (folder / "deeper").mkdir()
+        raise error
+
+
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143), Interruption(), MemoryError()], ids=repr)
+def test_an_interrupted_export_leaves_nothing(
+    tmp_path: Path, own_bundle: Path, error: BaseException, existing: bool
+) -> None:
+    target = own_bundle if existing else tmp_path / "b"
+    before = content(own_bundle)
+    with pytest.raises(type(error)):
+        fail_while_writing(target, error)
+    assert content(own_bundle) == before
+    assert not leftovers(tmp_path, "own")
+
+
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_failed_write_is_told_and_leaves_nothing(tmp_path: Path, own_bundle: Path, code: int, existing: bool) -> None:
+    target = own_bundle if existing else tmp_path / "b"
+    before = content(own_bundle)
+    with pytest.raises(BundleError, match=os.strerror(code)):
+        fail_while_writing(target, OSError(code, os.strerror(code)))
+    assert content(own_bundle) == before
+    assert not leftovers(tmp_path, "own")
+
+
+@pytest.mark.parametrize("step", ["fsync", "rename"])
+@pytest.mark.parametrize("existing", [False, True])
+def test_a_failure_at_the_very_end_leaves_what_there_was(
+    tmp_path: Path, own_bundle: Path, monkeypatch: pytest.MonkeyPatch, step: str, existing: bool
+) -> None:
+    target = own_bundle if existing else tmp_path / "b"
+    before = content(own_bundle)
+    rename = Path.rename
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def fail_for_the_new_one(self: Path, to: Path) -> Path:
+        return fail() if self.suffix == ".partial" else rename(self, to)
+
+    if step == "fsync":
+        monkeypatch.setattr(os, "fsync", fail)
+    else:
+        monkeypatch.setattr(Path, "rename", fail_for_the_new_one)
+    with pytest.raises(BundleError, match="Input/output error"), new_bundle(target, force=existing) as folder:
+        fill(folder)
+    assert content(own_bundle) == before
+    assert not leftovers(tmp_path, "own")
+
+
+@pytest.mark.parametrize("at", ["save_file", "write_graph", "write_manifest", "self_check"])
+def test_export_interrupted_anywhere_leaves_nothing(
+    tmp_path: Path, tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch, quick_export: None, at: str
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"tfexport.export.{at}", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        export(tiny_checkpoint.load(), tmp_path / "b")
+    assert not leftovers(tmp_path)
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """Let no file grow beyond 32 kB: writing fails as on a full disk, and needs no rights to bring about."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (32_000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.usefixtures("quick_export", "small_files")
+def test_weights_that_cannot_be_written_are_told(tmp_path: Path, tiny_checkpoint: TinyCheckpoint) -> None:
+    with pytest.raises(BundleError, match=r"cannot write the bundle .*File too large"):
+        export(tiny_checkpoint.load(), tmp_path / "b")
+    assert not leftovers(tmp_path)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Make a file system of so many kB."""
+    mounted: list[Path] = []
+
+    def mount(size: int) -> Path:
+        folder = tmp_path / f"disk{size}"
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", str(folder)]
+        if os.geteuid() != 0 or shutil.which("mount") is None:
+            pytest.skip("only root can mount a small file system")
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            pytest.skip(f"a small file system cannot be mounted here: {done.stderr.strip()}")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def kilobytes(*files: Path) -> int:
+    """What they take on a file system of pages of 4 kB."""
+    return sum(4 * -(-path.stat().st_size // 4096) for path in files)
+
+
+@pytest.mark.usefixtures("quick_export")
+@pytest.mark.parametrize("full_at", ["weights", "graphs"])
+def test_a_full_disk_is_told_and_left_as_it_was(
+    disk: Callable[[int], Path], tiny_bundle: Path, tiny_checkpoint: TinyCheckpoint, full_at: str
+) -> None:
+    weights = kilobytes(tiny_bundle / "weights.safetensors")
+    folder = disk(weights // 2 if full_at == "weights" else weights + 8)
+    with pytest.raises(BundleError, match=r"No space left on device.*give another folder with -o"):
+        export(tiny_checkpoint.load(), folder / "b")
+    assert not leftovers(folder)
+
+
+@pytest.mark.usefixtures("quick_export")
+def test_a_disk_that_holds_one_bundle_keeps_the_old_one(
+    disk: Callable[[int], Path], tiny_bundle: Path, tiny_checkpoint: TinyCheckpoint
+) -> None:
+    weights = kilobytes(tiny_bundle / "weights.safetensors")
+    folder = disk(kilobytes(*tiny_bundle.iterdir()) + weights + 8)
+    export(tiny_checkpoint.load(), folder / "b")
+    before = content(folder / "b")
+    other = torch.load(tiny_checkpoint.path, weights_only=True)
+    other["decoder.fc_out.bias"] += 1.0
+    torch.save(other, folder.parent / "other.pt")
+    checkpoint = load_checkpoint(folder.parent / "other.pt", {"n_heads": HEADS, **IDS})
+    with pytest.raises(BundleError, match="No space left on device"):
+        export(checkpoint, folder / "b", force=True)
+    assert content(folder / "b") == before
+    open_bundle(folder / "b")
+    assert not leftovers(folder, "b")

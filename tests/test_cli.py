@@ -1,0 +1,663 @@
+"""The command line: what it reads and writes, how it fails, and that it stays light."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from references.decode import greedy
+from references.tutorial import TutorialTransformer
+from safetensors.numpy import load_file, save_file
+from tiny import BOS, ENCODER, EOS, IDS, SRC_VOCAB, TGT_VOCAB, TinyCheckpoint, randomised, tiny_transformer
+from typer.testing import CliRunner
+
+from tfexport import __version__
+from tfexport.cli import app, main
+from tfexport.errors import BundleError
+
+COMMANDS = ("inspect", "export", "decode", "parity", "train", "demo", "version")
+TFEXPORT = Path(sys.executable).with_name("tfexport")
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    raw: bytes
+    stderr: str
+
+    @property
+    def stdout(self) -> str:
+        return self.raw.decode("utf-8")
+
+    @property
+    def lines(self) -> list[str]:
+        return self.stdout.split("\n")[:-1]
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run() -> Run:
+    """`tfexport ARGUMENTS` in this process, which has PyTorch loaded already."""
+
+    def run_main(*arguments: object, stdin: bytes | None = b"") -> Outcome:
+        # As in a poor locale: what is written must not depend on it.
+        out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+        err = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="backslashreplace")
+        handler = signal.getsignal(signal.SIGTERM)
+        with pytest.MonkeyPatch.context() as patches:
+            patches.setattr(sys, "argv", ["tfexport", *map(str, arguments)])
+            patches.setattr(sys, "stdin", None if stdin is None else io.TextIOWrapper(io.BytesIO(stdin)))
+            patches.setattr(sys, "stdout", out)
+            patches.setattr(sys, "stderr", err)
+            with pytest.raises(SystemExit) as caught:
+                main()
+        signal.signal(signal.SIGTERM, handler)
+        for stream in (out, err):
+            stream.flush()
+        return Outcome(int(caught.value.code or 0), out.buffer.getvalue(), err.buffer.getvalue().decode("ascii"))
+
+    return run_main
+
+
+@pytest.fixture
+def decode(run: Run, tiny_bundle: Path) -> Run:
+    """`tfexport decode` of the tiny bundle."""
+
+    def run_decode(*arguments: object, stdin: bytes | None = b"") -> Outcome:
+        return run("decode", tiny_bundle, *arguments, "--threads", "1", stdin=stdin)
+
+    return run_decode
+
+
+def one_error(outcome: Outcome) -> str:
+    """The only line on stderr, where nothing but an error may be."""
+    assert outcome.code == 2, outcome.stderr
+    assert outcome.raw == b""
+    (line,) = outcome.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def naive_ids(model: TutorialTransformer, ids: list[int], *, max_length: int = 20) -> list[int]:
+    return greedy(model, [BOS, *ids, EOS], bos=BOS, eos=EOS, max_length=max_length)
+
+
+def naive_text(model: TutorialTransformer, ids: list[int]) -> str:
+    return " ".join(f"wört{index}" for index in naive_ids(model, ids) if index != EOS)
+
+
+SENTENCES = {"de5 de6": [5, 6], "de9": [9], "de10 nothing de12": [10, 0, 12], "de30 de4 de4 de7": [30, 4, 4, 7]}
+TEXT = "".join(f"{sentence}\n" for sentence in SENTENCES).encode()
+
+
+def wanted_text(checkpoint: TinyCheckpoint) -> str:
+    return "".join(f"{naive_text(checkpoint.model, ids)}\n" for ids in SENTENCES.values())
+
+
+# --- help, and what it costs
+
+
+@pytest.mark.parametrize("command", [None, *COMMANDS])
+def test_help_works(command: str | None) -> None:
+    result = CliRunner().invoke(app, [command, "--help"] if command else ["--help"])
+    assert result.exit_code == 0
+    assert "--help" in result.output
+    for name in COMMANDS if command is None else [command]:
+        assert name in result.output
+
+
+def test_help_says_the_exit_codes() -> None:
+    output = " ".join(CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output.split())
+    assert "0 done, 1 parity failed, 2 wrong use or input, 3 a fault of tfexport itself, 130 interrupted" in output
+
+
+IMPORTED = """
+import json, sys
+from tfexport.cli import main
+for arguments in {arguments}:
+    sys.argv = ["tfexport", *arguments]
+    try:
+        main()
+    except SystemExit as stop:
+        assert not stop.code, stop.code
+print(json.dumps([name for name in sys.modules if "." not in name]), file=sys.stderr)
+"""
+
+
+def modules_after(*commands: list[str], stdin: bytes = b"") -> tuple[set[str], bytes]:
+    """The modules that a fresh process has imported after `commands`, and its output."""
+    script = IMPORTED.format(arguments=[[str(argument) for argument in command] for command in commands])
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, input=stdin, capture_output=True, env=ENVIRONMENT, timeout=60)
+    assert done.returncode == 0, done.stderr.decode()
+    return set(json.loads(done.stderr.splitlines()[-1])), done.stdout
+
+
+HEAVY = {"torch", "onnx", "onnxruntime", "onnxscript", "lightning", "safetensors", "tokenizers", "spacy", "sacrebleu"}
+
+
+def test_help_imports_nothing_heavy() -> None:
+    modules, _ = modules_after(["--help"], *([command, "--help"] for command in COMMANDS), ["version"])
+    assert "typer" in modules
+    assert not modules & HEAVY
+
+
+def test_help_is_quick() -> None:
+    """A generous bound, the best of three: PyTorch alone would take most of it."""
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run([TFEXPORT, "--help"], check=True, capture_output=True, env=ENVIRONMENT)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 2
+
+
+def test_decoding_with_onnxruntime_needs_no_torch(tiny_bundle: Path, tiny_checkpoint: TinyCheckpoint) -> None:
+    commands = [["decode", tiny_bundle, "--threads", "1", *beam] for beam in ([], ["--beam", "2"])]
+    modules, output = modules_after(*commands, stdin=TEXT)
+    assert "onnxruntime" in modules
+    assert not modules & {"torch", "onnx", "onnxscript", "safetensors", "lightning"}
+    assert output.decode() == wanted_text(tiny_checkpoint)  # the second command finds stdin at its end
+
+
+def test_version(run: Run) -> None:
+    assert run("version") == Outcome(0, f"tfexport {__version__}\n".encode(), "")
+
+
+# --- inspect
+
+
+def test_inspect_tells_what_is_there_and_what_is_not(run: Run, tiny_checkpoint: TinyCheckpoint) -> None:
+    outcome = run("inspect", tiny_checkpoint.path)
+    assert outcome.code == 0
+    assert outcome.stderr == ""
+    assert "family tutorial" in outcome.lines[0]
+    assert f"parameters: {sum(p.numel() for p in tiny_checkpoint.model.parameters()):,}" in outcome.lines
+    assert "  src_vocab_size: 31" in outcome.lines
+    assert "not in the file: n_heads (give --heads N)" in outcome.lines
+
+
+def test_inspect_json(run: Run, tiny_checkpoint: TinyCheckpoint) -> None:
+    outcome = run("inspect", tiny_checkpoint.path, "--heads", "3", "--json")
+    found = json.loads(outcome.stdout)
+    assert found["path"] == str(tiny_checkpoint.path)
+    assert found["family"] == "tutorial"
+    assert found["fields"]["n_heads"] == 3
+    assert found["missing"] == {"pad_id": "--pad N", "bos_id": "--bos N", "eos_id": "--eos N"}
+    assert (found["problems"], found["notes"], found["vocabulary"]) == ([], [], False)
+
+
+def test_inspect_tells_problems(run: Run, tmp_path: Path) -> None:
+    weights = tiny_transformer().state_dict()
+    del weights["decoder.fc_out.bias"]
+    torch.save(weights, tmp_path / "part.pt")
+    outcome = run("inspect", tmp_path / "part.pt")
+    assert outcome.code == 0
+    assert "problem: missing: decoder.fc_out.bias" in outcome.lines
+
+
+# --- export
+
+
+def test_export_command(
+    command_export: tuple[Path, subprocess.CompletedProcess[str]], tiny_checkpoint: TinyCheckpoint
+) -> None:
+    folder, done = command_export
+    assert done.returncode == 0
+    assert {path.name for path in folder.iterdir()} == {"tiny.pt", "tiny"}  # the bundle is named after the file
+    assert done.stdout.splitlines()[0].startswith("exported tiny: family tutorial, largest error against PyTorch ")
+    assert done.stdout.splitlines()[1] == "next: tfexport parity tiny; tfexport decode tiny INPUT"
+    assert done.stderr == ""
+
+
+@pytest.fixture
+def here(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
+    """A copy of the checkpoint that other files may lie beside."""
+    (tmp_path / "here").mkdir()
+    path = tmp_path / "here" / "tiny.pt"
+    path.write_bytes(tiny_checkpoint.path.read_bytes())
+    return path
+
+
+@pytest.mark.usefixtures("quick_export")
+@pytest.mark.parametrize(
+    ("name", "bundle"), [("m.pt", "m"), ("m.best.ckpt", "m.best"), ("m", "m.bundle"), (".pt", ".pt.bundle")]
+)
+def test_bundle_is_named_after_the_checkpoint(
+    run: Run, here: Path, tiny_checkpoint: TinyCheckpoint, name: str, bundle: str
+) -> None:
+    outcome = run("export", here.rename(here.with_name(name)), *tiny_checkpoint.flags)
+    assert outcome.code == 0, outcome.stderr
+    assert {path.name for path in here.parent.iterdir()} == {name, bundle}
+
+
+@pytest.mark.usefixtures("quick_export")
+def test_export_replaces_a_bundle_only_with_force(run: Run, here: Path, tiny_checkpoint: TinyCheckpoint) -> None:
+    arguments = ("export", here, *tiny_checkpoint.flags, "-o", here.parent / "out")
+    assert run(*arguments).code == 0
+    assert one_error(run(*arguments)).endswith("out exists. Replace it with --force, or give another folder with -o.")
+    assert run(*arguments, "--force").code == 0
+
+
+@pytest.mark.usefixtures("quick_export")
+def test_flags_win_over_the_json_file_and_that_over_the_vocabularies(
+    run: Run, here: Path, tiny_checkpoint: TinyCheckpoint
+) -> None:
+    fields = {"n_heads": 2, "pad_id": 9, "eos_id": 8}
+    here.with_suffix(".json").write_text(json.dumps(fields))
+    outcome = run("export", here, *tiny_checkpoint.flags, "--eos", "7")
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.stderr == f"note: using the configuration {here.with_suffix('.json')}\n"
+    config = json.loads((here.with_suffix("") / "manifest.json").read_text())["config"]
+    assert {name: config[name] for name in ("n_heads", *IDS)} == {**IDS, "n_heads": 3, "pad_id": 9, "eos_id": 7}
+
+
+def test_named_json_file_wins_over_the_one_beside(run: Run, here: Path) -> None:
+    here.with_suffix(".json").write_text('{"n_heads": 2}')
+    (here.parent / "other.json").write_text('{"n_heads": 4}')
+    outcome = run("inspect", here, "--config", here.parent / "other.json", "--json")
+    assert json.loads(outcome.stdout)["fields"]["n_heads"] == 4
+    assert outcome.stderr == ""
+
+
+def test_a_json_file_beside_that_is_no_configuration_is_left_alone_and_named(run: Run, here: Path) -> None:
+    here.with_suffix(".json").write_text('["a", "vocabulary"]')
+    outcome = run("inspect", here, "--json")
+    assert outcome.code == 0
+    assert outcome.stderr.startswith(f"note: not using the file beside the checkpoint: {here.with_suffix('.json')}")
+    assert "n_heads" in json.loads(outcome.stdout)["missing"]
+
+
+@pytest.mark.usefixtures("quick_export")
+def test_without_vocabularies_the_bundle_holds_ids_and_says_so(
+    run: Run, here: Path, tiny_checkpoint: TinyCheckpoint
+) -> None:
+    ids = [f"--{name.removesuffix('_id')}={value}" for name, value in IDS.items()]
+    outcome = run("export", here, "--heads", "3", *ids)
+    assert outcome.code == 0
+    assert "no vocabulary and is decoded as ids only; --src-vocab and --tgt-vocab add them" in outcome.stderr
+
+    outcome = run("decode", here.with_suffix(""), "--threads", "1", stdin=b"2 5 6 3\n2 9 3\nde5\n2 31 3\n")
+    assert outcome.lines == [
+        *(" ".join(map(str, naive_ids(tiny_checkpoint.model, ids))) for ids in ([5, 6], [9])), *["", ""]
+    ]  # fmt: skip
+    notes = outcome.stderr.splitlines()
+    assert "no source vocabulary: the input is read as ids" in notes[0]
+    assert "no target vocabulary: the output is written as ids" in notes[1]
+    assert "warning: line 3: invalid_ids: 'de5' is not an id from 0 to 30" in notes
+    # What is asked for needs no note.
+    asked = ("--threads", "1", "--input-format", "ids", "--output-format", "ids")
+    assert run("decode", here.with_suffix(""), *asked, stdin=b"2 9 3\n").stderr.count("vocabulary") == 0
+
+    assert "no source vocabulary" in one_error(run("decode", here.with_suffix(""), "--input-format", "text"))
+    wrong = run("decode", here.with_suffix(""), "--input-format", "ids", "--output-format", "tokens")
+    assert "no target vocabulary" in one_error(wrong)
+
+
+def interrupted(path: Path, flags: list[str], number: int) -> subprocess.CompletedProcess[bytes]:
+    """Export in a process of its own and send it a signal when it has begun to write."""
+    process = subprocess.Popen(
+        [TFEXPORT, "export", path, *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+        # A shell lets what it runs in the background ignore Ctrl-C, and these tests may be run so.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        for _ in range(600):
+            if any(path.suffix == ".partial" for path in path.parent.iterdir()):
+                break
+            time.sleep(0.05)
+        time.sleep(0.2)  # into the exporter
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_during_export_leaves_nothing(
+    here: Path, tiny_checkpoint: TinyCheckpoint, number: int, code: int
+) -> None:
+    done = interrupted(here, tiny_checkpoint.flags, number)
+    assert done.returncode == code
+    assert done.stdout == b""
+    assert b"Traceback" not in done.stderr
+    assert [path.name for path in here.parent.iterdir()] == ["tiny.pt"]
+
+
+# --- decode
+
+
+def test_decode_reads_stdin_or_a_file_and_writes_stdout_or_a_file(
+    decode: Run, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    wanted = wanted_text(tiny_checkpoint)
+    assert len(set(wanted.splitlines())) > 2  # the sentences can be told apart
+    (tmp_path / "in.txt").write_bytes(TEXT)
+    for arguments, stdin in (((), TEXT), (("-",), TEXT), ((tmp_path / "in.txt",), b"")):
+        outcome = decode(*arguments, stdin=stdin)
+        assert outcome.code == 0
+        assert outcome.stdout == wanted
+        outcome = decode(*arguments, "-o", tmp_path / "out.txt", stdin=stdin)
+        assert outcome.raw == b""
+        assert (tmp_path / "out.txt").read_text(encoding="utf-8") == wanted
+    assert {path.name for path in tmp_path.iterdir()} == {"in.txt", "out.txt"}
+
+
+def test_both_runtimes_write_the_same(decode: Run) -> None:
+    for beam in (1, 3):
+        one, other = (decode("--runtime", name, "--beam", beam, stdin=TEXT) for name in ("ort-cpu", "torch"))
+        assert one.raw == other.raw != b""
+
+
+def test_nbest_is_separated_by_tabs(decode: Run) -> None:
+    outcome = decode("--beam", "3", "--nbest", "2", "--output-format", "ids", stdin=TEXT)
+    assert [len(line.split("\t")) for line in outcome.lines] == [2] * len(SENTENCES)
+
+
+@pytest.mark.parametrize(
+    ("raw", "lines"),
+    [
+        (b"", 0),
+        (b"\n", 1),
+        (b"de5", 1),
+        (b"de5\n\n", 2),
+        (b"de5\r\nde6\r\n", 2),
+        (b"\n\n \t\nde5\n\n", 5),
+        (b"\xff\xfe\n\xc3\n", 2),
+        (b"de5 \x00 de6\nde7\n", 2),
+        ("de5\u2028de6\x0cde7\x85\nde8\n".encode(), 2),
+        (b"de5 " * 30 + b"\nde6\n", 2),
+        (b"\xef\xbb\xbfde5\n", 1),
+    ],
+)
+def test_as_many_lines_come_out_as_go_in(decode: Run, raw: bytes, lines: int) -> None:
+    for output_format in ("text", "ids", "tokens", "jsonl"):
+        outcome = decode("--output-format", output_format, stdin=raw)
+        assert outcome.code == 0
+        assert outcome.raw.count(b"\n") == lines
+
+
+def test_line_ends_do_not_change_a_line(decode: Run, tiny_checkpoint: TinyCheckpoint) -> None:
+    windows = TEXT.replace(b"\n", b"\r\n").removesuffix(b"\r\n")
+    assert decode(stdin=windows).stdout == wanted_text(tiny_checkpoint)
+
+
+def test_what_is_wrong_with_a_line_is_told_in_its_place(decode: Run, tiny_checkpoint: TinyCheckpoint) -> None:
+    raw = b"de5 de6\n\nde9 \xff\n" + b"de4 " * 19 + b"\nde5 nothing\n"
+    outcome = decode("--output-format", "jsonl", stdin=raw)
+    records = [json.loads(line) for line in outcome.lines]
+    assert [record["line"] for record in records] == [1, 2, 3, 4, 5]
+    ends = {index: naive_ids(tiny_checkpoint.model, ids)[-1] == EOS for index, ids in ((0, [5, 6]), (4, [5, 0]))}
+    decoded = {index: "ok" if done else "length_limit" for index, done in ends.items()}
+    assert [record["status"] for record in records] == [decoded[0], "empty", "invalid_utf8", "too_long", decoded[4]]
+    assert records[0]["hypotheses"][0]["ids"] == naive_ids(tiny_checkpoint.model, [5, 6])
+    assert records[0]["hypotheses"][0]["text"] == naive_text(tiny_checkpoint.model, [5, 6])
+    assert [record["hypotheses"] for record in records[1:4]] == [[], [], []]
+    assert records[2]["message"] == "byte 5 is not UTF-8"
+    assert records[3]["message"] == "21 ids, the model reads at most 20: split the line"
+    warnings = outcome.stderr.splitlines()
+    assert "warning: line 3: invalid_utf8: byte 5 is not UTF-8" in warnings
+    assert "warning: line 4: too_long: 21 ids, the model reads at most 20: split the line" in warnings
+    assert warnings[-1].startswith("warning: of 5 lines: ")
+    assert not any("line 2" in warning for warning in warnings)  # an empty line is nothing to warn of
+
+
+def test_the_length_limit_is_a_status(decode: Run, tiny_checkpoint: TinyCheckpoint) -> None:
+    outcome = decode("--max-length", "3", "--output-format", "jsonl", stdin=TEXT)
+    for line, ids in zip(outcome.lines, SENTENCES.values(), strict=True):
+        record = json.loads(line)
+        wanted = naive_ids(tiny_checkpoint.model, ids, max_length=3)
+        assert record["hypotheses"][0]["ids"] == wanted
+        assert record["status"] == ("ok" if wanted[-1] == EOS else "length_limit")
+        assert record["hypotheses"][0]["finished"] == (wanted[-1] == EOS)
+
+
+def test_only_the_first_warnings_are_printed_and_all_are_counted(decode: Run) -> None:
+    outcome = decode(stdin=b"\xff\n" * 40)
+    assert outcome.stderr.count("warning: line ") == 10
+    last = "warning: of 40 lines: 40 invalid_utf8; --output-format jsonl marks them"
+    assert outcome.stderr.splitlines()[-1] == last
+
+
+def test_no_ratio_of_lengths_is_no_limit(decode: Run) -> None:
+    """An infinite ratio either means no limit or is refused; it must not mean one token."""
+    free, outcome = decode(stdin=TEXT), decode("--max-length-ratio", "inf", stdin=TEXT)
+    assert outcome.code == 2 or outcome.raw == free.raw
+
+
+# --- parity
+
+
+def test_parity_passes(run: Run, tiny_bundle: Path, tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_bytes(TEXT)
+    arguments = (tmp_path / "in.txt", "--checkpoint", tiny_checkpoint.path, "--beam", "2", "--threads", "1")
+    outcome = run("parity", tiny_bundle, *arguments)
+    assert outcome.code == 0
+    assert outcome.lines[-1] == "  PASSED (tolerance 1e-04)"
+    assert outcome.stderr == ""
+    outcome = run("parity", tiny_bundle, *arguments, "--json", "--runtime", "torch", "--runtime", "ort-cpu")
+    reports = json.loads(outcome.stdout)
+    assert [report["runtime"] for report in reports] == ["torch", "ort-cpu"]
+    for report in reports:
+        assert report["passed"]
+        assert report["sentences"] == report["identical"] == len(SENTENCES)
+        assert report["beam"] == 2
+
+
+def change_consistently(bundle: Path) -> None:
+    """Another weight, as a fault of the export would leave it: graphs, weights and manifest agree with each other."""
+    path = bundle / "weights.safetensors"
+    weights = load_file(path)
+    weights["decoder.layers.0.feed_forward.hidden.weight"] *= 1.05
+    save_file(weights, path, {"format": "pt"})
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    manifest["files"][path.name]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_parity_with_the_checkpoint_finds_what_the_bundle_cannot_tell(
+    run: Run, own_bundle: Path, tiny_checkpoint: TinyCheckpoint
+) -> None:
+    change_consistently(own_bundle)
+    assert run("parity", own_bundle, "-", "--threads", "1", stdin=TEXT).code == 0
+    arguments = ("parity", own_bundle, "-", "--checkpoint", tiny_checkpoint.path, "--threads", "1")
+    outcome = run(*arguments, stdin=TEXT)
+    assert outcome.code == 1
+    assert outcome.lines[-1] == "  FAILED (tolerance 1e-04)"
+    outcome = run(*arguments, "--json", stdin=TEXT)
+    assert outcome.code == 1
+    (report,) = json.loads(outcome.stdout)
+    assert not report["passed"]
+    assert report["logits"]["max"] > 1e-3
+    assert max(errors["max"] for errors in report["cross"].values()) < 1e-5  # the encoder was left alone
+
+
+def test_parity_without_input_compares_random_ids_and_says_so(run: Run, tiny_bundle: Path) -> None:
+    outcome = run("parity", tiny_bundle, "--threads", "1")
+    assert outcome.code == 0
+    assert "random ids" in outcome.stderr
+
+
+def other_target_words() -> TutorialTransformer:
+    return tiny_transformer(tgt_vocab=TGT_VOCAB + 4)
+
+
+def another_layer() -> TutorialTransformer:
+    model = TutorialTransformer(src_vocab=SRC_VOCAB, tgt_vocab=TGT_VOCAB, n_decoder_layers=2, **ENCODER)
+    randomised(model)
+    return model
+
+
+@pytest.mark.parametrize("other", [other_target_words, another_layer])
+def test_parity_with_a_checkpoint_of_other_sizes_is_an_error(
+    run: Run, tiny_bundle: Path, tmp_path: Path, other: Callable[[], TutorialTransformer]
+) -> None:
+    torch.save(other().state_dict(), tmp_path / "other.pt")
+    outcome = run("parity", tiny_bundle, "-", "--checkpoint", tmp_path / "other.pt", "--threads", "1", stdin=TEXT)
+    assert outcome.code == 2, outcome.stderr
+    assert "error: " in outcome.stderr
+
+
+def test_parity_of_a_manifest_without_a_source_is_an_error(
+    run: Run, own_bundle: Path, tiny_checkpoint: TinyCheckpoint
+) -> None:
+    manifest = json.loads((own_bundle / "manifest.json").read_text())
+    del manifest["source"]
+    (own_bundle / "manifest.json").write_text(json.dumps(manifest))
+    one_error(run("parity", own_bundle, "-", "--checkpoint", tiny_checkpoint.path, stdin=TEXT))
+
+
+# --- errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["inspect", "missing.pt"], "there is no file missing.pt."),
+        (["inspect", "."], "there is no file"),
+        (["inspect", "{checkpoint}", "--family", "nosuch"], "Give --family one of: tutorial, "),
+        (["inspect", "{checkpoint}", "--config", "missing.json"], "cannot read the configuration missing.json"),
+        (["export", "{checkpoint}"], "Give --heads N --pad N --bos N --eos N, "),
+        (["export", "{checkpoint}", "--src-tokenizer", "nltk"], "no tokeniser 'nltk'"),
+        (["export", "{checkpoint}", "--src-vocab", "missing.json"], "cannot read the vocabulary missing.json"),
+        (["export", "{checkpoint}", "--heads", "5", "--pad=1", "--bos=2", "--eos=3"], "not a multiple of n_heads 5"),
+        (["export", "{checkpoint}", "--heads", "3", "--pad=1", "--bos=2", "--eos=99"], "eos_id 99 is not in the"),
+        (["decode", "missing"], "missing is not a bundle: it has no manifest.json."),
+        (["decode", "{bundle}", "missing.txt"], "cannot read missing.txt: No such file"),
+        (["decode", "{bundle}", "."], "cannot read .: Is a directory"),
+        (["decode", "{bundle}", "--runtime", "nosuch"], "no runtime 'nosuch' in this version. Use one of: ort-cpu, "),
+        (["decode", "{bundle}", "--beam", "2", "--nbest", "3"], "nbest 3 is not between 1 and the beam's 2"),
+        (["decode", "{bundle}", "--min-length", "9", "--max-length", "9"], "min_length 9 is not below max_length 9"),
+        (["decode", "{bundle}", "--length-penalty", "nan"], "length_penalty is nan, not a finite number"),
+        (["decode", "{bundle}", "--max-length-ratio", "0"], "max_length_ratio is 0.0, not above 0"),
+        (["decode", "{bundle}", "-o", "missing/out.txt"], "cannot write missing/out.txt: No such file"),
+        (["parity", "missing"], "missing is not a bundle"),
+        (["parity", "{bundle}", "-"], "no line that can be decoded"),
+        (["parity", "{bundle}", "--runtime", "nosuch", "-"], "no runtime 'nosuch'"),
+        (["parity", "{bundle}", "--checkpoint", "missing.pt", "-"], "there is no file missing.pt"),
+    ],
+)
+def test_wrong_input_is_one_line_that_says_what_to_do(
+    run: Run,
+    tiny_bundle: Path,
+    tiny_checkpoint: TinyCheckpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    places = {"checkpoint": tiny_checkpoint.path, "bundle": tiny_bundle}
+    stdin = b"de5\n" if "nosuch" in arguments or "missing.pt" in arguments else b""
+    line = one_error(run(*(argument.format(**places) for argument in arguments), stdin=stdin))
+    assert message in line
+    assert line.endswith(".")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_that_cannot_be_opened_has_no_lines_done(decode: Run, tmp_path: Path) -> None:
+    for output in (tmp_path, tmp_path / "missing" / "out.txt"):
+        message = one_error(decode("-o", output, stdin=TEXT))
+        assert f"cannot write {output}" in message
+        assert "lines done so far" not in message
+
+
+def test_closed_stdin_is_an_error_of_the_user(decode: Run) -> None:
+    assert "stdin" in one_error(decode(stdin=None))
+
+
+@pytest.mark.parametrize("command", ["decode", "parity"])
+def test_a_classifier_bundle_is_refused(run: Run, classifier_bundle: Path, command: str) -> None:
+    outcome = run(command, classifier_bundle)
+    assert outcome.code == 2
+    assert outcome.raw == b""
+    message = "error: .* has no decoder_step graph, only encoder_classifier"
+    assert re.match(message, outcome.stderr.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nosuch"],
+        ["decode"],
+        ["inspect", "a", "b"],
+        ["export", "x.pt", "--heads", "0"],
+        ["export", "x.pt", "--heads", "three"],
+        ["decode", "x", "--input-format", "xml"],
+        ["decode", "x", "--nosuch"],
+        ["train"],
+    ],
+)
+def test_wrong_use_exits_with_2(arguments: list[str]) -> None:
+    assert CliRunner().invoke(app, arguments).exit_code == 2
+
+
+def test_debug_shows_the_traceback_and_keeps_the_exit_code(tmp_path: Path) -> None:
+    command = [TFEXPORT, "decode", "missing", "--debug"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=ENVIRONMENT)
+    assert "Traceback" in done.stderr
+    assert BundleError.__name__ in done.stderr
+    assert done.returncode == 2
+
+
+def test_a_fault_of_tfexport_is_one_line_and_exits_with_3(
+    run: Run, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("broken\n  at two\n  lines")
+
+    monkeypatch.setattr("tfexport.bundle.open_bundle", fail)
+    outcome = run("decode", tiny_bundle)
+    assert outcome.code == 3
+    assert "RuntimeError: broken" in outcome.stderr
+    assert "fault of tfexport" in outcome.stderr
+    assert len(outcome.stderr.splitlines()) == 1
+
+
+def test_a_reader_that_goes_away_ends_decoding_quietly(tiny_bundle: Path, tmp_path: Path) -> None:
+    """As in `tfexport decode BUNDLE big.txt | head -1`."""
+    (tmp_path / "big.txt").write_bytes(TEXT * 1000)
+    command = [TFEXPORT, "decode", tiny_bundle, tmp_path / "big.txt", "--max-length", "1", "--output-format", "jsonl"]
+    process = subprocess.Popen(
+        [*command, "--threads", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT
+    )
+    assert process.stdout.readline().startswith(b'{"line": 1, ')
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert process.wait(timeout=60) == 141  # not 1, which is a failed parity
+    assert [line for line in errors.splitlines() if not line.startswith(b"warning: ")] == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_full_disk_behind_stdout_is_an_error(tiny_bundle: Path) -> None:
+    command = [TFEXPORT, "decode", tiny_bundle, "--threads", "1"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, input=TEXT, stdout=full, stderr=subprocess.PIPE, env=ENVIRONMENT, timeout=60)
+    assert done.returncode == 2
+    errors = [line for line in done.stderr.decode().splitlines() if not line.startswith("warning: ")]
+    assert len(errors) == 1
+    assert errors[0].startswith("error: cannot write to stdout: No space left on device.")
+
+
+def test_output_may_be_a_device(decode: Run) -> None:
+    assert decode("-o", "/dev/null", stdin=TEXT).code == 0
+    assert not Path("/dev/null").is_file()
