@@ -267,7 +267,7 @@ def test_all_that_is_wrong_is_told_at_once_in_the_names_of_the_file(load: Callab
     assert "missing: decoder.layers.0.enc_attn_layer_norm.bias;" in message
     assert "unexpected: decoder.layers.0.gate.weight;" in message
     assert "misshapen: encoder.layers.1.positionwise_feedforward.fc_2.weight is [24, 39], not [24, 40];" in message
-    assert "not floating-point: decoder.fc_out.bias." in message
+    assert "not plain floating-point numbers: decoder.fc_out.bias." in message
 
 
 def test_inspection_tells_problems_instead_of_failing(tmp_path: Path) -> None:

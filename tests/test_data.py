@@ -26,7 +26,7 @@ from tfexport.data import (
     read_tsv,
 )
 from tfexport.errors import TfexportError
-from tfexport.tokenizers import TextTokenizer, word_tokenizer
+from tfexport.tokenizers import TextTokenizer, train_bpe, word_tokenizer
 
 # Where Python's splitlines() would split, and a carriage return that ends no line.
 ODD = "one\u2028two\x0b\x0c\x1c\x85\u2029\rthree"
@@ -150,6 +150,14 @@ def test_pairs_that_are_empty_or_too_long_stay_out_and_are_counted() -> None:
     assert (encoded.empty, encoded.too_long) == (3, 3)
     nothing = encode_pairs([], WORDS, WORDS, config)
     assert (nothing.pairs, nothing.empty, nothing.too_long) == ([], 0, 0)
+
+
+def test_white_space_is_empty_also_where_it_has_ids() -> None:
+    bpe = train_bpe(["a b"], vocab_size=260)
+    assert bpe.encode(" \t") != []
+    texts = [TextPair("a", "b"), TextPair(" \t", "b"), TextPair("a", " \t")]
+    encoded = encode_pairs(texts, bpe, bpe, tiny_config(src_vocab_size=260, tgt_vocab_size=260))
+    assert (len(encoded.pairs), encoded.empty) == (1, 2)
 
 
 def test_text_of_which_a_tokenizer_makes_no_ids_is_empty() -> None:

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from tfexport.errors import TokenizerError
+from tfexport.errors import RuntimeUnavailable, TokenizerError
 from tfexport.tokenizers import (
     BPE_SPECIALS,
     SPECIAL_NAMES,
@@ -291,7 +291,7 @@ def test_spacy_splits_words_as_the_tutorials_do() -> None:
 
 def test_spacy_says_which_language_it_does_not_have() -> None:
     pytest.importorskip("spacy", reason="the spacy extra is not installed")
-    with pytest.raises(TokenizerError, match="no language 'zz9'"):
+    with pytest.raises(RuntimeUnavailable, match="no language 'zz9'"):
         word_tokenizer({"<unk>": 0}, spacy_language="zz9").encode("a")
 
 

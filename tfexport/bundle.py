@@ -53,12 +53,20 @@ class Bundle:
         return self.directory / contract.WEIGHTS_FILE
 
     def tokenizer(self, side: str) -> TextTokenizer | None:
-        """The tokenizer of `source` or `target`; None where this bundle reads or writes ids."""
+        """The tokenizer of `source` or `target`; None where this bundle reads or writes ids.
+
+        Raises:
+            BundleError, TokenizerError: its file cannot be read.
+        """
         name = self.manifest["tokenizers"].get(side)
         if name is None:
             return None
         path = self.directory / name
-        return TextTokenizer.from_dict(json.loads(path.read_text(encoding="utf-8")), where=str(path))
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise BundleError(f"{path} cannot be read: {error}. Export the checkpoint again.") from error
+        return TextTokenizer.from_dict(fields, where=str(path))
 
 
 def open_bundle(directory: Path) -> Bundle:
@@ -80,7 +88,7 @@ def open_bundle(directory: Path) -> Bundle:
             )
         files = {str(name): str(entry["sha256"]) for name, entry in manifest["files"].items()}
         config = ModelConfig.from_dict(manifest["config"], where=str(path))
-        named = [str(graph["file"]) for graph in manifest["graphs"]]
+        named = [str(file) for graph in manifest["graphs"] for file in (graph["file"],) if graph["role"]]
         named += [str(name) for name in manifest["tokenizers"].values()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BundleError(f"{path} cannot be read: {error!r}. Export the checkpoint again.") from error
@@ -101,8 +109,10 @@ def _verify(directory: Path, name: str, sha256: str) -> None:
     path = directory / name
     try:
         found = file_sha256(path)
-    except OSError as error:
-        raise BundleError(f"{path} cannot be read: {error.strerror}. Export the checkpoint again.") from error
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        raise BundleError(
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}. Export the checkpoint again."
+        ) from error
     if found != sha256:
         raise BundleError(f"{path} is not what was exported (its sha256 differs). Export the checkpoint again.")
 
@@ -146,7 +156,7 @@ def new_bundle(directory: Path, *, force: bool = False) -> Iterator[Path]:
         BundleError: there is something at `directory` already (`force` replaces a bundle, nothing else), or the
             files cannot be written.
     """
-    directory = directory.absolute()
+    directory = directory.resolve()  # a link to a bundle stays a link
     _refuse_to_overwrite(directory, force)
     folder: Path | None = None
     try:
@@ -154,6 +164,7 @@ def new_bundle(directory: Path, *, force: bool = False) -> Iterator[Path]:
         folder = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".partial", dir=directory.parent))
         yield folder
         _make_durable(folder)
+        _refuse_to_overwrite(directory, force)  # again: an export takes long enough for something to come there
         _move_into_place(folder, directory)
     except OSError as error:
         raise BundleError(
@@ -168,12 +179,21 @@ def new_bundle(directory: Path, *, force: bool = False) -> Iterator[Path]:
 def _refuse_to_overwrite(directory: Path, force: bool) -> None:
     if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
         return
-    if not (directory / MANIFEST).is_file():
+    if not _is_bundle(directory):
         raise BundleError(
             f"{directory} exists and is not a bundle, so it is not replaced. Give another folder with -o."
         )
     if not force:
         raise BundleError(f"{directory} exists. Replace it with --force, or give another folder with -o.")
+
+
+def _is_bundle(directory: Path) -> bool:
+    """Whether a folder looks like a bundle of any format: other programs, too, have a manifest.json."""
+    try:
+        manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(manifest, dict) and {"format", "graphs", "files"} <= set(manifest)
 
 
 def _make_durable(folder: Path) -> None:
@@ -192,11 +212,15 @@ def _move_into_place(folder: Path, directory: Path) -> None:
         folder.rename(directory)
         return
     old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".old", dir=directory.parent))
-    directory.rename(old)  # onto the empty folder just made, which holds the name
     try:
-        folder.rename(directory)
-    except BaseException:
-        with suppress(OSError):
-            old.rename(directory)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+        directory.rename(old)  # onto the empty folder just made, which holds the name
+        try:
+            folder.rename(directory)
+        except BaseException:
+            with suppress(OSError):
+                old.rename(directory)
+            raise
+    finally:
+        # Only what is no longer needed: after a failure that could not be undone, the old bundle is all there is.
+        if directory.exists():
+            shutil.rmtree(old, ignore_errors=True)

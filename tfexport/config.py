@@ -10,6 +10,12 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tfexport.errors import ConfigError
 
+_LAYERS = ("n_encoder_layers", "n_decoder_layers")
+_SIZES = (
+    *("d_model", "n_heads", "d_ff", "src_vocab_size", "tgt_vocab_size", "n_classes"),
+    *("max_source_length", "max_target_length", "position_offset"),
+)
+
 Positions = Literal["sinusoidal", "learned", "stored"]
 
 
@@ -90,6 +96,8 @@ class ModelConfig:
 
         for name in ("d_model", "n_heads", "d_ff", "n_encoder_layers", "src_vocab_size", "max_source_length"):
             require(getattr(self, name) > 0, f"{name} is {getattr(self, name)}, not above 0")
+        for name, most in (*((name, 2**31 - 1) for name in _SIZES), *((name, 1000) for name in _LAYERS)):
+            require(getattr(self, name) <= most, f"{name} is {getattr(self, name)}, above {most}")
         require(
             self.n_heads <= 0 or self.d_model % self.n_heads == 0,
             f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}",
@@ -99,8 +107,9 @@ class ModelConfig:
             require(self.n_decoder_layers == 0, "a classifier has n_decoder_layers 0")
             require(not (self.tie_output or self.tie_source_target), "a classifier has no embeddings to tie")
         else:
-            for name in ("n_decoder_layers", "tgt_vocab_size", "max_target_length"):
+            for name in ("n_decoder_layers", "max_target_length"):
                 require(getattr(self, name) > 0, f"{name} is {getattr(self, name)}, not above 0")
+            require(self.tgt_vocab_size > 1, f"tgt_vocab_size is {self.tgt_vocab_size}, below 2")
             for name in ("bos_id", "eos_id", "pad_id"):
                 value = getattr(self, name)
                 require(0 <= value < self.tgt_vocab_size, f"{name} {value} is not in the target vocabulary")
@@ -111,11 +120,14 @@ class ModelConfig:
         for name, needed in (("pad_id", True), ("bos_id", self.source_bos), ("eos_id", self.source_eos)):
             value = getattr(self, name)
             require(not needed or 0 <= value < self.src_vocab_size, f"{name} {value} is not in the source vocabulary")
-        require(self.unk_id < self.src_vocab_size, f"unk_id {self.unk_id} is not in the source vocabulary")
+        unk = self.unk_id
+        require(-1 <= unk < self.src_vocab_size, f"unk_id {unk} is not in the source vocabulary (-1 is for none)")
         require(self.position_offset >= 0, f"position_offset is {self.position_offset}, below 0")
         require(0 <= self.dropout < 1, f"dropout is {self.dropout}, not in [0, 1)")
         require(0 < self.norm_eps < 1, f"norm_eps is {self.norm_eps}, not in (0, 1)")
-        require(math.isfinite(self.embedding_scale) and self.embedding_scale > 0, "embedding_scale is not above 0")
+        require(
+            0 < self.embedding_scale < math.inf, f"embedding_scale is {self.embedding_scale}, not above 0 and finite"
+        )
         return problems
 
     @property
@@ -163,8 +175,9 @@ def _type_problems(config: ModelConfig) -> list[str]:
             if value not in get_args(kind):
                 problems.append(f"{name} is {value!r}, not one of {', '.join(get_args(kind))}")
         elif kind is float:
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                problems.append(f"{name} is {value!r}, not a number")
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or (isinstance(value, int) and abs(value) > 10**30):  # Python's integers outgrow floats
+                problems.append(f"{name} is {repr(value)[:30]}, not a floating-point number")
         elif type(value) is not kind:
             problems.append(f"{name} is {value!r}, not {kind.__name__}")
     return problems

@@ -79,9 +79,10 @@ def read_either(source: Path | None, target: Path | None, tsv: Path | None, flag
 def _read_lines(path: Path) -> list[str]:
     try:
         # Not splitlines(): it also splits at characters that may stand inside a sentence, such as U+2028.
-        lines = path.read_bytes().decode("utf-8-sig").removesuffix("\n").split("\n")
+        text = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise TfexportError(f"cannot read {path}: {error}. Give a UTF-8 text file.") from error
+    lines = text.removesuffix("\n").split("\n") if text else []
     return [line.removesuffix("\r") for line in lines]
 
 
@@ -100,11 +101,12 @@ def encode_pairs(
     """Encode `texts`, leaving out pairs with an empty side or longer than the model's positions."""
     pairs, empty, too_long = [], 0, 0
     for text in texts:
+        given, wanted = source.encode(text.source), target.encode(text.target)
         ids = IdPair(
-            [config.bos_id] * config.source_bos + source.encode(text.source) + [config.eos_id] * config.source_eos,
-            [config.bos_id, *target.encode(text.target), config.eos_id],
+            [config.bos_id] * config.source_bos + given + [config.eos_id] * config.source_eos,
+            [config.bos_id, *wanted, config.eos_id],
         )
-        if not text.source.strip() or not text.target.strip():
+        if not (text.source.strip() and text.target.strip() and given and wanted):
             empty += 1
         elif len(ids.source) > config.max_source_length or len(ids.target) - 1 > config.max_target_length:
             too_long += 1

@@ -23,6 +23,7 @@ import onnxscript.optimizer
 import onnxscript.rewriter
 import torch
 from onnxscript.values import Opset
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -62,7 +63,7 @@ def export(checkpoint: Checkpoint, directory: Path, *, force: bool = False) -> E
     config = checkpoint.config
     with new_bundle(directory, force=force) as folder:
         weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-        save_file(weights, folder / contract.WEIGHTS_FILE, {"format": "pt"})
+        _save_weights(weights, folder / contract.WEIGHTS_FILE)
         for graph in contract.graphs_of(config):
             write_graph(model, graph, folder)
         for side, name in TOKENIZER_FILES.items():
@@ -72,6 +73,13 @@ def export(checkpoint: Checkpoint, directory: Path, *, force: bool = False) -> E
         write_manifest(folder, config, _facts(checkpoint))
         max_error = self_check(model, folder)
     return Exported(directory, max_error)
+
+
+def _save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
+    try:
+        save_file(dict(weights), path, {"format": "pt"})
+    except SafetensorError as error:  # its wrapping of a full disk and the like
+        raise OSError(str(error)) from error
 
 
 def _facts(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class SearchOptions:
             >= self.max_length,
             f"max_length_ratio is {self.max_length_ratio}, not above 0": self.max_length_ratio is not None
             and not self.max_length_ratio > 0,
-            f"length_penalty is {self.length_penalty}, not a finite number": not np.isfinite(self.length_penalty),
+            f"length_penalty is {self.length_penalty}, not between -10 and 10": not -10 <= self.length_penalty <= 10,
         }
         found = [problem for problem, present in problems.items() if present]
         if found:
@@ -59,7 +59,9 @@ class SearchOptions:
         """Most tokens to generate for sources of `src_len` [batch] ids."""
         limit = np.full(len(src_len), min(self.max_length, config.max_target_length))
         if self.max_length_ratio is not None:
-            limit = np.minimum(limit, np.ceil(src_len * self.max_length_ratio).astype(np.int64))
+            # Rounded first: in binary 50 * 1.1 is a little more than 55. Compared as floats: the product may be infinite.
+            most = np.ceil(np.round(np.minimum(src_len * self.max_length_ratio, limit), 9))
+            limit = np.minimum(limit, most.astype(np.int64))
         return np.maximum(limit, 1)
 
     def normalise(self, log_prob: float, length: int) -> float:
@@ -162,22 +164,18 @@ def _beam(runtime: Runtime[State], state: State, limits: IntArray, options: Sear
             for rank in np.flatnonzero(is_eos[:beam] & np.isfinite(totals[group, :beam])):
                 ids = (*prefix[group, parents[group, rank]].tolist(), config.eos_id)
                 _finish(finished[index], ids, totals[group, rank], options, done=True)
-            living = np.flatnonzero(~is_eos)[:beam]
-            best = totals[group, living[0]] if len(living) else -np.inf
-            if _sentence_is_done(finished[index], best, length, options):
+            living = np.flatnonzero(~is_eos)[:beam]  # a row ends once, so at least `beam` of 2 * `beam` live
+            if _sentence_is_done(finished[index], totals[group, living[0]], length, options):
                 continue
             if length == limits[index]:
                 for rank in living[np.isfinite(totals[group, living])]:
                     ids = (*prefix[group, parents[group, rank]].tolist(), int(words[group, rank]))
                     _finish(finished[index], ids, totals[group, rank], options, done=False)
                 continue
-            # Fewer than `beam` live on only where the vocabulary is that small: the rest repeat the last, at -inf.
-            missing = beam - len(living)
-            living = np.pad(living, (0, missing), mode="edge")
             keep.append(group)
             origin.append(parents[group, living])
             appended.append(words[group, living])
-            kept_scores.append(np.where(np.arange(beam) < beam - missing, totals[group, living], -np.inf))
+            kept_scores.append(totals[group, living])
         if not keep:
             break
 
@@ -199,8 +197,9 @@ def _best_continuations(
     """The `count` best continuations of each sentence: summed log-probabilities, parent beams and tokens."""
     batch = len(scores)
     # Inside a row the order of logits is the order of totals, so only the best of each row can be among the best.
+    norms = _log_sum_exp(logits)[:, None]  # first: it refuses NaN, which has no order
     words = _top_k(logits, min(count, logits.shape[1]))
-    log_probs = np.take_along_axis(logits, words, axis=1).astype(np.float64) - _log_sum_exp(logits)[:, None]
+    log_probs = np.take_along_axis(logits, words, axis=1).astype(np.float64) - norms
     totals = (scores.reshape(-1, 1) + log_probs).reshape(batch, -1)
     order = np.argsort(-totals, axis=1, kind="stable")[:, :count]
     words = np.take_along_axis(words.reshape(batch, -1), order, axis=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -107,7 +108,7 @@ class TextTokenizer:
         try:
             return spacy.blank(self.spacy_language).tokenizer
         except Exception as error:
-            raise TokenizerError(
+            raise RuntimeUnavailable(
                 f"spaCy has no language {self.spacy_language!r}: {error}. Use a code such as de."
             ) from error
 
@@ -119,32 +120,56 @@ def read_vocabulary(path: Path, *, lowercase: bool = False, spacy_language: str 
 
     Raises:
         TokenizerError: the file is none of these.
+        RuntimeUnavailable: spaCy is not installed, or does not know the language.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise TokenizerError(f"cannot read the vocabulary {path}: {error}. Give a UTF-8 text or JSON file.") from error
     try:
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=_unique_keys)
+    except _KeyTwice as twice:
+        raise TokenizerError(f"{path} has the word {str(twice)!r} twice. Make its words unique.") from None
     except (ValueError, RecursionError):
         if path.suffix == ".json":
             raise TokenizerError(f"{path} is not valid JSON. Give a JSON list or dict, or one token a line.") from None
-        content = text.removesuffix("\n").split("\n")
+        content = text.removesuffix("\n").split("\n") if text else []
     if isinstance(content, dict) and isinstance(content.get("model"), dict):
         if lowercase or spacy_language:
             raise TokenizerError(f"{path} has its own normalisation: leave out --lowercase and the spaCy tokeniser.")
         return TextTokenizer.from_dict({"tokenizer": content}, where=str(path))
-    return word_tokenizer(_word_ids(content, path), lowercase=lowercase, spacy_language=spacy_language)
+    words = _word_ids(content, path)
+    try:
+        tokenizer = word_tokenizer(words, lowercase=lowercase, spacy_language=spacy_language)
+        tokenizer.encode("")  # a spaCy language that does not exist is better told now than at the first sentence
+        return tokenizer
+    except TypeError:  # a lone surrogate, which JSON can spell
+        raise TokenizerError(f"{path} is not a vocabulary: a word is not valid Unicode. Correct it.") from None
+
+
+class _KeyTwice(Exception):
+    pass
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        raise _KeyTwice(next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1))
+    return content
 
 
 def _word_ids(content: Any, path: Path) -> dict[str, int]:
     if isinstance(content, list) and content and all(isinstance(word, str) for word in content):
         words = {word: index for index, word in enumerate(content)}
         if len(words) < len(content):
-            twice = sorted({word for word in content if content.count(word) > 1})[:5]
+            twice = sorted(word for word, count in Counter(content).items() if count > 1)[:5]
             raise TokenizerError(f"{path} has words twice: {twice}. Make its lines unique: the position is the id.")
         return words
-    if isinstance(content, dict) and content and all(type(index) is int and index >= 0 for index in content.values()):
+    if (
+        isinstance(content, dict)
+        and content
+        and all(type(index) is int and 0 <= index < 2**31 for index in content.values())
+    ):
         if len(set(content.values())) < len(content):
             raise TokenizerError(f"{path} gives one id to several words. Make the ids unique.")
         return content
@@ -170,12 +195,11 @@ def train_words(
     texts: Iterable[str], *, min_frequency: int = 2, vocab_size: int = 50_000, lowercase: bool = False
 ) -> TextTokenizer:
     """A word vocabulary of the words that `texts`, split at whitespace, hold at least `min_frequency` times."""
-    inner = word_tokenizer({BPE_SPECIALS[0]: 0}, lowercase=lowercase).inner
-    trainer = trainers.WordLevelTrainer(
-        vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=list(BPE_SPECIALS), show_progress=False
-    )
-    inner.train_from_iterator(texts, trainer)
-    return TextTokenizer(_as_text_reader(inner))
+    counts = Counter(word for text in texts for word in (text.lower() if lowercase else text).split())
+    frequent = [word for word, count in counts.items() if count >= min_frequency and word not in BPE_SPECIALS]
+    frequent.sort(key=lambda word: (-counts[word], word))
+    words = [*BPE_SPECIALS, *frequent][:vocab_size]
+    return word_tokenizer({word: index for index, word in enumerate(words)}, lowercase=lowercase)
 
 
 def train_bpe(texts: Iterable[str], *, vocab_size: int, lowercase: bool = False) -> TextTokenizer:

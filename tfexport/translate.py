@@ -7,6 +7,7 @@ memory depends on the window, not on the input, and every input line has its res
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -97,6 +98,8 @@ class Reader:
             ids = self.tokenizer.encode(text) if self.format == "text" else self.tokenizer.ids(text.split())
         except TokenizerError as error:
             raise Unreadable("unknown_token", str(error)) from None
+        if not ids:
+            raise Unreadable("empty", "")
         config = self.config
         return [config.bos_id] * config.source_bos + ids + [config.eos_id] * config.source_eos
 
@@ -190,7 +193,7 @@ def _translate_window(
     readable: list[tuple[int, list[int]]] = []
     for number, raw in chunk:
         try:
-            readable.append((number, reader.ids(raw)))
+            readable.append((number, reader.ids(raw.removeprefix(BOM_UTF8) if number == 1 else raw)))
         except Unreadable as problem:
             results[number] = Result(number, problem.status, str(problem), ())
     readable.sort(key=lambda item: len(item[1]))

@@ -71,10 +71,11 @@ def _fold_norms(name: str, tensor: Tensor) -> Tensor:
     std = sqrt(n / (n - 1)) * sqrt(var), so a is scaled by sqrt((n - 1) / n). LayerNorm's eps stands inside the root:
     with eps^2 there the two agree where x varies (relative difference eps / std, 1e-6 at std 1) and where it does not.
     """
-    if name.endswith(".weight") and (".norms." in name or ".norm." in name):
-        n = tensor.shape[0]
+    is_norm = ".norms." in name or ".norm." in name
+    if is_norm and name.endswith(".weight") and tensor.dim() == 1 and len(tensor) > 1:
+        n = len(tensor)
         return tensor * math.sqrt((n - 1) / n)
-    if name.endswith("positions.table"):
+    if name.endswith("positions.table") and tensor.dim() == 3:
         return tensor.reshape(-1, tensor.shape[-1])  # [1, length, d_model] in their buffer
     return tensor
 

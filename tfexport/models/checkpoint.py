@@ -90,7 +90,7 @@ def load_checkpoint(
     """
     raw = read_file(path)
     found, told, own_tokenizers = _describe(path, raw, family)
-    tokenizers = tokenizers or own_tokenizers
+    tokenizers = own_tokenizers.replaced_by(tokenizers)
     fields, missing = _complete(told, hints, tokenizers)
     if missing:
         usual = {} if found is None else found.usual
@@ -131,7 +131,7 @@ def inspect_checkpoint(
     """
     raw = read_file(path)
     found, told, own_tokenizers = _describe(path, raw, family)
-    tokenizers = tokenizers or own_tokenizers
+    tokenizers = own_tokenizers.replaced_by(tokenizers)
     fields, missing = _complete(told, hints, tokenizers)
     # The shapes of the weights depend on none of the fields that a file cannot tell, so any value serves to check them.
     stand_ins = {"n_heads": 1, "pad_id": 0, "bos_id": 0, "eos_id": 0}
@@ -231,21 +231,26 @@ def _convert(
     family: Family | None, weights: Mapping[str, Tensor], config: ModelConfig
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Canonical float32 weights and all that is wrong with them, in the names of the file."""
+    odd = [name for name, tensor in weights.items() if not _has_plain_numbers(tensor)]
     unexpected: list[str] = []
-    converted = dict(weights)
+    # What is no number is told below, with all else that is wrong; until then its shape stands for it.
+    converted = {
+        name: torch.zeros(()).expand(tensor.shape) if name in odd else tensor.float()
+        for name, tensor in weights.items()
+    }
     if family is not None:
-        converted, unexpected = family.convert(weights)
+        converted, unexpected = family.convert(converted)
         converted = family.adjust(converted)
     for side, most in (("encoder", config.max_source_length), ("decoder", config.max_target_length)):
         name = f"{side}.positions.table"
-        if name in converted:  # the user may limit the lengths of a model with a longer table
+        if name in converted and converted[name].dim():  # the user may limit the lengths of a model with a longer table
             converted[name] = converted[name][: most + config.position_offset]
     with torch.device("meta"):
         model = EncoderClassifier(config) if config.is_classifier else Transformer(config)
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
     def theirs(name: str) -> str:
-        return name if family is None else family.foreign_name(name)
+        return name if family is None else family.foreign_name(name, weights)
 
     missing = [theirs(name) for name in expected if name not in converted]
     unexpected += [theirs(name) for name in converted if name not in expected]
@@ -254,23 +259,34 @@ def _convert(
         for name, tensor in converted.items()
         if name in expected and tuple(tensor.shape) != expected[name]
     ]
-    not_float = [theirs(name) for name, tensor in converted.items() if not tensor.is_floating_point()]
-    bad = [
-        theirs(name) for name, tensor in converted.items() if tensor.is_floating_point() and not tensor.isfinite().all()
-    ]
+    bad = [theirs(name) for name, tensor in converted.items() if not tensor.isfinite().all()]
     problems = [
         f"{what}: {some(names)}"
         for what, names in (
             ("missing", missing),
             ("unexpected", unexpected),
             ("misshapen", shapes),
-            ("not floating-point", not_float),
+            ("not plain floating-point numbers", odd),
             ("NaN or infinite", bad),
         )
         if names
     ]
-    ready = {} if problems else {name: converted[name].float().contiguous() for name in expected}
-    return ready, problems
+    return {} if problems else _unshared({name: converted[name].contiguous() for name in expected}), problems
+
+
+def _has_plain_numbers(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.layout == torch.strided and not tensor.is_meta
+
+
+def _unshared(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of tensors that share memory, such as a layer used twice: safetensors stores each name by itself."""
+    seen: set[int] = set()
+    for name, tensor in weights.items():
+        address = tensor.untyped_storage().data_ptr()
+        if address in seen:
+            weights[name] = tensor.clone()
+        seen.add(address)
+    return weights
 
 
 def _check_vocabularies(tokenizers: Tokenizers, config: ModelConfig) -> None:
@@ -288,8 +304,9 @@ def _check_vocabularies(tokenizers: Tokenizers, config: ModelConfig) -> None:
 def _tie(config: ModelConfig, weights: dict[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Store equal embedding matrices once. Only storage changes: the arithmetic reads the same numbers."""
     weights = dict(weights)
-    source, target = weights["encoder.tokens.weight"], weights.get("decoder.tokens.weight")
-    if target is not None and torch.equal(source, target):
+    source = weights["encoder.tokens.weight"]
+    target = source if config.tie_source_target else weights.get("decoder.tokens.weight")
+    if target is not None and not config.tie_source_target and torch.equal(source, target):
         del weights["decoder.tokens.weight"]
         config = config.replace(tie_source_target=True)
         target = source

@@ -63,12 +63,11 @@ class Family:
                 return _fill(target, match)
         return None
 
-    def foreign_name(self, canonical: str) -> str:
-        """How the family writes a canonical name, for messages; `{h}` stays for the head."""
-        for regex, source in self._backward:
-            if match := regex.fullmatch(canonical):
-                return _fill(source, match)
-        return canonical
+    def foreign_name(self, canonical: str, weights: Mapping[str, Tensor]) -> str:
+        """How the family, or the version of it that `weights` are of, writes a name; `{h}` stays for the head."""
+        found = [_fill(source, match) for regex, source in self._backward if (match := regex.fullmatch(canonical))]
+        modules = {name.rpartition(".")[0] for name in weights}
+        return next((name for name in found if name.rpartition(".")[0] in modules), [*found, canonical][0])
 
     def convert(self, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
         """The weights under canonical names, heads joined, and the names that the table does not know."""
@@ -84,9 +83,8 @@ class Family:
         for canonical, heads in parts.items():
             tensors = [tensor for _, tensor in sorted(heads, key=lambda part: part[0])]
             if len({tensor.shape for tensor in tensors}) > 1:
-                raise CheckpointError(
-                    f"the heads of {self.foreign_name(canonical)} are not of one shape. Check that the file is complete."
-                )
+                name = self.foreign_name(canonical, weights)
+                raise CheckpointError(f"the heads of {name} are not of one shape. Check that the file is complete.")
             joined[canonical] = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
         return joined, unexpected
 

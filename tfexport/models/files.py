@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from tfexport.errors import CheckpointError
@@ -49,23 +49,30 @@ def read_file(path: Path) -> RawCheckpoint:
         ) from error
     except CheckpointError:
         raise
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, TypeError, SafetensorError) as error:
+    except Exception as error:  # torch and safetensors meet a damaged file with whatever their parsers run into
         raise CheckpointError(
             f"{path} cannot be read as a checkpoint: {_first_line(error)} Check that it was copied completely."
         ) from error
 
 
+_TELLING = ("GLOBAL", "Unsupported", "TorchScript")
+
+
 def _first_line(error: Exception) -> str:
     """The sentence of a library's message that says what is wrong, not torch's advice to switch its protection off."""
     lines = [line.split("WeightsUnpickler error:")[-1].strip() for line in str(error).splitlines()]
-    telling = [line for line in lines if "GLOBAL" in line or "Unsupported" in line] or [line for line in lines if line]
-    sentence = (telling or [type(error).__name__])[0].split(" Please use ")[0].split(" was not an allowed global")[0]
+    telling = [line for line in lines if any(word in line for word in _TELLING)] or [line for line in lines if line]
+    sentence = (telling or [type(error).__name__])[0]
+    for advice in (" In PyTorch 2.6", " Please use ", " was not an allowed global"):
+        sentence = sentence.split(advice)[0]
     return sentence if sentence.endswith(".") else f"{sentence}."
 
 
 def _unwrap(path: Path, content: Any) -> dict[str, Tensor]:
     """Take off the wrappers that training scripts put around a state_dict."""
-    while isinstance(content, Mapping):
+    for _ in range(4):  # more is no checkpoint, and a file may hold itself
+        if not isinstance(content, Mapping):
+            break
         inner = next((content[key] for key in _WRAPPERS if isinstance(content.get(key), Mapping)), None)
         if inner is None:
             break

@@ -26,6 +26,12 @@ class Tokenizers:
     source: TextTokenizer | None
     target: TextTokenizer | None
 
+    def replaced_by(self, others: Tokenizers | None) -> Tokenizers:
+        """These, but the sides that `others` has are theirs."""
+        if others is None:
+            return self
+        return Tokenizers(others.source or self.source, others.target or self.target)
+
 
 def save(
     path: Path, weights: Mapping[str, Tensor], config: ModelConfig, tokenizers: Tokenizers, dtype: torch.dtype
@@ -45,13 +51,14 @@ def read_description(path: Path, metadata: Mapping[str, str]) -> tuple[ModelConf
     """
     try:
         content = json.loads(metadata[_KEY])
-        revision, config, tokenizers = content["revision"], dict(content["config"]), dict(content["tokenizers"])
+        revision = content["revision"]
+        if revision != REVISION:
+            raise CheckpointError(f"{path} is of revision {revision}, this version reads {REVISION}. Upgrade tfexport.")
+        config, tokenizers = dict(content["config"]), dict(content["tokenizers"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"the description in {path} cannot be read: {error!r}. Train or save it again."
         ) from error
-    if revision != REVISION:
-        raise CheckpointError(f"{path} is of revision {revision}, this version reads {REVISION}. Upgrade tfexport.")
     joint = tokenizers.get("joint")
     sides = [tokenizers.get(side, joint) for side in ("source", "target")]
     read = [None if side is None else TextTokenizer.from_dict(side, where=str(path)) for side in sides]
