@@ -536,7 +536,7 @@ def test_content_without_weights_by_name_is_refused(load: Callable[..., Checkpoi
 
 
 def test_entries_beside_the_weights_are_named(load: Callable[..., Checkpoint]) -> None:
-    assert "not tensors: epoch, best_loss." in refused(load, {**weights_of("tutorial"), "epoch": 3, "best_loss": 0.5})
+    assert "tensors: epoch, best_loss." in refused(load, {**weights_of("tutorial"), "epoch": 3, "best_loss": 0.5})
 
 
 class Stuck(BaseException):
