@@ -88,6 +88,7 @@ def open_bundle(directory: Path) -> Bundle:
             )
         files = {str(name): str(entry["sha256"]) for name, entry in manifest["files"].items()}
         config = ModelConfig.from_dict(manifest["config"], where=str(path))
+        _ = manifest["source"]["sha256"], manifest["source"]["family"], dict(manifest["source"]["given"])
         named = [str(file) for graph in manifest["graphs"] for file in (graph["file"],) if graph["role"]]
         named += [str(name) for name in manifest["tokenizers"].values()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -7,6 +7,7 @@ import json
 import logging
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -306,15 +307,20 @@ def main() -> NoReturn:
         app(arguments, standalone_mode=True)
     except TfexportError as error:
         if debug:
-            raise
-        say(f"error: {error}")
+            traceback.print_exc()
+        say(f"error: {_one_line(error)}")
         sys.exit(2)
     except Exception as error:
         if debug:
-            raise
-        say(f"error: {type(error).__name__}: {error}. This is a fault of tfexport: report it with what --debug shows.")
+            traceback.print_exc()
+        fault = f"{type(error).__name__}: {_one_line(error)}"
+        say(f"error: {fault}. This is a fault of tfexport: report it with what --debug shows.")
         sys.exit(3)
     sys.exit(0)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _hints(checkpoint: Path, config: Path | None, **flags: int | None) -> dict[str, Any]:
@@ -322,7 +328,7 @@ def _hints(checkpoint: Path, config: Path | None, **flags: int | None) -> dict[s
     from tfexport.errors import ConfigError
     from tfexport.models.checkpoint import read_hints
 
-    beside = checkpoint.with_suffix(".json")
+    beside = checkpoint.parent / f"{checkpoint.stem}.json"
     fields: dict[str, Any] = {}
     if config is not None:
         fields = read_hints(config)

@@ -28,6 +28,8 @@ def say(text: str) -> None:
 def opened(source: Path | None) -> Iterator[BinaryIO]:
     """The lines of a file, or of stdin where there is none."""
     if source is None or str(source) == "-":
+        if sys.stdin is None:
+            raise TfexportError("there is no input: stdin is closed. Give a text file.")
         yield sys.stdin.buffer
     else:
         try:
@@ -55,7 +57,11 @@ def writing(output: Path | None) -> Iterator[TextIO]:
     special = output.exists() and not output.is_file()  # such as /dev/null: cannot be moved onto
     partial = output if special else output.with_name(f"{output.name}.partial")
     try:
-        with partial.open("w", encoding="utf-8", newline="\n") as file:
+        file = partial.open("w", encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise TfexportError(f"cannot write {output}: {error.strerror}. Give another file with -o.") from error
+    try:
+        with file:
             yield file
         if not special:
             partial.replace(output)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tfexport import contract
 from tfexport.bundle import Bundle, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
@@ -228,8 +229,15 @@ def _read_afresh(bundle: Bundle, path: Path, say: Callable[[str], None]) -> Torc
     if loaded.sha256 != source["sha256"]:
         say(f"note: {path} is not the file that {bundle.directory} was exported from")
     model = loaded.build_model()
-    if not isinstance(model, Transformer):
-        raise TfexportError(f"{path} is a classifier, {bundle.directory} is not. Give the checkpoint of this bundle.")
+    theirs, ours = (
+        [contract.describe(graph, config) for graph in contract.graphs_of(config)]
+        for config in (loaded.config, bundle.config)
+    )
+    if not isinstance(model, Transformer) or theirs != ours:
+        raise TfexportError(
+            f"{path} is of other sizes than {bundle.directory}, so there is nothing to compare. Give the checkpoint that "
+            "this bundle was exported from."
+        )
     return TorchRuntime(model)
 
 
