@@ -13,7 +13,7 @@ import pytest
 from fakes import EOS, Model, ScriptedRuntime, constant_model, echo_model, random_model, tiny_config
 from tokenizers import Tokenizer, models
 
-from tfexport.bundle import Bundle
+from tfexport.bundle import Bundle, Origin
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import FloatArray, IntArray
@@ -282,7 +282,7 @@ def bundle(folder: Path, config: ModelConfig = CONFIG, **tokenizers: TextTokeniz
     """As much of a bundle as a reader and a writer look at."""
     for side, tokenizer in tokenizers.items():
         (folder / f"{side}.json").write_text(json.dumps(tokenizer.to_dict()), encoding="utf-8")
-    return Bundle(folder, {"tokenizers": {side: f"{side}.json" for side in tokenizers}}, config)
+    return Bundle(folder, config, Origin("", "", {}), {}, {side: f"{side}.json" for side in tokenizers})
 
 
 def test_text_is_the_format_where_there_is_a_vocabulary_and_ids_where_there_is_none(tmp_path: Path) -> None:

@@ -28,12 +28,26 @@ TOKENIZER_FILES = {"source": "source_tokenizer.json", "target": "target_tokenize
 
 
 @dataclass(frozen=True)
+class Origin:
+    """The checkpoint that a bundle was exported from."""
+
+    sha256: str
+    family: str
+    given: Mapping[str, Any]
+    """The config fields that it does not tell itself."""
+
+
+@dataclass(frozen=True)
 class Bundle:
     """A bundle whose files were all found as its manifest says."""
 
     directory: Path
-    manifest: Mapping[str, Any]
     config: ModelConfig
+    origin: Origin
+    graphs: Mapping[str, str]
+    """File names by role."""
+    tokenizers: Mapping[str, str]
+    """File names by side."""
 
     def graph(self, role: contract.Role) -> Path:
         """The path of a graph.
@@ -41,11 +55,10 @@ class Bundle:
         Raises:
             BundleError: this bundle has none of this role.
         """
-        for graph in self.manifest["graphs"]:
-            if graph["role"] == role:
-                return self.directory / str(graph["file"])
-        has = ", ".join(str(graph["role"]) for graph in self.manifest["graphs"])
-        raise BundleError(f"{self.directory} has no {role} graph, only {has}. Give a bundle of the other kind.")
+        if role not in self.graphs:
+            has = ", ".join(self.graphs)
+            raise BundleError(f"{self.directory} has no {role} graph, only {has}. Give a bundle of the other kind.")
+        return self.directory / self.graphs[role]
 
     @property
     def weights(self) -> Path:
@@ -58,7 +71,7 @@ class Bundle:
         Raises:
             BundleError, TokenizerError: its file cannot be read.
         """
-        name = self.manifest["tokenizers"].get(side)
+        name = self.tokenizers.get(side)
         if name is None:
             return None
         path = self.directory / name
@@ -87,18 +100,22 @@ def open_bundle(directory: Path) -> Bundle:
                 "export the checkpoint again."
             )
         files = {str(name): str(entry["sha256"]) for name, entry in manifest["files"].items()}
-        config = ModelConfig.from_dict(manifest["config"], where=str(path))
-        _ = manifest["source"]["sha256"], manifest["source"]["family"], dict(manifest["source"]["given"])
-        named = [str(file) for graph in manifest["graphs"] for file in (graph["file"],) if graph["role"]]
-        named += [str(name) for name in manifest["tokenizers"].values()]
+        source = manifest["source"]
+        bundle = Bundle(
+            directory,
+            ModelConfig.from_dict(manifest["config"], where=str(path)),
+            Origin(str(source["sha256"]), str(source["family"]), dict(source["given"])),
+            {str(graph["role"]): str(graph["file"]) for graph in manifest["graphs"]},
+            {str(side): str(name) for side, name in manifest["tokenizers"].items()},
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BundleError(f"{path} cannot be read: {error!r}. Export the checkpoint again.") from error
-    unlisted = sorted({contract.WEIGHTS_FILE, *named} - set(files))
+    unlisted = sorted({contract.WEIGHTS_FILE, *bundle.graphs.values(), *bundle.tokenizers.values()} - set(files))
     if unlisted:
         raise BundleError(f"{path} does not list {', '.join(unlisted)}. Export the checkpoint again.")
     for name, sha256 in files.items():
         _verify(directory, name, sha256)
-    return Bundle(directory, manifest, config)
+    return bundle
 
 
 def _verify(directory: Path, name: str, sha256: str) -> None:

@@ -224,9 +224,8 @@ def check(
 
 
 def _read_afresh(bundle: Bundle, path: Path, say: Callable[[str], None]) -> TorchRuntime:
-    source = bundle.manifest["source"]
-    loaded = load_checkpoint(path, source["given"], family=source["family"])
-    if loaded.sha256 != source["sha256"]:
+    loaded = load_checkpoint(path, bundle.origin.given, family=bundle.origin.family)
+    if loaded.sha256 != bundle.origin.sha256:
         say(f"note: {path} is not the file that {bundle.directory} was exported from")
     model = loaded.build_model()
     theirs, ours = (

@@ -65,9 +65,11 @@ class Family:
 
     def foreign_name(self, canonical: str, weights: Mapping[str, Tensor]) -> str:
         """How the family, or the version of it that `weights` are of, writes a name; `{h}` stays for the head."""
-        found = [_fill(source, match) for regex, source in self._backward if (match := regex.fullmatch(canonical))]
-        modules = {name.rpartition(".")[0] for name in weights}
-        return next((name for name in found if name.rpartition(".")[0] in modules), [*found, canonical][0])
+        found = [(source, match) for regex, source in self._backward if (match := regex.fullmatch(canonical))]
+        for source, match in found:
+            if any(map(_regex(source).fullmatch, weights)):
+                return _fill(source, match)
+        return _fill(*found[0]) if found else canonical
 
     def convert(self, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
         """The weights under canonical names, heads joined, and the names that the table does not know."""

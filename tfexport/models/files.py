@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +42,9 @@ def read_file(path: Path) -> RawCheckpoint:
             with safe_open(path, framework="pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
                 return RawCheckpoint(_unwrap(path, tensors), file.metadata() or {})
-        return RawCheckpoint(_unwrap(path, torch.load(path, map_location="cpu", weights_only=True)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is wrong with a file is told below, once
+            return RawCheckpoint(_unwrap(path, torch.load(path, map_location="cpu", weights_only=True)))
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path} is not a file of plain tensors: {_first_line(error)} Nothing in it was run. Save the weights alone, "
