@@ -22,7 +22,7 @@ from tfexport.models.files import RawCheckpoint, read_file, some
 from tfexport.models.native import Tokenizers
 from tfexport.models.transformer import Transformer
 
-FAMILIES = (tutorial.FAMILY, tutorial.CLASSIFIER, annotated.FAMILY, per_head.FAMILY)
+FAMILIES = (*tutorial.FAMILIES, annotated.FAMILY, per_head.FAMILY)
 NATIVE = "native"
 
 _FLAGS = {
@@ -177,10 +177,10 @@ def _describe(path: Path, raw: RawCheckpoint, family: str | None) -> tuple[Famil
 
 
 def _named_family(path: Path, raw: RawCheckpoint, name: str) -> Family:
-    named = next((known for known in FAMILIES if known.name == name), None)
-    if named is None:
-        names = ", ".join(known.name for known in FAMILIES)
-        raise CheckpointError(f"{path} cannot be read as {name!r}. Give --family one of: {names}.")
+    versions = [known for known in FAMILIES if known.name == name]
+    if not versions:
+        raise CheckpointError(f"{path} cannot be read as {name!r}. Give --family one of: {_family_names()}.")
+    named = next((version for version in versions if version.matches(raw.weights)), versions[-1])
     absent = [weight for weight in named.signature if weight not in raw.weights]
     if absent:
         raise CheckpointError(f"{path} is not of the family {name}: it has no {some(absent)}. Leave out --family.")
@@ -198,10 +198,14 @@ def _no_family(path: Path, weights: Mapping[str, Tensor]) -> str:
     absent = [name for name in nearest.signature if name not in weights]
     differs = [f"it has no {some(absent)}"] * bool(absent) + [f"the family has no {some(other, 6)}"] * bool(other)
     return (
-        f"{path} is of no known family ({', '.join(family.name for family in FAMILIES)}). Nearest is {nearest.name}, "
+        f"{path} is of no known family ({_family_names()}). Nearest is {nearest.name}, "
         f"{nearest.about}, which knows {len(weights) - len(other)} of its {len(weights)} names: {'; '.join(differs)}. "
         "Rename the weights to that family's names."
     )
+
+
+def _family_names() -> str:
+    return ", ".join(dict.fromkeys(family.name for family in FAMILIES))
 
 
 def _words(names: Iterable[str]) -> set[str]:
@@ -250,7 +254,7 @@ def _convert(
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
     def theirs(name: str) -> str:
-        return name if family is None else family.foreign_name(name, weights)
+        return name if family is None else family.foreign_name(name)
 
     missing = [theirs(name) for name in expected if name not in converted]
     unexpected += [theirs(name) for name in converted if name not in expected]

@@ -63,13 +63,12 @@ class Family:
                 return _fill(target, match)
         return None
 
-    def foreign_name(self, canonical: str, weights: Mapping[str, Tensor]) -> str:
-        """How the family, or the version of it that `weights` are of, writes a name; `{h}` stays for the head."""
-        found = [(source, match) for regex, source in self._backward if (match := regex.fullmatch(canonical))]
-        for source, match in found:
-            if any(map(_regex(source).fullmatch, weights)):
+    def foreign_name(self, canonical: str) -> str:
+        """How the family writes a canonical name, for messages; `{h}` stays for the head."""
+        for regex, source in self._backward:
+            if match := regex.fullmatch(canonical):
                 return _fill(source, match)
-        return _fill(*found[0]) if found else canonical
+        return canonical
 
     def convert(self, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
         """The weights under canonical names, heads joined, and the names that the table does not know."""
@@ -85,7 +84,7 @@ class Family:
         for canonical, heads in parts.items():
             tensors = [tensor for _, tensor in sorted(heads, key=lambda part: part[0])]
             if len({tensor.shape for tensor in tensors}) > 1:
-                name = self.foreign_name(canonical, weights)
+                name = self.foreign_name(canonical)
                 raise CheckpointError(f"the heads of {name} are not of one shape. Check that the file is complete.")
             joined[canonical] = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
         return joined, unexpected

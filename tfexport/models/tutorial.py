@@ -21,8 +21,6 @@ def _stack(side: str, norms: tuple[str, ...], attentions: Mapping[str, str]) -> 
         f"{side}.tok_embedding.weight": f"{side}.tokens.weight",
         f"{side}.pos_embedding.weight": f"{side}.positions.table",
         **{f"{layer}.{norm}.{{p}}": f"{layer}.norms.{k}.{{p}}" for k, norm in enumerate(norms)},
-        # The tutorial's first version had one norm for all sublayers of a layer.
-        f"{layer}.layer_norm.{{p}}": f"{layer}.norms.0.{{p}}",
         **{
             f"{layer}.{theirs}.{name}.{{p}}": f"{layer}.{ours}.{projection}.{{p}}"
             for theirs, ours in attentions.items()
@@ -33,12 +31,23 @@ def _stack(side: str, norms: tuple[str, ...], attentions: Mapping[str, str]) -> 
     }
 
 
-_ENCODER = _stack("encoder", ("self_attn_layer_norm", "ff_layer_norm"), {"self_attention": "self_attention"})
-_DECODER = _stack(
-    "decoder",
-    ("self_attn_layer_norm", "enc_attn_layer_norm", "ff_layer_norm"),
-    {"self_attention": "self_attention", "encoder_attention": "cross_attention"},
-)
+_NORMS = {
+    "encoder": ("self_attn_layer_norm", "ff_layer_norm"),
+    "decoder": ("self_attn_layer_norm", "enc_attn_layer_norm", "ff_layer_norm"),
+}
+_FIRST_NORMS = {"encoder": ("layer_norm",), "decoder": ("layer_norm",)}
+"""The tutorial's first version had one norm for all sublayers of a layer."""
+
+
+def _encoder(norms: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    return _stack("encoder", norms["encoder"], {"self_attention": "self_attention"})
+
+
+def _decoder(norms: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    attentions = {"self_attention": "self_attention", "encoder_attention": "cross_attention"}
+    return _stack("decoder", norms["decoder"], attentions)
+
+
 _USUAL = {"unk_id": 0, "pad_id": 1, "bos_id": 2, "eos_id": 3}
 
 
@@ -84,21 +93,37 @@ _SIGNATURE = (
     "encoder.layers.0.positionwise_feedforward.fc_1.weight",
 )
 
-FAMILY = Family(
-    name="tutorial",
-    about="the sequence-to-sequence tutorial's Transformer (bentrevett/pytorch-seq2seq, tutorial 6)",
-    renames={**_ENCODER, **_DECODER, "decoder.fc_out.weight": "output_weight", "decoder.fc_out.bias": "output_bias"},
-    signature=(*_SIGNATURE, "decoder.tok_embedding.weight", "decoder.pos_embedding.weight"),
-    read_config=_read_config,
-    usual={"n_heads": 8, **_USUAL},
-)
+_FIRST_SIGNATURE = ("encoder.layers.0.layer_norm.weight",)
 
-CLASSIFIER = Family(
-    name="tutorial-classifier",
-    about="the tutorial's encoder with a linear head on the first token",
-    renames={**_ENCODER, "fc_out.{p}": "head.{p}"},
-    signature=(*_SIGNATURE, "fc_out.weight"),
-    absent=("decoder.",),
-    read_config=_read_classifier_config,
-    usual={"n_heads": 8, **_USUAL},
+
+def _translator(norms: Mapping[str, tuple[str, ...]], signature: tuple[str, ...]) -> Family:
+    output = {"decoder.fc_out.weight": "output_weight", "decoder.fc_out.bias": "output_bias"}
+    return Family(
+        name="tutorial",
+        about="the sequence-to-sequence tutorial's Transformer (bentrevett/pytorch-seq2seq, tutorial 6)",
+        renames={**_encoder(norms), **_decoder(norms), **output},
+        signature=(*_SIGNATURE, "decoder.tok_embedding.weight", "decoder.pos_embedding.weight", *signature),
+        read_config=_read_config,
+        usual={"n_heads": 8, **_USUAL},
+    )
+
+
+def _classifier(norms: Mapping[str, tuple[str, ...]], signature: tuple[str, ...]) -> Family:
+    return Family(
+        name="tutorial-classifier",
+        about="the tutorial's encoder with a linear head on the first token",
+        renames={**_encoder(norms), "fc_out.{p}": "head.{p}"},
+        signature=(*_SIGNATURE, "fc_out.weight", *signature),
+        absent=("decoder.",),
+        read_config=_read_classifier_config,
+        usual={"n_heads": 8, **_USUAL},
+    )
+
+
+FAMILIES = (
+    _translator(_FIRST_NORMS, _FIRST_SIGNATURE),
+    _classifier(_FIRST_NORMS, _FIRST_SIGNATURE),
+    _translator(_NORMS, ()),
+    _classifier(_NORMS, ()),
 )
+"""Two versions of each; the first version is the one with the longer signature, so it is asked first."""
