@@ -424,7 +424,7 @@ def test_a_failure_at_the_very_end_leaves_what_there_was(
     assert not leftovers(tmp_path, "own")
 
 
-@pytest.mark.parametrize("at", ["save_file", "write_graph", "write_manifest", "self_check"])
+@pytest.mark.parametrize("at", ["save_weights", "write_graph", "write_manifest", "self_check"])
 def test_export_interrupted_anywhere_leaves_nothing(
     tmp_path: Path, tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch, quick_export: None, at: str
 ) -> None:

@@ -591,7 +591,7 @@ def test_a_classifier_bundle_is_refused(run: Run, classifier_bundle: Path, comma
     outcome = run(command, classifier_bundle)
     assert outcome.code == 2
     assert outcome.raw == b""
-    message = "error: .* has no decoder_step graph, only encoder_classifier"
+    message = "error: .* is an encoder classifier, which has nothing to decode"
     assert re.match(message, outcome.stderr.splitlines()[-1])
 
 

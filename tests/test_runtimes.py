@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import BOS, SRC_VOCAB, TGT_VOCAB, tiny_classifier
+from tiny import BOS, SRC_VOCAB, TGT_VOCAB
 
 from tfexport.bundle import open_bundle
-from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
-from tfexport.export import export
-from tfexport.models.checkpoint import load_checkpoint
+from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.runtimes import RUNTIMES, load_runtime
 from tfexport.runtimes.ort import OrtRuntime
 from tfexport.runtimes.pytorch import TorchRuntime
@@ -128,15 +126,6 @@ def test_missing_library_names_the_extra_that_brings_it(tiny_bundle: Path, monke
     monkeypatch.setitem(__import__("sys").modules, "tfexport.runtimes.ort", None)
     with pytest.raises(RuntimeUnavailable, match=r"pip install 'tfexport\[cpu\]'"):
         load_runtime("ort-cpu", open_bundle(tiny_bundle))
-
-
-@pytest.mark.parametrize("name", RUNTIMES)
-def test_classifier_bundle_has_no_decoder(name: str, tmp_path: Path) -> None:
-    torch.save(tiny_classifier().state_dict(), tmp_path / "c.pt")
-    hints = {"n_heads": 3, "pad_id": 1, "bos_id": 2, "eos_id": 3}
-    export(load_checkpoint(tmp_path / "c.pt", hints), tmp_path / "bundle")
-    with pytest.raises(BundleError, match="no decoder_step graph, only encoder_classifier"):
-        load_runtime(name, open_bundle(tmp_path / "bundle"))
 
 
 def test_weights_that_are_not_numbers_are_an_error_not_a_translation(tiny_bundle: Path) -> None:

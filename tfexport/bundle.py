@@ -56,6 +56,11 @@ class Bundle:
             BundleError: this bundle has none of this role.
         """
         if role not in self.graphs:
+            if "encoder_classifier" in self.graphs:
+                raise BundleError(
+                    f"{self.directory} is an encoder classifier, which has nothing to decode. Run its "
+                    "encoder_classifier.onnx, or give the bundle of a translation model."
+                )
             has = ", ".join(self.graphs)
             raise BundleError(f"{self.directory} has no {role} graph, only {has}. Give a bundle of the other kind.")
         return self.directory / self.graphs[role]

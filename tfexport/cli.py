@@ -122,7 +122,11 @@ def export(
         say("note: a side has no vocabulary and is decoded as ids only; --src-vocab and --tgt-vocab add them")
     print(
         f"exported {directory}: family {loaded.family}, largest error against PyTorch {exported.max_error:.1e}\n"
-        f"next: tfexport parity {directory}; tfexport decode {directory} INPUT"
+        + (
+            "next: run encoder_classifier.onnx with ONNX Runtime"
+            if loaded.config.is_classifier
+            else f"next: tfexport parity {directory}; tfexport decode {directory} INPUT"
+        )
     )
 
 
@@ -164,12 +168,12 @@ def decode(
         max_length_ratio=max_length_ratio,
     )
     bundle = open_bundle(directory)
+    model = load_runtime(runtime, bundle, threads=threads)
     reader, writer = Reader.of(bundle, input_format), Writer.of(bundle, output_format)
     if input_format is None and reader.format == "ids":
         say(f"note: {directory} has no source vocabulary: the input is read as ids")
     if output_format is None and writer.format == "ids":
         say(f"note: {directory} has no target vocabulary: the output is written as ids")
-    model = load_runtime(runtime, bundle, threads=threads)
     with opened(source) as lines, writing(output) as out:
         window = 1 if lines.isatty() else None  # a person at a terminal is answered line by line
         results = translate(model, reader, lines, search_options, batch_size=batch_size, window=window)
@@ -301,14 +305,20 @@ def main() -> NoReturn:
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    # So that SIGTERM, too, removes half-written files on its way out.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    # So that these, too, remove half-written files on its way out.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         app(arguments, standalone_mode=True)
     except TfexportError as error:
         if debug:
             traceback.print_exc()
         say(f"error: {_one_line(error)}")
+        sys.exit(2)
+    except OSError as error:
+        if debug:
+            traceback.print_exc()
+        say(f"error: {_one_line(error)}. Check the paths, permissions and room on the disk.")
         sys.exit(2)
     except Exception as error:
         if debug:
@@ -348,6 +358,8 @@ def _vocabularies(source: Path | None, target: Path | None, splitter: str, lower
     language = splitter.removeprefix("spacy:") if splitter.startswith("spacy:") else None
     if language is None and splitter != "whitespace":
         raise TfexportError(f"there is no tokeniser {splitter!r}. Use --src-tokenizer whitespace, or spacy:LANG.")
+    if source is None and (language is not None or lowercase):
+        raise TfexportError("--src-tokenizer and --lowercase say how --src-vocab is used. Give --src-vocab too.")
     if source is None and target is None:
         return None
     return Tokenizers(

@@ -80,9 +80,11 @@ def with_progress(items: Iterable[Item], description: str) -> Iterator[Item]:
         yield from items
         return
     from rich.console import Console
-    from rich.progress import track
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    yield from track(items, description=description, console=Console(stderr=True), total=None)
+    columns = (SpinnerColumn(), TextColumn("{task.description} {task.completed:,}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        yield from progress.track(items, description=description, total=None)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -90,6 +91,7 @@ def load_checkpoint(
     """
     raw = read_file(path)
     found, told, own_tokenizers = _describe(path, raw, family)
+    _check_lengths(path, told, hints)
     tokenizers = own_tokenizers.replaced_by(tokenizers)
     fields, missing = _complete(told, hints, tokenizers)
     if missing:
@@ -196,11 +198,14 @@ def _no_family(path: Path, weights: Mapping[str, Tensor]) -> str:
     nearest = max(FAMILIES, key=likeness)
     other = [name for name in weights if not nearest.known(name)]
     absent = [name for name in nearest.signature if name not in weights]
+    advice = "Rename the weights to that family's names."
+    if any(name.endswith("self_attn.in_proj_weight") for name in weights):
+        advice = "These are layers of torch.nn.Transformer, which are not read yet: split in_proj into q, k and v."
     differs = [f"it has no {some(absent)}"] * bool(absent) + [f"the family has no {some(other, 6)}"] * bool(other)
     return (
         f"{path} is of no known family ({_family_names()}). Nearest is {nearest.name}, "
         f"{nearest.about}, which knows {len(weights) - len(other)} of its {len(weights)} names: {'; '.join(differs)}. "
-        "Rename the weights to that family's names."
+        f"{advice}"
     )
 
 
@@ -293,6 +298,14 @@ def _unshared(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return weights
 
 
+def _check_lengths(path: Path, told: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
+    for name in ("max_source_length", "max_target_length"):
+        if name in hints and told["n_decoder_layers"] and hints[name] > told[name]:
+            raise ConfigError(
+                f"{path} has positions for a {name} of {told[name]}, not {hints[name]}. Give at most that."
+            )
+
+
 def _check_vocabularies(tokenizers: Tokenizers, config: ModelConfig) -> None:
     for side, tokenizer, size in (
         ("source", tokenizers.source, config.src_vocab_size),
@@ -331,8 +344,11 @@ def read_hints(path: Path) -> dict[str, Any]:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {error}. Give a JSON object.") from error
-    known = {field.name for field in dataclasses.fields(ModelConfig)}
-    if not isinstance(fields, dict) or set(fields) - known:
-        wrong = some(sorted(set(fields) - known)) if isinstance(fields, dict) else "no object"
-        raise ConfigError(f"{path} is not a configuration: {wrong}. Use fields such as {some(sorted(known), 30)}.")
+    known = [field.name for field in dataclasses.fields(ModelConfig)]
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{path} is not a configuration. Give a JSON object.")
+    for name in fields:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=5, cutoff=0.4) or known
+            raise ConfigError(f"{path} has an unknown field {name}. Use fields such as {', '.join(nearest)}.")
     return fields

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from tfexport.errors import CheckpointError
 
 _WRAPPERS = ("model_state_dict", "state_dict", "model_state", "model")
 """Keys under which training scripts save the weights, beside the optimizer's and the epoch."""
-_PREFIXES = ("module.", "_orig_mod.", "model.")
-"""What DataParallel, torch.compile and Lightning put before every name."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +37,17 @@ def read_file(path: Path) -> RawCheckpoint:
     if not path.is_file():
         raise CheckpointError(f"there is no file {path}. Give the path of a checkpoint such as ckpt.pt.")
     try:
-        if path.suffix == ".safetensors":
-            with safe_open(path, framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-                return RawCheckpoint(_unwrap(path, tensors), file.metadata() or {})
+        with path.open("rb") as file:
+            head = file.read(16)
+        if head[8:9] == b"{":  # after the header's length in 8 bytes
+            with safe_open(path, framework="pt") as tensors:
+                weights = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 (not a dict)
+                return RawCheckpoint(_unwrap(path, weights), tensors.metadata() or {})
+        if not head.startswith((b"PK", b"\x80")):
+            raise CheckpointError(
+                f"{path} was written by neither torch.save nor safetensors: it begins with {head!r}. Check that it was "
+                "copied completely; a download can leave a web page or a Git LFS pointer in place of a file."
+            )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is wrong with a file is told below, once
             return RawCheckpoint(_unwrap(path, torch.load(path, map_location="cpu", weights_only=True)))
@@ -53,12 +59,16 @@ def read_file(path: Path) -> RawCheckpoint:
     except CheckpointError:
         raise
     except Exception as error:  # torch and safetensors meet a damaged file with whatever their parsers run into
+        if "TorchScript" in str(error):
+            raise CheckpointError(
+                f"{path} is a TorchScript archive. Save the weights alone: torch.save(model.state_dict(), 'ckpt.pt')."
+            ) from error
         raise CheckpointError(
             f"{path} cannot be read as a checkpoint: {_first_line(error)} Check that it was copied completely."
         ) from error
 
 
-_TELLING = ("GLOBAL", "Unsupported", "TorchScript")
+_TELLING = ("GLOBAL", "Unsupported")
 
 
 def _first_line(error: Exception) -> str:
@@ -82,8 +92,8 @@ def _unwrap(path: Path, content: Any) -> dict[str, Tensor]:
         content = inner
     if not isinstance(content, Mapping) or not any(isinstance(value, Tensor) for value in content.values()):
         raise CheckpointError(
-            f"{path} holds no weights by name. Save them with torch.save(model.state_dict(), 'ckpt.pt'), bare or under "
-            f"one of {', '.join(_WRAPPERS)}."
+            f"{path} holds no weights by name, but {_what(content)}. Save them with torch.save(model.state_dict(), "
+            f"'ckpt.pt'), bare or under one of {', '.join(_WRAPPERS)}."
         )
     others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
     if others:
@@ -91,12 +101,31 @@ def _unwrap(path: Path, content: Any) -> dict[str, Tensor]:
             f"{path} has entries beside its weights that are not tensors: {some(others)}. Save model.state_dict() alone."
         )
     weights = {str(name): tensor for name, tensor in content.items()}
-    while prefix := next((p for p in _PREFIXES if all(name.startswith(p) for name in weights)), None):
-        weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
+    # DataParallel, torch.compile, Lightning and a user's own class put a module's name before every name.
+    while len(tops := {name.partition(".")[0] for name in weights}) == 1 and not tops & {"encoder", "decoder"}:
+        if not all("." in name for name in weights):
+            break
+        weights = {name.partition(".")[2]: tensor for name, tensor in weights.items()}
     return weights
+
+
+def _what(content: Any) -> str:
+    return f"the keys {some([str(key) for key in content])}" if isinstance(content, Mapping) else type(content).__name__
 
 
 def some(names: list[str], most: int = 12) -> str:
     """The first of many names, for a message."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
+
+
+def save_weights(weights: Mapping[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    """Write safetensors.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    try:
+        save_file(dict(weights), path, metadata)
+    except SafetensorError as error:  # its wrapping of a full disk and the like
+        raise OSError(str(error)) from error

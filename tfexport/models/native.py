@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from tfexport.config import ModelConfig
 from tfexport.errors import CheckpointError
+from tfexport.models.files import save_weights
 from tfexport.tokenizers import TextTokenizer
 
 REVISION = 1
@@ -39,7 +39,7 @@ def save(
     """Write canonical `weights`, stored as `dtype`, with all that is needed to export them."""
     content = {"revision": REVISION, "config": config.to_dict(), "tokenizers": _to_dict(tokenizers)}
     tensors = {name: tensor.detach().to(dtype).contiguous().cpu() for name, tensor in weights.items()}
-    save_file(tensors, path, {_KEY: json.dumps(content)})
+    save_weights(tensors, path, {_KEY: json.dumps(content)})
 
 
 def read_description(path: Path, metadata: Mapping[str, str]) -> tuple[ModelConfig, Tokenizers]:
