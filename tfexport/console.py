@@ -48,10 +48,11 @@ def writing(output: Path | None) -> Iterator[TextIO]:
         try:
             yield sys.stdout
             sys.stdout.flush()
-        except BrokenPipeError:  # nobody reads on, as in `tfexport decode ... | head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
-            raise SystemExit(141) from None
         except OSError as error:
+            # What could not be written is still in the buffer: Python would fail on it once more when it ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if isinstance(error, BrokenPipeError):  # nobody reads on, as in `tfexport decode ... | head`
+                raise SystemExit(141) from None
             raise TfexportError(f"cannot write to stdout: {error.strerror}. Make room, or write to -o FILE.") from error
         return
     special = output.exists() and not output.is_file()  # such as /dev/null: cannot be moved onto
