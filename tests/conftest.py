@@ -6,8 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from tiny import HINTS, TinyCheckpoint, tiny_classifier, write_tiny_checkpoint
 
 from tfexport.contract import GraphSpec
 from tfexport.export import export
-from tfexport.models.checkpoint import load_checkpoint
+from tfexport.models.checkpoint import Checkpoint, load_checkpoint
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -75,3 +76,25 @@ def quick_export(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         shutil.copy(tiny_bundle / graph.file, folder)
 
     monkeypatch.setattr("tfexport.export.write_graph", copy_graph)
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[..., Checkpoint]:
+    """Save what is given as a `.pt` file and read it."""
+
+    def save_and_load(content: Any, hints: Mapping[str, Any] = HINTS, **options: Any) -> Checkpoint:
+        torch.save(content, tmp_path / "saved.pt")
+        return load_checkpoint(tmp_path / "saved.pt", hints, **options)
+
+    return save_and_load
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Callable[..., Checkpoint]:
+    """Write bytes to a file and read it as a checkpoint."""
+
+    def write_and_read(content: bytes, *, name: str = "given.pt") -> Checkpoint:
+        (tmp_path / name).write_bytes(content)
+        return load_checkpoint(tmp_path / name, HINTS)
+
+    return write_and_read
