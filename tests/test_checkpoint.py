@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from tfexport.errors import ConfigError
 from tfexport.models.checkpoint import Checkpoint, inspect_checkpoint, load_checkpoint
 from tfexport.models.native import Tokenizers
-from tfexport.tokenizers import word_tokenizer
+from tfexport.tokenizers import read_vocabulary, word_tokenizer
 
 # --- families
 
@@ -309,3 +309,13 @@ def test_equal_embeddings_are_stored_once_and_compute_the_same(
     assert ("decoder.tokens.weight" in checkpoint.weights) != tie_source_target
     assert ("output_weight" in checkpoint.weights) != tie_output
     assert (logits(checkpoint) - naive_logits(model)).abs().max() < 1e-5
+
+
+def test_vocabularies_of_another_model_are_noted(load: Callable[..., Checkpoint], tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("\n".join(SPECIALS) + "\n")
+    short = Tokenizers(read_vocabulary(tmp_path / "short.txt"), None)
+    notes = load(weights_of("tutorial"), {**HINTS, "eos_id": 9}, tokenizers=short).notes
+    assert notes == (
+        "the source vocabulary has 4 words, the model's embedding 31 rows",
+        "eos_id is 9, the source vocabulary's own is 3",
+    )

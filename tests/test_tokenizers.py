@@ -301,3 +301,8 @@ def test_a_tokenizer_that_drops_what_it_does_not_know_is_read_as_it_is(tmp_path:
     tokenizer = vocabulary(tmp_path, inner.to_str())
     assert tokenizer.encode("ab ba z") == [2, 1, 0]
     assert tokenizer.encode("zzz") == []
+
+
+def test_the_unknown_word_may_have_any_name(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("UNKNOWN\na\n")
+    assert read_vocabulary(tmp_path / "words.txt", unk_id=0).encode("a b") == [1, 0]

@@ -19,7 +19,7 @@ from tfexport.export import export
 from tfexport.models.checkpoint import load_checkpoint
 from tfexport.runtimes import load_runtime
 from tfexport.search import SearchOptions
-from tfexport.train import TrainOptions, noam_factor, train
+from tfexport.train import TrainOptions, TranslationTask, noam_factor, train
 from tfexport.translate import Reader, Writer, translate
 
 SUBJECTS = {"ein Mann": "a man", "eine Frau": "a woman", "ein Hund": "a dog", "das Kind": "the child"}
@@ -108,3 +108,37 @@ def test_pairs_left_out_are_counted_and_none_is_an_error(tmp_path: Path, caplog:
     assert "training pairs left out: 1 with an empty side, 1 too long" in caplog.text
     with pytest.raises(TfexportError, match="no training pairs left"):
         train([TextPair("", "")], PAIRS, tmp_path / "none", options(epochs=1))
+
+
+def test_other_text_options_or_folder_cannot_be_resumed(tmp_path: Path) -> None:
+    """Other text gives another vocabulary: the same ids would mean other words."""
+    train(PAIRS, PAIRS, tmp_path / "run", options(epochs=1))
+    with pytest.raises(TfexportError, match="other the text"):
+        train(PAIRS[:-1], PAIRS, tmp_path / "run", options(epochs=2), resume=True)
+    with pytest.raises(TfexportError, match="other preset, max_tokens"):
+        train(PAIRS, PAIRS, tmp_path / "run", options(preset="small", max_tokens=32), resume=True)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    with pytest.raises(TfexportError, match=r"began in .*run\. Move the folder back"):
+        train(PAIRS, PAIRS, tmp_path / "moved", options(epochs=2), resume=True)
+    (tmp_path / "moved" / "last.ckpt").write_bytes(b"cut")
+    with pytest.raises(TfexportError, match="cannot be resumed"):
+        train(PAIRS, PAIRS, tmp_path / "moved", options(epochs=2), resume=True)
+
+
+def test_interrupted_training_leaves_its_best_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(self: TranslationTask, *_: object) -> None:
+        if self.current_epoch == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(TranslationTask, "on_train_batch_end", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train(PAIRS, PAIRS, tmp_path / "run", options(epochs=3))
+    assert load_checkpoint(tmp_path / "run" / "model.safetensors", {}).family == "native"
+
+
+@pytest.mark.parametrize("wrong", [{"precision": "foo"}, {"accelerator": "gpu"}])
+def test_options_that_cannot_be_trained_with_are_told(tmp_path: Path, wrong: dict[str, str]) -> None:
+    if torch.cuda.is_available() and "accelerator" in wrong:
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(TfexportError, match="--precision or --accelerator"):
+        train(PAIRS, PAIRS, tmp_path / "run", options(**wrong))

@@ -19,7 +19,7 @@ from tfexport.errors import TfexportError
 from tfexport.runtimes.base import FloatArray, IntArray
 from tfexport.search import Hypothesis, SearchOptions
 from tfexport.tokenizers import TextTokenizer, word_tokenizer
-from tfexport.translate import WINDOW_BATCHES, Reader, Result, Writer, translate
+from tfexport.translate import WINDOW_BATCHES, Reader, Result, Unreadable, Writer, translate
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", "a", "b", "c", "d"]
 A, B, C, D, UNK = 4, 5, 6, 7, 3
@@ -178,7 +178,7 @@ def test_a_word_without_an_unknown_token_to_stand_for_it_is_marked() -> None:
 def test_ids_are_given_to_the_model_as_they_are() -> None:
     """Nothing is added and nothing taken away: who gives ids gives bos and eos as well."""
     with_both = CONFIG.replace(source_bos=True)
-    assert Reader(with_both, VOCABULARY, "ids").ids(b" 0 7\t02 3 3 \n") == [0, 7, 2, 3, 3]
+    assert Reader(with_both, VOCABULARY, "ids").ids(b" 4 7\t02 3 3 \n") == [4, 7, 2, 3, 3]
 
 
 @pytest.mark.parametrize("format", ["text", "tokens"])
@@ -389,3 +389,12 @@ def test_the_random_fake_gives_what_it_gave_before() -> None:
     assert model((4,), (5, 6)).tolist() == random_model(0, 5)((4,), (5, 6)).tolist()
     assert len({model(source, tokens).tobytes() for source in [(4,), (5,)] for tokens in [(), (4,), (4, 5)]}) == 6
     assert constant_model([1, 2])((4,), ()).dtype == np.float32
+
+
+def test_padding_in_a_source_is_marked(tmp_path: Path) -> None:
+    """PyTorch code hides padding by its id and these graphs by length, so the two would differ."""
+    reader = Reader(CONFIG, None, "ids")
+    with pytest.raises(Unreadable, match=f"padding id {CONFIG.pad_id}"):
+        reader.ids(f"5 6 {CONFIG.pad_id}".encode())
+    one_id = CONFIG.replace(pad_id=CONFIG.eos_id)  # there it is an ordinary id too
+    assert Reader(one_id, None, "ids").ids(f"5 {one_id.pad_id}".encode()) == [5, one_id.pad_id]

@@ -39,7 +39,9 @@ InputFormatOption = Annotated[
     Literal["text", "tokens", "ids"] | None,
     typer.Option("--input-format", help="Raw text, space-separated tokens, or ids as the encoder reads them."),
 ]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; by default all there are.")]
+Threads = Annotated[
+    int | None, typer.Option("--threads", min=1, max=256, help="CPU threads; by default all there are.")
+]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Sentences decoded together.")]
 MaxLength = Annotated[int, typer.Option("--max-length", min=1, help="Most tokens to generate, eos included.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -109,7 +111,7 @@ def export(
         max_source_length=max_length,
         max_target_length=max_length,
     )
-    tokenizers = _vocabularies(src_vocab, tgt_vocab, src_tokenizer, lowercase)
+    tokenizers = _vocabularies(src_vocab, tgt_vocab, src_tokenizer, lowercase, hints.get("unk_id"))
     loaded = load_checkpoint(checkpoint, hints, tokenizers=tokenizers, family=family)
     directory = output or checkpoint.with_suffix("")
     if directory == checkpoint:
@@ -315,6 +317,17 @@ def main() -> NoReturn:
             traceback.print_exc()
         say(f"error: {_one_line(error)}")
         sys.exit(2)
+    except ModuleNotFoundError as error:
+        if debug:
+            traceback.print_exc()
+        extra = "train" if error.name in ("lightning", "sacrebleu") else "export"
+        say(f"error: this command needs {error.name}, which is not installed: pip install 'tfexport[{extra}]'.")
+        sys.exit(2)
+    except MemoryError as error:
+        if debug:
+            traceback.print_exc()
+        say(f"error: not enough memory: {_one_line(error)}. Use a smaller --beam or --batch-size.")
+        sys.exit(2)
     except OSError as error:
         if debug:
             traceback.print_exc()
@@ -351,7 +364,9 @@ def _hints(checkpoint: Path, config: Path | None, **flags: int | None) -> dict[s
     return {**fields, **{name: value for name, value in flags.items() if value is not None}}
 
 
-def _vocabularies(source: Path | None, target: Path | None, splitter: str, lowercase: bool) -> Tokenizers | None:
+def _vocabularies(
+    source: Path | None, target: Path | None, splitter: str, lowercase: bool, unk_id: int | None
+) -> Tokenizers | None:
     from tfexport.models.native import Tokenizers
     from tfexport.tokenizers import read_vocabulary
 
@@ -363,6 +378,8 @@ def _vocabularies(source: Path | None, target: Path | None, splitter: str, lower
     if source is None and target is None:
         return None
     return Tokenizers(
-        None if source is None else read_vocabulary(source, lowercase=lowercase, spacy_language=language),
-        None if target is None else read_vocabulary(target),
+        None
+        if source is None
+        else read_vocabulary(source, lowercase=lowercase, spacy_language=language, unk_id=unk_id),
+        None if target is None else read_vocabulary(target, unk_id=unk_id),
     )

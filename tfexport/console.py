@@ -70,9 +70,8 @@ def writing(output: Path | None) -> Iterator[TextIO]:
         say(f"the lines done so far are in {partial}")
         raise
     except OSError as error:
-        raise TfexportError(
-            f"cannot write {output}: {error.strerror}. The lines done so far are in {partial}: make room and run again."
-        ) from error
+        kept = "" if special else f" The lines done so far are in {partial}."
+        raise TfexportError(f"cannot write {output}: {error.strerror}.{kept} Make room and run again.") from error
 
 
 def with_progress(items: Iterable[Item], description: str) -> Iterator[Item]:

@@ -23,7 +23,7 @@ from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import FloatArray, IntArray, Runtime
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search import SearchOptions, pad, search
-from tfexport.translate import InputFormat, Reader, Unreadable
+from tfexport.translate import InputFormat, Reader, Unreadable, without_bom
 
 RANDOM_SENTENCES = 32
 
@@ -242,7 +242,7 @@ def _read_afresh(bundle: Bundle, path: Path, say: Callable[[str], None]) -> Torc
 
 def _readable(lines: Iterable[bytes], reader: Reader, say: Callable[[str], None]) -> list[list[int]]:
     sources, left_out = [], 0
-    for line in lines:
+    for line in without_bom(lines):
         try:
             sources.append(reader.ids(line))
         except Unreadable:

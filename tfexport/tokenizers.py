@@ -113,10 +113,13 @@ class TextTokenizer:
             ) from error
 
 
-def read_vocabulary(path: Path, *, lowercase: bool = False, spacy_language: str | None = None) -> TextTokenizer:
+def read_vocabulary(
+    path: Path, *, lowercase: bool = False, spacy_language: str | None = None, unk_id: int | None = None
+) -> TextTokenizer:
     """Read a vocabulary file: a `tokenizer.json`, a JSON list or dict of words, or one word a line.
 
-    Words are looked up in text split at whitespace, or by spaCy's rules. `lowercase` applies to word vocabularies.
+    Words are looked up in text split at whitespace, or by spaCy's rules. `lowercase` and `unk_id`, the
+    id of the unknown word where its name does not tell, apply to word vocabularies.
 
     Raises:
         TokenizerError: the file is none of these.
@@ -140,7 +143,8 @@ def read_vocabulary(path: Path, *, lowercase: bool = False, spacy_language: str 
         return TextTokenizer.from_dict({"tokenizer": content}, where=str(path))
     words = _word_ids(content, path)
     try:
-        tokenizer = word_tokenizer(words, lowercase=lowercase, spacy_language=spacy_language)
+        unknown = next((word for word, index in words.items() if index == unk_id), None)
+        tokenizer = word_tokenizer(words, lowercase=lowercase, spacy_language=spacy_language, unknown=unknown)
         tokenizer.encode("")  # a spaCy language that does not exist is better told now than at the first sentence
         return tokenizer
     except TypeError:  # a lone surrogate, which JSON can spell
@@ -179,10 +183,10 @@ def _word_ids(content: Any, path: Path) -> dict[str, int]:
 
 
 def word_tokenizer(
-    words: Mapping[str, int], *, lowercase: bool = False, spacy_language: str | None = None
+    words: Mapping[str, int], *, lowercase: bool = False, spacy_language: str | None = None, unknown: str | None = None
 ) -> TextTokenizer:
-    """A tokenizer that looks whole words up, from words and their ids."""
-    unknown = next((name for name in SPECIAL_NAMES["unk"] if name in words), None)
+    """A tokenizer that looks whole words up, from words and their ids; `unknown` stands for all others."""
+    unknown = unknown or next((name for name in SPECIAL_NAMES["unk"] if name in words), None)
     inner = Tokenizer(models.WordLevel(dict(words), unk_token=unknown or "<unk>"))
     if spacy_language is None:
         inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -195,7 +199,8 @@ def train_words(
     texts: Iterable[str], *, min_frequency: int = 2, vocab_size: int = 50_000, lowercase: bool = False
 ) -> TextTokenizer:
     """A word vocabulary of the words that `texts`, split at whitespace, hold at least `min_frequency` times."""
-    counts = Counter(word for text in texts for word in (text.lower() if lowercase else text).split())
+    lower = normalizers.Lowercase().normalize_str if lowercase else str  # as the tokenizer does it
+    counts = Counter(word for text in texts for word in lower(text).split())
     frequent = [word for word, count in counts.items() if count >= min_frequency and word not in BPE_SPECIALS]
     frequent.sort(key=lambda word: (-counts[word], word))
     words = [*BPE_SPECIALS, *frequent][:vocab_size]

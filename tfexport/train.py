@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import math
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +18,7 @@ import sacrebleu
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, RichProgressBar
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -237,6 +240,7 @@ def train(
     if not resume and last.exists():
         raise TfexportError(f"{directory} already holds a training. Continue it with --resume, or give another -o.")
     directory.mkdir(parents=True, exist_ok=True)
+    _remember_run(directory, texts, validation, options, resume=resume)
     for chatty in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
@@ -255,7 +259,32 @@ def train(
     callbacks = [best, EMAWeightAveraging(decay=options.ema_decay)]
     if on_terminal:
         callbacks.append(RichProgressBar(console_kwargs={"stderr": True}))
-    trainer = lightning.Trainer(
+    try:
+        trainer = _trainer(directory, options, callbacks, on_terminal)
+    except (MisconfigurationException, ValueError, RuntimeError) as error:
+        raise TfexportError(
+            f"cannot train with these options: {error}. Change --precision or --accelerator."
+        ) from error
+    with warnings.catch_warnings():
+        # Of no use to the reader: lists in memory need no loader workers, the folder is meant to have files, small data
+        # have few batches, and Lightning uses what PyTorch deprecates.
+        for noise in ("many workers", "exists and is not empty", "logging interval", "LeafSpec"):
+            warnings.filterwarnings("ignore", f".*{noise}.*")
+        data = ParallelText(pairs, held_out, config, options)
+        try:
+            trainer.fit(task, datamodule=data, ckpt_path=last if resume else None, weights_only=True)
+        except (KeyboardInterrupt, SystemExit):  # Lightning makes the second of the first
+            if last.exists():
+                log.warning(
+                    "the best epoch so far is in %s; go on with --resume",
+                    _save_best(directory, config, tokenizers, options),
+                )
+            raise KeyboardInterrupt from None
+    return _save_best(directory, config, tokenizers, options)
+
+
+def _trainer(directory: Path, options: TrainOptions, callbacks: list[Any], on_terminal: bool) -> lightning.Trainer:
+    return lightning.Trainer(
         max_epochs=options.epochs,
         accelerator=options.accelerator,
         devices=1,
@@ -268,14 +297,37 @@ def train(
         enable_progress_bar=on_terminal,
         enable_model_summary=False,
     )
-    with warnings.catch_warnings():
-        # Of no use to the reader: lists in memory need no loader workers, the folder is meant to have files, small data
-        # have few batches, and Lightning uses what PyTorch deprecates.
-        for noise in ("many workers", "exists and is not empty", "logging interval", "LeafSpec"):
-            warnings.filterwarnings("ignore", f".*{noise}.*")
-        data = ParallelText(pairs, held_out, config, options)
-        trainer.fit(task, datamodule=data, ckpt_path=last if resume else None, weights_only=True)
-    return _save_best(Path(best.best_model_path), directory, config, tokenizers, options)
+
+
+def _remember_run(
+    directory: Path, texts: list[TextPair], validation: list[TextPair], options: TrainOptions, *, resume: bool
+) -> None:
+    """Write down what is trained on and how, or on resuming make sure that it is the same.
+
+    Other text gives another vocabulary, which would silently scramble the embeddings; Lightning's state names its folder.
+    """
+    free = ("epochs", "accelerator", "weights")  # may change from start to start
+    told = {name: value for name, value in asdict(options).items() if name not in free}
+    data = hashlib.sha256(json.dumps([texts, validation]).encode()).hexdigest()
+    run = {"options": told, "data": data, "directory": str(directory.resolve())}
+    path = directory / "run.json"
+    if not resume:
+        path.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
+        return
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+        torch.load(directory / "last.ckpt", map_location="cpu", weights_only=True)
+        changed = [name for name in told if before["options"].get(name) != told[name]]
+        changed += ["the text"] * (before["data"] != data)
+        moved = before["directory"] != run["directory"]
+    except Exception as error:  # a damaged file can be wrong in any way
+        raise TfexportError(
+            f"the training in {directory} cannot be resumed: {error}. Start again elsewhere."
+        ) from error
+    if changed:
+        raise TfexportError(f"{directory} was trained with other {', '.join(changed)}. Resume with what it began with.")
+    if moved:
+        raise TfexportError(f"this training began in {before['directory']}. Move the folder back to resume it.")
 
 
 def _encode(name: str, texts: list[TextPair], tokenizers: Tokenizers, config: ModelConfig) -> list[IdPair]:
@@ -289,10 +341,8 @@ def _encode(name: str, texts: list[TextPair], tokenizers: Tokenizers, config: Mo
     return encoded.pairs
 
 
-def _save_best(
-    checkpoint: Path, directory: Path, config: ModelConfig, tokenizers: Tokenizers, options: TrainOptions
-) -> Path:
-    state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+def _save_best(directory: Path, config: ModelConfig, tokenizers: Tokenizers, options: TrainOptions) -> Path:
+    state = torch.load(directory / "best.ckpt", map_location="cpu", weights_only=True)["state_dict"]
     weights = {name.removeprefix("model."): tensor for name, tensor in state.items()}
     path = directory / "model.safetensors"
     native.save(path, weights, config, tokenizers, getattr(torch, options.weights))

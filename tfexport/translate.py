@@ -81,6 +81,10 @@ class Reader:
         if len(ids) > self.config.max_source_length:
             most = self.config.max_source_length
             raise Unreadable("too_long", f"{len(ids)} ids, the model reads at most {most}: split the line")
+        pad_id = self.config.pad_id
+        if pad_id in ids and pad_id not in (self.config.bos_id, self.config.eos_id, self.config.unk_id):
+            # PyTorch code hides padding by its id, these graphs by length: as a real token it would be something new.
+            raise Unreadable("invalid_ids", f"it has the padding id {pad_id}: leave padding out")
         return ids
 
     def _given_ids(self, text: str) -> list[int]:
@@ -181,9 +185,15 @@ def translate(
         batch_size: sentences decoded together.
         window: lines read before any is decoded; by default 16 batches. 1 answers each line at once.
     """
-    stream = enumerate(lines, start=1)
+    stream = enumerate(without_bom(lines), start=1)
     while chunk := list(islice(stream, window or batch_size * WINDOW_BATCHES)):
         yield from _translate_window(runtime, reader, chunk, options, batch_size)
+
+
+def without_bom(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """`lines` without the byte order mark that some editors put before the first."""
+    for index, line in enumerate(lines):
+        yield line if index else line.removeprefix(BOM_UTF8)
 
 
 def _translate_window(
@@ -193,7 +203,7 @@ def _translate_window(
     readable: list[tuple[int, list[int]]] = []
     for number, raw in chunk:
         try:
-            readable.append((number, reader.ids(raw.removeprefix(BOM_UTF8) if number == 1 else raw)))
+            readable.append((number, reader.ids(raw)))
         except Unreadable as problem:
             results[number] = Result(number, problem.status, str(problem), ())
     readable.sort(key=lambda item: len(item[1]))

@@ -49,7 +49,8 @@ class Checkpoint:
     given: dict[str, Any]
     """The fields that the file did not tell: with them as hints it is read again as it was."""
     notes: tuple[str, ...] = ()
-    """Where the exported arithmetic differs from the family's own, and by how much."""
+    """What its owner should know: where the exported arithmetic differs from the family's own, and by how much; and
+    vocabularies that may be those of another model."""
 
     def build_model(self) -> Transformer | EncoderClassifier:
         """The canonical model with these weights, in evaluation mode."""
@@ -109,7 +110,7 @@ def load_checkpoint(
             f"the weights in {path} are not those of its configuration: {'; '.join(problems)}. Check --family, --config "
             "and that the file was saved completely."
         )
-    _check_vocabularies(tokenizers, config)
+    notes = (*(found.notes if found else ()), *_check_vocabularies(tokenizers, config))
     config, weights = _tie(config, weights)
     return Checkpoint(
         path=path,
@@ -119,7 +120,7 @@ def load_checkpoint(
         weights=weights,
         tokenizers=tokenizers,
         given=given,
-        notes=() if found is None else found.notes,
+        notes=notes,
     )
 
 
@@ -210,7 +211,7 @@ def _no_family(path: Path, weights: Mapping[str, Tensor]) -> str:
 
 
 def _family_names() -> str:
-    return ", ".join(dict.fromkeys(family.name for family in FAMILIES))
+    return ", ".join(dict.fromkeys([*(family.name for family in FAMILIES), NATIVE]))
 
 
 def _words(names: Iterable[str]) -> set[str]:
@@ -306,7 +307,13 @@ def _check_lengths(path: Path, told: Mapping[str, Any], hints: Mapping[str, Any]
             )
 
 
-def _check_vocabularies(tokenizers: Tokenizers, config: ModelConfig) -> None:
+def _check_vocabularies(tokenizers: Tokenizers, config: ModelConfig) -> list[str]:
+    """What is odd about the vocabularies of this model.
+
+    Raises:
+        ConfigError: a vocabulary has ids that the model lacks.
+    """
+    odd = []
     for side, tokenizer, size in (
         ("source", tokenizers.source, config.src_vocab_size),
         ("target", tokenizers.target, config.tgt_vocab_size),
@@ -316,6 +323,13 @@ def _check_vocabularies(tokenizers: Tokenizers, config: ModelConfig) -> None:
                 f"the {side} vocabulary has ids up to {tokenizer.size - 1}, the model's embedding has {size} rows. "
                 "Give the vocabulary that this model was trained with."
             )
+        if tokenizer is not None and tokenizer.size < size:
+            odd.append(f"the {side} vocabulary has {tokenizer.size} words, the model's embedding {size} rows")
+        for kind in ("unk", "pad", "bos", "eos"):
+            theirs, ours = tokenizer and tokenizer.special_id(kind), getattr(config, f"{kind}_id")
+            if theirs is not None and ours not in (theirs, -1):
+                odd.append(f"{kind}_id is {ours}, the {side} vocabulary's own is {theirs}")
+    return odd
 
 
 def _tie(config: ModelConfig, weights: dict[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:

@@ -125,7 +125,11 @@ def save_weights(weights: Mapping[str, Tensor], path: Path, metadata: dict[str, 
     Raises:
         OSError: the file cannot be written.
     """
+    partial = path.with_name(f"{path.name}.partial")
     try:
-        save_file(dict(weights), path, metadata)
+        save_file(dict(weights), partial, metadata)
+        partial.replace(path)  # so that no half-written file has the name
     except SafetensorError as error:  # its wrapping of a full disk and the like
         raise OSError(str(error)) from error
+    finally:
+        partial.unlink(missing_ok=True)
