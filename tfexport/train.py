@@ -318,7 +318,7 @@ def _remember_run(
         before = json.loads(path.read_text(encoding="utf-8"))
         torch.load(directory / "last.ckpt", map_location="cpu", weights_only=True)
         changed = [name for name in told if before["options"].get(name) != told[name]]
-        changed += ["the text"] * (before["data"] != data)
+        changed += ["text"] * (before["data"] != data)
         moved = before["directory"] != run["directory"]
     except Exception as error:  # a damaged file can be wrong in any way
         raise TfexportError(
