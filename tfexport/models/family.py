@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfexport.errors import CheckpointError
-
 _PLACEHOLDERS = {"{i}": r"(?P<i>\d+)", "{h}": r"(?P<h>\d+)", "{p}": r"(?P<p>weight|bias)"}
 
 
@@ -83,10 +81,9 @@ class Family:
         joined = {}
         for canonical, heads in parts.items():
             tensors = [tensor for _, tensor in sorted(heads, key=lambda part: part[0])]
-            if len({tensor.shape for tensor in tensors}) > 1:
-                name = self.foreign_name(canonical)
-                raise CheckpointError(f"the heads of {name} are not of one shape. Check that the file is complete.")
-            joined[canonical] = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+            # Heads that do not fit together are left as one of them: its shape is reported with all else that is wrong.
+            alike = len({tensor.shape for tensor in tensors}) == 1
+            joined[canonical] = torch.cat(tensors) if alike and len(tensors) > 1 else tensors[0]
         return joined, unexpected
 
     def _head(self, name: str) -> int:
