@@ -75,6 +75,5 @@ def test_every_status_is_listed() -> None:
 
     from tfexport.translate import Status
 
-    assert re.findall(r"^\| `(\w+)` \|.*\|.*\|$", README, flags=re.MULTILINE)[-20:]
     for status in get_args(Status):
         assert f"| `{status}` |" in README

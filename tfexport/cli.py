@@ -307,43 +307,33 @@ def main() -> NoReturn:
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    # So that these, too, remove half-written files on its way out.
+    # So that these, too, remove half-written files on their way out.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         app(arguments, standalone_mode=True)
-    except TfexportError as error:
-        if debug:
-            traceback.print_exc()
-        say(f"error: {_one_line(error)}")
-        sys.exit(2)
-    except ModuleNotFoundError as error:
-        if debug:
-            traceback.print_exc()
-        extra = "train" if error.name in ("lightning", "sacrebleu") else "export"
-        say(f"error: this command needs {error.name}, which is not installed: pip install 'tfexport[{extra}]'.")
-        sys.exit(2)
-    except MemoryError as error:
-        if debug:
-            traceback.print_exc()
-        say(f"error: not enough memory: {_one_line(error)}. Use a smaller --beam or --batch-size.")
-        sys.exit(2)
-    except OSError as error:
-        if debug:
-            traceback.print_exc()
-        say(f"error: {_one_line(error)}. Check the paths, permissions and room on the disk.")
-        sys.exit(2)
     except Exception as error:
         if debug:
             traceback.print_exc()
-        fault = f"{type(error).__name__}: {_one_line(error)}"
-        say(f"error: {fault}. This is a fault of tfexport: report it with what --debug shows.")
-        sys.exit(3)
+        message, code = _explain(error)
+        say(f"error: {message}")
+        sys.exit(code)
     sys.exit(0)
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+def _explain(error: Exception) -> tuple[str, int]:
+    """What to tell of an error, in one line, and the exit code."""
+    text = " ".join(str(error).split())
+    if isinstance(error, TfexportError):
+        return text, 2
+    if isinstance(error, ModuleNotFoundError):
+        extra = "train" if error.name in ("lightning", "sacrebleu") else "export"
+        return f"this command needs {error.name}, which is not installed: pip install 'tfexport[{extra}]'.", 2
+    if isinstance(error, MemoryError):
+        return f"not enough memory: {text}. Use a smaller --beam or --batch-size.", 2
+    if isinstance(error, OSError):
+        return f"{text}. Check the paths, permissions and room on the disk.", 2
+    return f"{type(error).__name__}: {text}. This is a fault of tfexport: report it with what --debug shows.", 3
 
 
 def _hints(checkpoint: Path, config: Path | None, **flags: int | None) -> dict[str, Any]:
