@@ -11,18 +11,19 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 from tfexport import contract
 from tfexport.config import ModelConfig
+from tfexport.contract import Dialect, Precision, Role
 from tfexport.errors import BundleError
 from tfexport.tokenizers import TextTokenizer
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 TOKENIZER_FILES = {"source": "source_tokenizer.json", "target": "target_tokenizer.json"}
 
@@ -38,32 +39,82 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class Graph:
+    """One ONNX graph in a bundle."""
+
+    file: str
+    role: Role
+    precision: Precision
+    dialect: Dialect
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """One TensorRT engine in a bundle, and what it can be run on and with."""
+
+    file: str
+    role: Role
+    precision: Precision
+    library: Literal["tensorrt", "tensorrt_rtx"]
+    version: str
+    """Of the library: engines are not read by another one."""
+    gpu: str
+    """`sm89` and the like, or `portable`."""
+    cache: int
+    """Slots of the cache of a `decoder_step`, 0 for the other roles."""
+    profile: Mapping[str, list[list[int]]]
+    """For every input its smallest, usual and largest shape."""
+    seconds: float
+    """How long the build took."""
+
+    @property
+    def about(self) -> str:
+        """`decoder_step fp16 sm89 cache 64`."""
+        cache = f" cache {self.cache}" if self.cache else ""
+        return f"{self.role} {contract.short_name(self.precision)} {self.gpu}{cache}"
+
+
+@dataclass(frozen=True)
 class Bundle:
     """A bundle whose files were all found as its manifest says."""
 
     directory: Path
     config: ModelConfig
     origin: Origin
-    graphs: Mapping[str, str]
-    """File names by role."""
+    graphs: tuple[Graph, ...]
+    engines: tuple[Engine, ...]
     tokenizers: Mapping[str, str]
     """File names by side."""
+    files: Mapping[str, str]
+    """The sha256 of each file by its name."""
 
-    def graph(self, role: contract.Role) -> Path:
+    @property
+    def precisions(self) -> list[Precision]:
+        """The precisions that its graphs come in."""
+        return list(dict.fromkeys(graph.precision for graph in self.graphs))
+
+    def graph(self, role: Role, precision: Precision = "float32", dialect: Dialect = "onnx24") -> Path:
         """The path of a graph.
 
         Raises:
-            BundleError: this bundle has none of this role.
+            BundleError: this bundle has none of this role, precision and dialect.
         """
-        if role not in self.graphs:
-            if "encoder_classifier" in self.graphs:
+        roles = {graph.role for graph in self.graphs}
+        if role not in roles:
+            if "encoder_classifier" in roles:
                 raise BundleError(
                     f"{self.directory} is an encoder classifier, which has nothing to decode. Run its "
                     "encoder_classifier.onnx, or give the bundle of a translation model."
                 )
-            has = ", ".join(self.graphs)
+            has = ", ".join(sorted(roles))
             raise BundleError(f"{self.directory} has no {role} graph, only {has}. Give a bundle of the other kind.")
-        return self.directory / self.graphs[role]
+        for graph in self.graphs:
+            if (graph.role, graph.precision, graph.dialect) == (role, precision, dialect):
+                return self.directory / graph.file
+        short = contract.short_name(precision)
+        raise BundleError(
+            f"{self.directory} has no {short} {role} graph for this runtime. Export again with --precision {short}."
+        )
 
     @property
     def weights(self) -> Path:
@@ -99,10 +150,10 @@ def open_bundle(directory: Path) -> Bundle:
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         found = manifest["format"]
-        if type(found) is not int or found > FORMAT:
+        if type(found) is not int or found != FORMAT:
             raise BundleError(
-                f"{directory} is of bundle format {found!r}, this version reads up to {FORMAT}. Upgrade tfexport, or "
-                "export the checkpoint again."
+                f"{directory} is of bundle format {found!r}, this version reads {FORMAT}. Export the checkpoint again, "
+                "or use the version of tfexport that wrote it."
             )
         files = {str(name): str(entry["sha256"]) for name, entry in manifest["files"].items()}
         source = manifest["source"]
@@ -110,12 +161,17 @@ def open_bundle(directory: Path) -> Bundle:
             directory,
             ModelConfig.from_dict(manifest["config"], where=str(path)),
             Origin(str(source["sha256"]), str(source["family"]), dict(source["given"])),
-            {str(graph["role"]): str(graph["file"]) for graph in manifest["graphs"]},
+            tuple(
+                Graph(*(graph[key] for key in ("file", "role", "precision", "dialect"))) for graph in manifest["graphs"]
+            ),
+            tuple(Engine(**engine) for engine in manifest["engines"]),
             {str(side): str(name) for side, name in manifest["tokenizers"].items()},
+            files,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BundleError(f"{path} cannot be read: {error!r}. Export the checkpoint again.") from error
-    unlisted = sorted({contract.WEIGHTS_FILE, *bundle.graphs.values(), *bundle.tokenizers.values()} - set(files))
+    named = {file.file for file in (*bundle.graphs, *bundle.engines)}
+    unlisted = sorted({contract.WEIGHTS_FILE, *named, *bundle.tokenizers.values()} - set(files))
     if unlisted:
         raise BundleError(f"{path} does not list {', '.join(unlisted)}. Export the checkpoint again.")
     for name, sha256 in files.items():
@@ -146,29 +202,61 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_manifest(folder: Path, config: ModelConfig, facts: Mapping[str, Any]) -> None:
+def write_manifest(
+    folder: Path, config: ModelConfig, graphs: Sequence[contract.GraphSpec], facts: Mapping[str, Any]
+) -> None:
     """Write the manifest of the files that lie in `folder`; `facts` are added to it."""
+    entries = [
+        {
+            "role": graph.role,
+            "file": graph.file,
+            "precision": graph.precision,
+            "dialect": graph.dialect,
+            "float32_islands": contract.float32_islands(graph),
+            **contract.describe(graph, config),
+        }
+        for graph in graphs
+    ]
+    tokenizers = {side: name for side, name in TOKENIZER_FILES.items() if (folder / name).exists()}
+    _write(folder, {**facts, "config": config.to_dict(), "graphs": entries, "engines": [], "tokenizers": tokenizers})
+
+
+def _write(folder: Path, manifest: Mapping[str, Any]) -> None:
     files = {
-        path.name: {"sha256": file_sha256(path), "bytes": path.stat().st_size} for path in sorted(folder.iterdir())
+        path.name: {"sha256": file_sha256(path), "bytes": path.stat().st_size}
+        for path in sorted(folder.iterdir())
+        if path.name != MANIFEST
     }
-    manifest = {
-        "format": FORMAT,
-        **facts,
-        "config": config.to_dict(),
-        "graphs": [
-            {
-                "role": graph.role,
-                "file": graph.file,
-                "dialect": contract.DIALECT,
-                "precision": "float32",
-                **contract.describe(graph, config),
-            }
-            for graph in contract.graphs_of(config)
-        ],
-        "tokenizers": {side: name for side, name in TOKENIZER_FILES.items() if name in files},
-        "files": files,
-    }
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    complete = {"format": FORMAT, **manifest, "files": files}
+    (folder / MANIFEST).write_text(json.dumps(complete, indent=1) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def with_engines(bundle: Bundle, engines: list[Engine]) -> Iterator[Path]:
+    """A folder to write engine files into; when the block ends well, `engines` are those that the bundle has.
+
+    The block fills `engines`, and may keep some that the bundle has already. The bundle is replaced as a whole.
+
+    Raises:
+        BundleError: the files cannot be written.
+    """
+    manifest = json.loads((bundle.directory / MANIFEST).read_text(encoding="utf-8"))
+    with new_bundle(bundle.directory, force=True) as folder:
+        for name in bundle.files:
+            _link(bundle.directory / name, folder / name)
+        yield folder
+        kept = {engine.file for engine in engines}
+        for engine in bundle.engines:
+            if engine.file not in kept:
+                (folder / engine.file).unlink()
+        _write(folder, {**manifest, "engines": [asdict(engine) for engine in engines]})
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, target)
 
 
 @contextmanager

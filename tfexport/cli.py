@@ -123,7 +123,7 @@ def export(
     if loaded.tokenizers.source is None or (loaded.tokenizers.target is None and not loaded.config.is_classifier):
         say("note: a side has no vocabulary and is decoded as ids only; --src-vocab and --tgt-vocab add them")
     print(
-        f"exported {directory}: family {loaded.family}, largest error against PyTorch {exported.max_error:.1e}\n"
+        f"exported {directory}: family {loaded.family}, largest error against PyTorch {exported.max_errors['float32']:.1e}\n"
         + (
             "next: run encoder_classifier.onnx with ONNX Runtime"
             if loaded.config.is_classifier

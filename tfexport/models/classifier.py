@@ -19,5 +19,5 @@ class EncoderClassifier(nn.Module):
         initialise(self)
 
     def forward(self, src_ids: Tensor, src_len: Tensor) -> Tensor:
-        """`src_ids` [batch, src], `src_len` [batch] to logits [batch, n_classes]."""
-        return self.head(self.encoder(src_ids, src_len)[:, 0])
+        """`src_ids` [batch, src], `src_len` [batch] to logits [batch, n_classes] in float32."""
+        return self.head(self.encoder(src_ids, src_len)[:, 0].to(self.head.weight.dtype)).float()

@@ -52,6 +52,13 @@ def _(cache: Tensor, update: Tensor, position: Tensor) -> Tensor:
     return torch.empty_like(cache)
 
 
+def best_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` best tokens of each row of `logits` [rows, vocab]: log-probabilities and ids, each [rows, count]."""
+    values, ids = logits.topk(count)
+    peak = values[:, :1]  # out of the sum, so that no exponential overflows
+    return values - peak - (logits - peak).exp().sum(-1, keepdim=True).log(), ids
+
+
 class Attention(nn.Module):
     """Multi-head scaled dot-product attention (section 3.2); keys and values are projected apart so they can be kept."""
 
@@ -258,9 +265,14 @@ class Transformer(nn.Module):
     def _target_table(self) -> Tensor:
         return self.encoder.tokens.weight if self.decoder.tokens is None else self.decoder.tokens.weight
 
+    def output_matrix(self) -> Tensor:
+        """The output projection [vocab, d_model], which may be the target embeddings."""
+        return self._target_table() if self.output_weight is None else self.output_weight
+
     def _logits(self, states: Tensor) -> Tensor:
-        weight = self._target_table() if self.output_weight is None else self.output_weight
-        return F.linear(self.decoder.norm(states), weight, self.output_bias)
+        """`states` [..., d_model] to logits in float32, whatever the precision of the model and of its output matrix."""
+        weight = self.output_matrix()
+        return F.linear(self.decoder.norm(states).to(weight.dtype), weight, self.output_bias).float()
 
     def encode(self, src_ids: Tensor, src_len: Tensor) -> list[KeyValue]:
         """`src_ids` [batch, src], `src_len` [batch] to each layer's cross keys and values [batch, heads, src, head_dim]."""

@@ -1,0 +1,102 @@
+"""The graphs of the contract as PyTorch modules, and inputs to trace and to check them with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tfexport import contract
+from tfexport.config import ModelConfig
+from tfexport.models.classifier import EncoderClassifier
+from tfexport.models.transformer import KeyValue, Transformer, best_tokens
+
+Model = Transformer | EncoderClassifier
+
+
+class _Encoder(nn.Module):
+    def __init__(self, model: Transformer):
+        super().__init__()
+        self.model = model
+
+    def forward(self, src_ids: Tensor, src_len: Tensor) -> list[Tensor]:
+        return [tensor for memory in self.model.encode(src_ids, src_len) for tensor in memory]
+
+
+class _DecoderStep(nn.Module):
+    def __init__(self, model: Transformer):
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, tokens: Tensor, position: Tensor, src_len: Tensor, past: list[Tensor], cross: list[Tensor]
+    ) -> list[Tensor]:
+        logits, present = self.model.step(tokens, position, src_len, _paired(past), _paired(cross))
+        best = best_tokens(logits, min(contract.BEST, logits.shape[-1]))
+        return [logits, *best, *(tensor for cache in present for tensor in cache)]
+
+
+class _SelectRows(nn.Module):
+    def forward(self, tensors: Tensor, index: Tensor) -> list[Tensor]:
+        return [tensors.index_select(1, index)]
+
+
+class _Classifier(nn.Module):
+    def __init__(self, model: EncoderClassifier):
+        super().__init__()
+        self.model = model
+
+    def forward(self, src_ids: Tensor, src_len: Tensor) -> list[Tensor]:
+        return [self.model(src_ids, src_len)]
+
+
+def _paired(tensors: list[Tensor]) -> list[KeyValue]:
+    return [KeyValue(*pair) for pair in zip(tensors[::2], tensors[1::2], strict=True)]
+
+
+def module_of(model: Model, role: contract.Role) -> nn.Module:
+    """The module whose arguments, flattened, are the inputs of the graph, in the contract's order."""
+    if isinstance(model, EncoderClassifier):
+        return _Classifier(model)
+    return {"encoder": _Encoder, "decoder_step": _DecoderStep, "select_rows": lambda _: _SelectRows()}[role](model)
+
+
+def arguments_of(inputs: Mapping[str, np.ndarray], graph: contract.GraphSpec) -> list[Tensor]:
+    """The inputs as tensors of the graph's types."""
+    return [torch.from_numpy(inputs[t.name]).to(getattr(torch, t.dtype)) for t in graph.inputs]
+
+
+def grouped(values: list[Any], graph: contract.GraphSpec, config: ModelConfig) -> tuple[Any, ...]:
+    """The flat inputs as the module takes them: past and cross are lists."""
+    layers = 2 * config.n_decoder_layers
+    if graph.role != "decoder_step":
+        return tuple(values)
+    return (*values[: -2 * layers], values[-2 * layers : -layers], values[-layers:])
+
+
+def random_inputs(
+    graph: contract.GraphSpec, config: ModelConfig, sizes: Mapping[str, int], random: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """Inputs of a graph that its model accepts; `sizes` are shrunk to the model's lengths."""
+    sizes = {**sizes, "src": min(sizes["src"], config.max_source_length)}
+    sizes["cache"] = min(sizes["cache"], max(config.max_target_length, 1))
+    limits = {
+        "src_ids": (0, config.src_vocab_size),
+        "src_len": (1, sizes["src"] + 1),
+        "tokens": (0, config.tgt_vocab_size),
+        "position": (0, sizes["cache"]),
+        "index": (0, sizes["from"]),
+    }
+    inputs: dict[str, np.ndarray] = {}
+    for tensor in graph.inputs:
+        shape = [sizes[axis] if isinstance(axis, str) else axis for axis in contract.shape(tensor, config)]
+        if tensor.dtype == "int64":
+            inputs[tensor.name] = random.integers(*limits[tensor.name], shape)
+        else:
+            # NumPy has no bfloat16: such inputs are cast where they are used.
+            dtype = np.float16 if tensor.dtype == "float16" else np.float32
+            inputs[tensor.name] = random.standard_normal(shape, dtype=np.float32).astype(dtype)
+    return inputs

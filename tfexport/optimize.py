@@ -1,0 +1,102 @@
+"""Small passes over an exported graph. Each says what it needs to see, and leaves alone what it does not recognise."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import onnxscript.optimizer
+import onnxscript.rewriter
+
+from tfexport.errors import TfexportError
+
+WEIGHT_SIZE = 64
+"""An initializer of more numbers is a weight: it stays as it lies in the weights file."""
+
+
+def simplify(model: ir.Model) -> None:
+    """Fold the arithmetic on shapes and merge what is computed twice.
+
+    Weights stay as they are, also their transposes: so the graph can point into the weights file, and a runtime that
+    packs matrices transposes them for nothing.
+    """
+    ir.passes.common.InlinePass()(model)
+    onnxscript.optimizer.fold_constants(
+        model,
+        input_size_limit=16,
+        output_size_limit=WEIGHT_SIZE,
+        should_fold=lambda node: False if any(map(_is_weight, node.inputs)) else None,
+    )
+    onnxscript.rewriter.rewrite(model)
+    for pass_ in (
+        ir.passes.common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        ir.passes.common.IdentityEliminationPass(),
+        ir.passes.common.CommonSubexpressionEliminationPass(),
+        ir.passes.common.RemoveUnusedNodesPass(),
+        ir.passes.common.DeduplicateInitializersPass(),
+    ):
+        pass_(model)
+
+
+def _is_weight(value: ir.Value | None) -> bool:
+    return value is not None and value.const_value is not None and value.const_value.size > WEIGHT_SIZE
+
+
+def use_lengths(model: ir.Model) -> int:
+    """Tell every `Attention` how many keys are valid instead of masking the others; returns how many it changed.
+
+        Range < length ── Unsqueeze ── Expand ──> Attention(q, k, v, mask)
+                  length ───────────────────────> Attention(q, k, v, nonpad_kv_seqlen)
+
+    Exact where the mask is True for the first `length` keys of a row and for nothing else, which is what the pattern
+    says. A mask made in any other way (a causal one, one that is an input) stays.
+    """
+    changed = 0
+    for node in model.graph:
+        if node.op_type == "Attention" and len(node.inputs) == 4 and (length := _length_of(node.inputs[3])) is not None:
+            node.resize_inputs(7)
+            node.replace_input_with(3, None)
+            node.replace_input_with(6, length)
+            changed += 1
+    ir.passes.common.RemoveUnusedNodesPass()(model)
+    return changed
+
+
+def _length_of(mask: ir.Value | None) -> ir.Value | None:
+    """The lengths [batch] that a mask was made from, if it is the mask of the first `length` keys."""
+    less = _before(mask, {"Expand", "Unsqueeze"})
+    if less is None or less.op_type != "Less":
+        return None
+    counted = _before(less.inputs[0], set())
+    length = less.inputs[1]
+    unsqueeze = length.producer() if length is not None else None
+    if counted is None or counted.op_type != "Range" or unsqueeze is None or unsqueeze.op_type != "Unsqueeze":
+        return None
+    start, step = counted.inputs[0], counted.inputs[2]
+    if _constant(start) != 0 or _constant(step) != 1 or _constant(unsqueeze.inputs[1]) not in (1, -1):
+        return None
+    return unsqueeze.inputs[0]
+
+
+def _before(value: ir.Value | None, passed: set[str]) -> ir.Node | None:
+    """The node that `value` comes from, looking through nodes of the types `passed`."""
+    node = value.producer() if value is not None else None
+    while node is not None and node.op_type in passed:
+        first = node.inputs[0]
+        node = first.producer() if first is not None else None
+    return node
+
+
+def _constant(value: ir.Value | None) -> int | None:
+    if value is None or value.const_value is None or value.const_value.size != 1:
+        return None
+    return int(value.const_value.numpy().item())
+
+
+def require_no_masks(model: ir.Model) -> None:
+    """What `use_lengths` promises of our own graphs.
+
+    Raises:
+        TfexportError: an attention still has a mask.
+    """
+    masked = [node.name for node in model.graph if node.op_type == "Attention" and len(node.inputs) == 4]
+    if masked:
+        raise TfexportError(f"{', '.join(map(str, masked))} kept a mask that tells no lengths. Report this.")

@@ -1,0 +1,40 @@
+"""Variants of a model in other number formats."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from tfexport.contract import Precision
+from tfexport.errors import TfexportError
+from tfexport.models.classifier import EncoderClassifier
+from tfexport.models.transformer import Transformer
+
+
+def in_precision(model: Transformer | EncoderClassifier, precision: Precision) -> Transformer | EncoderClassifier:
+    """A copy of `model` with its weights in `precision`, but for `contract.FLOAT32_ISLANDS`; logits are float32 in any case.
+
+    Raises:
+        TfexportError: a weight is too large for the format.
+    """
+    if precision == "float32":
+        return model
+    variant = copy.deepcopy(model).to(getattr(torch, precision))
+    if isinstance(variant, EncoderClassifier):
+        assert isinstance(model, EncoderClassifier)
+        variant.head = copy.deepcopy(model.head)
+    else:
+        assert isinstance(model, Transformer)
+        # Also where it is tied to the embeddings, which are halved: then the weights file holds it twice.
+        variant.output_weight = nn.Parameter(model.output_matrix().detach().clone())
+        if model.output_bias is not None:
+            variant.output_bias = nn.Parameter(model.output_bias.detach().clone())
+    too_large = [name for name, tensor in variant.state_dict().items() if not tensor.isfinite().all()]
+    if too_large:
+        raise TfexportError(
+            f"{', '.join(too_large[:3])} cannot be stored in {precision}: a number is larger than the format holds, or "
+            "not finite. Export in fp32, or in bf16, which has float32's range."
+        )
+    return variant.eval()
