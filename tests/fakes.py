@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tfexport.config import ModelConfig
-from tfexport.runtimes.base import FloatArray, IntArray
+from tfexport.runtimes.base import Best, FloatArray, IntArray, best_of
 
 Ids = tuple[int, ...]
 Model = Callable[[Ids, Ids], FloatArray]
@@ -146,3 +146,7 @@ class ScriptedRuntime:
         logits = [self._model(state.sources[row // state.beam], prefix[1:]) for row, prefix in enumerate(prefixes)]
         self.rows[-1].append(state.rows)
         return np.stack(logits), ScriptedState(state.sources, prefixes, state.beam)
+
+    def best(self, state: ScriptedState, tokens: IntArray, count: int) -> tuple[Best, ScriptedState]:
+        logits, state = self.step(state, tokens)
+        return best_of(logits, count), state

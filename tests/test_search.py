@@ -46,11 +46,12 @@ def ids_of(found: list[list[Hypothesis]]) -> list[list[Ids]]:
 
 
 def log_probs(model: Model, source: Ids, tokens: Ids, min_length: int = 0) -> list[float]:
-    """The log-probabilities after `tokens`; an eos that comes too early is impossible."""
+    """The model's log-probabilities after `tokens`; an eos that comes too early is impossible, the others keep theirs."""
     logits = model(source, tokens).astype(np.float64)
+    found = logits - np.logaddexp.reduce(logits)
     if len(tokens) < min_length:
-        logits[EOS] = -np.inf
-    return list(logits - np.logaddexp.reduce(logits))
+        found[EOS] = -np.inf
+    return list(found)
 
 
 def every_hypothesis(

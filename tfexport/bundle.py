@@ -170,7 +170,7 @@ def open_bundle(directory: Path) -> Bundle:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BundleError(f"{path} cannot be read: {error!r}. Export the checkpoint again.") from error
-    named = {file.file for file in (*bundle.graphs, *bundle.engines)}
+    named = {graph.file for graph in bundle.graphs} | {engine.file for engine in bundle.engines}
     unlisted = sorted({contract.WEIGHTS_FILE, *named, *bundle.tokenizers.values()} - set(files))
     if unlisted:
         raise BundleError(f"{path} does not list {', '.join(unlisted)}. Export the checkpoint again.")

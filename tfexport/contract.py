@@ -27,6 +27,9 @@ DIALECTS: dict[Dialect, str] = {
     "onnx24-lengths": "the same, with attention told the number of valid keys: the form that flash kernels take",
 }
 
+SHAPE_NODE = "shape/"
+"""How the names of nodes begin that compute nothing but shapes."""
+
 BEST = 17
 """Best tokens of a row that a step tells: 2 * beam + 1 for beams up to 8, one more for an eos that may not come yet."""
 

@@ -28,7 +28,7 @@ from tfexport.errors import TfexportError
 from tfexport.graph_modules import Model, arguments_of, grouped, module_of, random_inputs
 from tfexport.models.checkpoint import Checkpoint
 from tfexport.models.files import save_weights
-from tfexport.optimize import require_no_masks, simplify, use_lengths
+from tfexport.optimize import require_no_masks, shape_nodes, simplify, use_lengths
 from tfexport.quantize import in_precision
 from tfexport.selfcheck import TOLERANCE, self_check
 
@@ -172,8 +172,10 @@ def _tidy(model: ir.Model, graph: contract.GraphSpec, config: ModelConfig) -> No
         if value.name is not None and value.name.startswith("model."):
             value.name = value.name.removeprefix("model.")
     numbers: Counter[str] = Counter()
+    shapes = shape_nodes(model)
     for node in model.graph:
-        name = f"{_module_path(node)}/{node.op_type}".strip("/")
+        name = contract.SHAPE_NODE if node in shapes else f"{_module_path(node)}/".removeprefix("/")
+        name += node.op_type
         numbers[name] += 1
         node.name = f"{name}_{numbers[name]}"
         node.metadata_props.clear()

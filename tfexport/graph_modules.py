@@ -61,7 +61,9 @@ def module_of(model: Model, role: contract.Role) -> nn.Module:
     """The module whose arguments, flattened, are the inputs of the graph, in the contract's order."""
     if isinstance(model, EncoderClassifier):
         return _Classifier(model)
-    return {"encoder": _Encoder, "decoder_step": _DecoderStep, "select_rows": lambda _: _SelectRows()}[role](model)
+    if role == "select_rows":
+        return _SelectRows()
+    return _Encoder(model) if role == "encoder" else _DecoderStep(model)
 
 
 def arguments_of(inputs: Mapping[str, np.ndarray], graph: contract.GraphSpec) -> list[Tensor]:

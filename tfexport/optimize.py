@@ -40,6 +40,17 @@ def _is_weight(value: ir.Value | None) -> bool:
     return value is not None and value.const_value is not None and value.const_value.size > WEIGHT_SIZE
 
 
+def shape_nodes(model: ir.Model) -> set[ir.Node]:
+    """The nodes that compute shapes from shapes and constants."""
+    arithmetic = {"Shape", "Gather", "Concat", "Reshape", "Squeeze", "Unsqueeze", "Add", "Sub", "Mul", "Div", "Cast"}
+    found: set[ir.Node] = set()
+    for node in model.graph:  # in topological order
+        sources = [value.producer() for value in node.inputs if value is not None and value.const_value is None]
+        if node.op_type == "Shape" or (sources and node.op_type in arithmetic and all(s in found for s in sources)):
+            found.add(node)
+    return found
+
+
 def use_lengths(model: ir.Model) -> int:
     """Tell every `Attention` how many keys are valid instead of masking the others; returns how many it changed.
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import FloatArray, IntArray, Runtime, State
+from tfexport.runtimes.base import Best, IntArray, Runtime, State
 
 COMPACT_BELOW = 0.75
 """Greedy rows leave the batch when the live ones are at most this part of it: a copy of the cache must pay for itself."""
@@ -117,13 +117,12 @@ def _greedy(runtime: Runtime[State], state: State, limits: IntArray, options: Se
     log_prob = np.zeros(batch)
 
     for length in range(1, limits.max() + 1):
-        logits, state = runtime.step(state, tokens)
-        _forbid_early_eos(logits, length, eos, options)
-        tokens = logits.argmax(axis=1)
-        best = logits[np.arange(len(tokens)), tokens] - _log_sum_exp(logits)
+        best, state = runtime.best(state, tokens, 1 + (length <= options.min_length))
+        best = _without_early_eos(best, length, 1, eos, options)
+        tokens = best.ids[:, 0]
         for row in np.flatnonzero(live):
             output[sentence[row]].append(int(tokens[row]))
-            log_prob[sentence[row]] += best[row]
+            log_prob[sentence[row]] += best.log_probs[row, 0]
         live &= (tokens != eos) & (length < limits[sentence])
         if not live.any():
             break
@@ -154,9 +153,9 @@ def _beam(runtime: Runtime[State], state: State, limits: IntArray, options: Sear
     tokens = np.full(batch * beam, config.bos_id, dtype=np.int64)
 
     for length in range(1, limits.max() + 1):
-        logits, state = runtime.step(state, tokens)
-        _forbid_early_eos(logits, length, config.eos_id, options)
-        totals, parents, words = _best_continuations(logits, scores, 2 * beam)  # each [live batch, candidates]
+        best, state = runtime.best(state, tokens, 2 * beam + (length <= options.min_length))
+        best = _without_early_eos(best, length, 2 * beam, config.eos_id, options)
+        totals, parents, words = _best_continuations(best, scores, 2 * beam)  # each [live batch, candidates]
 
         keep, origin, appended, kept_scores = [], [], [], []
         for group, index in enumerate(sentence):
@@ -192,31 +191,14 @@ def _beam(runtime: Runtime[State], state: State, limits: IntArray, options: Sear
 
 
 def _best_continuations(
-    logits: FloatArray, scores: NDArray[np.float64], count: int
+    best: Best, scores: NDArray[np.float64], count: int
 ) -> tuple[NDArray[np.float64], IntArray, IntArray]:
     """The `count` best continuations of each sentence: summed log-probabilities, parent beams and tokens."""
     batch = len(scores)
-    # Inside a row the order of logits is the order of totals, so only the best of each row can be among the best.
-    norms = _log_sum_exp(logits)[:, None]  # first: it refuses NaN, which has no order
-    words = _top_k(logits, min(count, logits.shape[1]))
-    log_probs = np.take_along_axis(logits, words, axis=1).astype(np.float64) - norms
-    totals = (scores.reshape(-1, 1) + log_probs).reshape(batch, -1)
+    totals = (scores.reshape(-1, 1) + best.log_probs).reshape(batch, -1)
     order = np.argsort(-totals, axis=1, kind="stable")[:, :count]
-    words = np.take_along_axis(words.reshape(batch, -1), order, axis=1)
-    return np.take_along_axis(totals, order, axis=1), order // (log_probs.shape[1]), words
-
-
-def _top_k(values: FloatArray, k: int) -> IntArray:
-    """Columns of the k largest `values` [rows, n] of each row, largest first, the lower column first among equals."""
-    rows, n = values.shape
-    kth = np.partition(values, n - k, axis=1)[:, n - k, None]
-    chosen = values > kth
-    for row in range(rows):  # NumPy's partition says nothing about which of several equals it takes
-        equal = np.flatnonzero(values[row] == kth[row])
-        chosen[row, equal[: k - np.count_nonzero(chosen[row])]] = True
-    columns = np.nonzero(chosen)[1].reshape(rows, k)
-    order = np.argsort(-np.take_along_axis(values, columns, axis=1), axis=1, kind="stable")
-    return np.take_along_axis(columns, order, axis=1)
+    words = np.take_along_axis(best.ids.reshape(batch, -1), order, axis=1)
+    return np.take_along_axis(totals, order, axis=1), order // best.ids.shape[1], words
 
 
 def _finish(
@@ -234,17 +216,25 @@ def _sentence_is_done(finished: list[Hypothesis], best_live: float, length: int,
     return len(finished) == options.beam and options.normalise(best_live, length) <= finished[-1].score
 
 
-def _forbid_early_eos(logits: FloatArray, length: int, eos: int, options: SearchOptions) -> None:
-    if length <= options.min_length:
-        logits[:, eos] = -np.inf
+def _without_early_eos(best: Best, length: int, count: int, eos: int, options: SearchOptions) -> Best:
+    """The `count` best tokens of each row, without eos where it may not come yet.
 
+    `best` has one token more than `count` then (where the vocabulary has): eos is one token of a row at most. The
+    log-probabilities stay the model's own.
 
-def _log_sum_exp(logits: FloatArray) -> NDArray[np.float64]:
-    """log(sum(exp)) of each row of `logits` [rows, vocab], in float64."""
-    peak = logits.max(axis=1)
-    if not np.isfinite(peak).all():
+    Raises:
+        TfexportError: the runtime gave something that is not a number.
+    """
+    if not np.isfinite(best.log_probs[:, 0]).all():
         raise TfexportError(
             "the model gave logits that are not finite numbers. Compare this runtime with `tfexport parity`, and check "
             "the checkpoint's weights for NaN or infinity."
         )
-    return np.log(np.exp(logits - peak[:, None]).sum(axis=1, dtype=np.float64)) + peak
+    if length > options.min_length:
+        return Best(best.log_probs[:, :count], best.ids[:, :count])
+    # A stable sort by "is eos" keeps the order of the others.
+    order = np.argsort(best.ids == eos, axis=1, kind="stable")
+    log_probs = np.where(best.ids == eos, -np.inf, best.log_probs)
+    return Best(
+        np.take_along_axis(log_probs, order, axis=1)[:, :count], np.take_along_axis(best.ids, order, axis=1)[:, :count]
+    )

@@ -5,31 +5,55 @@ from __future__ import annotations
 from typing import Any
 
 from tfexport.bundle import Bundle
+from tfexport.contract import Precision
 from tfexport.errors import RuntimeUnavailable
 from tfexport.runtimes.base import Runtime
 
-RUNTIMES = ("ort-cpu", "torch")
+RUNTIMES = {
+    "ort-cpu": "cpu",
+    "ort-cuda": "cuda",
+    "tensorrt": "tensorrt-rtx",
+    "torch": "export",
+    "torch-cuda": "export",
+}
+"""The runtimes, and the extra that brings what each needs."""
 
 
-def load_runtime(name: str, bundle: Bundle, *, threads: int | None = None) -> Runtime[Any]:
-    """The runtime `name` on `bundle`, with `threads` CPU threads (all that this process may use when None).
+def load_runtime(
+    name: str, bundle: Bundle, *, precision: Precision | None = None, threads: int | None = None
+) -> Runtime[Any]:
+    """The runtime `name` on `bundle`.
+
+    Args:
+        precision: float32 when None; for `tensorrt` that of the bundle's engines, where they have one.
+        threads: CPU threads; all that this process may use when None.
 
     Raises:
-        RuntimeUnavailable: there is no such runtime, or its library is not installed.
-        BundleError: the bundle is a classifier's, or the runtime cannot load it.
+        RuntimeUnavailable: there is no such runtime, or what it needs is not here.
+        BundleError: the bundle is a classifier's, or has no graphs or engines for this.
     """
     if name not in RUNTIMES:
         raise RuntimeUnavailable(f"there is no runtime {name!r} in this version. Use one of: {', '.join(RUNTIMES)}.")
+    bundle.graph("decoder_step")  # a classifier has nothing to decode
     try:
-        if name == "torch":
-            from tfexport.runtimes.pytorch import TorchRuntime
-
-            return TorchRuntime.from_bundle(bundle, threads=threads)
-        from tfexport.runtimes.ort import OrtRuntime
-
-        return OrtRuntime(bundle, threads=threads)
+        return _load(name, bundle, precision, threads)
     except ImportError as error:
-        extra = "export" if name == "torch" else "cpu"
         raise RuntimeUnavailable(
-            f"the runtime {name} needs {error.name}, which is not installed: pip install 'tfexport[{extra}]'."
+            f"the runtime {name} needs {error.name}, which is not installed: pip install 'tfexport[{RUNTIMES[name]}]'."
         ) from error
+
+
+def _load(name: str, bundle: Bundle, precision: Precision | None, threads: int | None) -> Runtime[Any]:
+    if name == "tensorrt":
+        from tfexport.runtimes.trt import tensorrt
+
+        return tensorrt(bundle, precision=precision)
+    precision = precision or "float32"
+    if name.startswith("torch"):
+        from tfexport.runtimes.pytorch import TorchRuntime
+
+        device = "cuda" if name == "torch-cuda" else "cpu"
+        return TorchRuntime.from_bundle(bundle, device=device, precision=precision, threads=threads)
+    from tfexport.runtimes.ort import ort_cpu, ort_cuda
+
+    return (ort_cuda if name == "ort-cuda" else ort_cpu)(bundle, precision=precision, threads=threads)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, Self, TypeVar
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,15 @@ from tfexport.config import ModelConfig
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
+
+
+class Best(NamedTuple):
+    """The most likely next tokens of each row, best first."""
+
+    log_probs: FloatArray
+    """[rows, count]; float32, or float64 where it was computed so."""
+    ids: IntArray
+    """[rows, count]"""
 
 
 class DecoderState(Protocol):
@@ -58,3 +67,34 @@ class Runtime(Protocol[State]):
     def step(self, state: State, tokens: IntArray) -> tuple[FloatArray, State]:
         """The next `tokens` [rows] to logits [rows, vocab] float32 and the state that includes these tokens."""
         ...
+
+    def best(self, state: State, tokens: IntArray, count: int) -> tuple[Best, State]:
+        """`step`, of whose logits only the `count` best tokens of each row leave the device.
+
+        There are as many as the vocabulary has where that is fewer.
+        """
+        ...
+
+
+def best_of(logits: FloatArray, count: int) -> Best:
+    """The `count` best tokens of `logits` [rows, vocab], the lower id first among equals, in float64."""
+    peak = logits.max(axis=1)
+    if not np.isfinite(peak).all():  # nothing to sort by: the search refuses it
+        nothing = np.full((len(logits), count), np.nan)
+        return Best(nothing, np.zeros(nothing.shape, dtype=np.int64))
+    ids = _top_k(logits, min(count, logits.shape[1]))
+    norms = np.log(np.exp(logits - peak[:, None]).sum(axis=1, dtype=np.float64)) + peak
+    return Best(np.take_along_axis(logits, ids, axis=1).astype(np.float64) - norms[:, None], ids)
+
+
+def _top_k(values: FloatArray, k: int) -> IntArray:
+    """Columns of the k largest `values` [rows, n] of each row, largest first, the lower column first among equals."""
+    rows, n = values.shape
+    kth = np.partition(values, n - k, axis=1)[:, n - k, None]
+    chosen = values > kth
+    for row in range(rows):  # NumPy's partition says nothing about which of several equals it takes
+        equal = np.flatnonzero(values[row] == kth[row])
+        chosen[row, equal[: k - np.count_nonzero(chosen[row])]] = True
+    columns = np.nonzero(chosen)[1].reshape(rows, k)
+    order = np.argsort(-np.take_along_axis(values, columns, axis=1), axis=1, kind="stable")
+    return np.take_along_axis(columns, order, axis=1)

@@ -1,146 +1,157 @@
-"""The `ort-cpu` runtime: ONNX Runtime on the CPU, with the self-attention cache written in place.
-
-Past and present of a layer are bound to one buffer, so a step writes one slot and copies nothing. The kernels read the
-whole buffer, so it starts small and grows by blocks.
-"""
+"""ONNX Runtime, on the CPU and on NVIDIA GPUs: how it runs the graphs that the decoding loop asks for."""
 
 from __future__ import annotations
 
+import itertools
+import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
 
 from tfexport.bundle import Bundle
-from tfexport.config import ModelConfig
-from tfexport.contract import cache_names
-from tfexport.errors import BundleError
-from tfexport.runtimes.base import FloatArray, IntArray
+from tfexport.contract import SHAPE_NODE, Dialect, Precision
+from tfexport.errors import BundleError, RuntimeUnavailable
+from tfexport.runtimes.device import ALIGNMENT, ITEM_SIZES, Call, Device, DeviceTensor, HostDevice
+from tfexport.runtimes.loop import Buckets, LoopRuntime
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 CACHE_BLOCK = 16
-"""Slots of the smallest cache, and by which it grows."""
+"""On the CPU: slots of the smallest cache, and by which it grows. The kernels read the whole cache, also empty slots."""
+
+CUDA_CACHE = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+CUDA_BATCH = tuple(2**power for power in range(15))
+SRC_BLOCK = 32
+
+ELEMENT_TYPES: dict[str, Any] = {"int64": np.int64, "float32": np.float32, "float16": np.float16, "bfloat16": 16}
+"""As ONNX Runtime's binding takes them: NumPy's, or ONNX's number where NumPy has none."""
 
 
-class OrtRuntime:
-    """Decodes a bundle with ONNX Runtime's CPU provider."""
+def ort_cpu(bundle: Bundle, *, precision: Precision = "float32", threads: int | None = None) -> LoopRuntime:
+    """The runtime `ort-cpu`, with `threads` CPU threads (all that this process may use when None).
 
-    name = "ort-cpu"
-
-    def __init__(self, bundle: Bundle, *, threads: int | None = None):
-        self._config = bundle.config
-        self._step = _session(bundle.graph("decoder_step"), threads)
-        self._encoder = _session(bundle.graph("encoder"), threads)
-
-    @property
-    def config(self) -> ModelConfig:
-        return self._config
-
-    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> OrtState:
-        cross = self._encoder.run(cache_names(self._config, "cross"), {"src_ids": src_ids, "src_len": src_len})
-        rows = len(src_len) * beam
-        cache = min(CACHE_BLOCK, self._config.max_target_length)
-        return OrtState(self._step, self._config, src_len, cross, _Cache(self._config, rows, cache), filled=0)
-
-    def step(self, state: OrtState, tokens: IntArray) -> tuple[FloatArray, OrtState]:
-        return state.step(tokens), state
+    Raises:
+        RuntimeUnavailable: the precision is bfloat16, for which ONNX Runtime's CPU provider has no kernels.
+        BundleError: the bundle has no such graphs, or ONNX Runtime cannot load them.
+    """
+    if precision == "bfloat16":
+        raise RuntimeUnavailable("ONNX Runtime cannot compute bf16 on the CPU. Decode with --precision fp32 or fp16.")
+    graphs = OrtGraphs(bundle, precision, HostDevice(), cpu_buckets(bundle.config.max_target_length), threads=threads)
+    return LoopRuntime("ort-cpu", bundle.config, graphs)
 
 
-class _Cache:
-    """One set of self-attention buffers: for every layer a key and a value [rows, heads, cache, head_dim]."""
+def ort_cuda(bundle: Bundle, *, precision: Precision = "float32", threads: int | None = None) -> LoopRuntime:
+    """The runtime `ort-cuda`: ONNX Runtime's CUDA provider, with CUDA graphs over bucketed shapes.
 
-    def __init__(self, config: ModelConfig, rows: int, cache: int):
-        shape = (rows, config.n_heads, cache, config.head_dim)
-        # Zeros: a slot that was never written is masked, but a NaN in it would still poison the sum.
-        self.buffers = [np.zeros(shape, dtype=np.float32) for _ in cache_names(config, "past")]
-        self.rows, self.size = rows, cache
+    Raises:
+        RuntimeUnavailable: there is no GPU, or the installed onnxruntime has no CUDA provider.
+        BundleError: the bundle has no such graphs, or ONNX Runtime cannot load them.
+    """
+    if CUDA not in onnxruntime.get_available_providers():
+        raise RuntimeUnavailable(
+            "the runtime ort-cuda needs onnxruntime-gpu, but the onnxruntime installed here is for the CPU: "
+            "pip uninstall onnxruntime; pip install 'tfexport[cuda]'."
+        )
+    from tfexport.runtimes.cuda import CudaDevice
 
-    def copy_from(self, other: _Cache, rows: IntArray | slice, filled: int) -> None:
-        """Take over the `filled` first slots of some `rows` of another cache."""
-        for mine, theirs in zip(self.buffers, other.buffers, strict=True):
-            mine[:, :, :filled] = theirs[rows, :, :filled]
+    graphs = OrtGraphs(bundle, precision, CudaDevice(), cuda_buckets(bundle, precision), threads=threads)
+    return LoopRuntime("ort-cuda", bundle.config, graphs)
 
 
-class OrtState:
-    """Buffers of a batch and their binding to the step graph; `step` writes into them."""
+def cpu_buckets(max_target_length: int) -> Buckets:
+    """Batches and sources as they are; caches that grow by blocks to the model's limit."""
+    sizes = range(CACHE_BLOCK, max_target_length, CACHE_BLOCK)
+    return Buckets((*sizes, max_target_length), remedy="The model has no more positions.")
+
+
+def cuda_buckets(bundle: Bundle, precision: Precision) -> Buckets:
+    """Few shapes, so that their recorded graphs are soon met again."""
+    config = bundle.config
+    step = aligned_length(config.d_model, precision)
+    cache = [-(-size // step) * step for size in CUDA_CACHE if size < 2 * config.max_target_length]
+    longest = config.max_source_length
+    src = range(SRC_BLOCK, longest, SRC_BLOCK)
+    return Buckets(tuple(cache), CUDA_BATCH, (*src, longest), remedy="Use a smaller --batch-size, or shorter lines.")
+
+
+def aligned_length(d_model: int, precision: Precision) -> int:
+    """What the length of a tensor [rows, heads, length, head_dim] must be a multiple of, so that it ends aligned."""
+    return ALIGNMENT // int(np.gcd(ALIGNMENT, d_model * ITEM_SIZES[precision]))
+
+
+class OrtGraphs:
+    """The graphs of a bundle as ONNX Runtime sessions on one device."""
 
     def __init__(
-        self,
-        session: onnxruntime.InferenceSession,
-        config: ModelConfig,
-        src_len: IntArray,
-        cross: list[FloatArray],
-        cache: _Cache,
-        filled: int,
+        self, bundle: Bundle, precision: Precision, device: Device, buckets: Buckets, *, threads: int | None = None
     ):
-        self._session, self._config = session, config
-        self._src_len = np.ascontiguousarray(src_len)
-        self._cross = [np.ascontiguousarray(tensor) for tensor in cross]
-        self._cache = cache
-        self._spare: _Cache | None = None  # where a reordered cache is written; the two take turns
-        self._filled = filled
-        self._tokens = np.zeros(cache.rows, dtype=np.int64)
-        self._position = np.zeros(cache.rows, dtype=np.int64)
-        self._logits = np.empty((cache.rows, config.tgt_vocab_size), dtype=np.float32)
-        self._binding = session.io_binding()
-        self._bind_input("tokens", self._tokens)
-        self._bind_input("position", self._position)
-        self._bind_input("src_len", self._src_len)
-        for name, array in zip(cache_names(config, "cross"), self._cross, strict=True):
-            self._bind_input(name, array)
-        self._bind_output("logits", self._logits)
-        self._bind_cache()
+        self.device, self.precision, self.buckets = device, precision, buckets
+        # Flash attention, which takes lengths and no mask, is what the CUDA provider prefers in half precision.
+        dialect: Dialect = "onnx24-lengths" if device.name == "cuda" else "onnx24"
+        self._step = OrtExecutable(bundle.graph("decoder_step", precision, dialect), device, threads)
+        self.encoder = OrtExecutable(bundle.graph("encoder", precision, dialect), device, threads, record=False)
+        self.select_rows = OrtExecutable(bundle.graph("select_rows", precision), device, threads)
 
-    @property
-    def rows(self) -> int:
-        return self._cache.rows
+    def step(self, cache: int) -> OrtExecutable:
+        return self._step
 
-    @property
-    def cross(self) -> list[FloatArray]:
-        return self._cross
 
-    def step(self, tokens: IntArray) -> FloatArray:
-        """Logits [rows, vocab] after `tokens` [rows]; the array is overwritten by the next step."""
-        if self._filled == self._cache.size:
-            self._grow()
-        self._tokens[:] = tokens
-        self._position[:] = self._filled
-        self._session.run_with_iobinding(self._binding)
-        self._filled += 1
-        return self._logits
+class OrtExecutable:
+    """One session, which can be bound to many sets of tensors.
 
-    def select(self, rows: IntArray) -> OrtState:
-        if len(rows) == self.rows:
-            spare = self._spare or _Cache(self._config, self._cache.rows, self._cache.size)
-            spare.copy_from(self._cache, rows, self._filled)
-            self._cache, self._spare = spare, self._cache
-            self._bind_cache()
-            return self
-        beam = self.rows // len(self._src_len)
-        sentences = rows[::beam] // beam
-        cache = _Cache(self._config, len(rows), self._cache.size)
-        cache.copy_from(self._cache, rows, self._filled)
-        cross = [tensor[sentences] for tensor in self._cross]
-        return OrtState(self._session, self._config, self._src_len[sentences], cross, cache, self._filled)
+    Args:
+        record: on a GPU, record a CUDA graph for each set. Not worth it where a set seldom comes again.
+    """
 
-    def _grow(self) -> None:
-        size = min(self._cache.size + CACHE_BLOCK, self._config.max_target_length)
-        cache = _Cache(self._config, self.rows, size)
-        cache.copy_from(self._cache, slice(None), self._filled)
-        self._cache, self._spare = cache, None
-        self._bind_cache()
+    def __init__(self, graph: Path, device: Device, threads: int | None = None, *, record: bool = True):
+        self._device = device
+        self._session = _session(graph, device, threads)
+        self._inputs = {node.name for node in self._session.get_inputs()}
+        self._outputs = {node.name for node in self._session.get_outputs()}
+        self._graph_ids = itertools.count(1) if record else itertools.repeat(-1)
+        report_fallbacks(graph, self._session, CUDA if device.name == "cuda" else CPU)
 
-    def _bind_cache(self) -> None:
-        for name, buffer in zip(cache_names(self._config, "past"), self._cache.buffers, strict=True):
-            self._bind_input(name, buffer)
-        for name, buffer in zip(cache_names(self._config, "present"), self._cache.buffers, strict=True):
-            self._bind_output(name, buffer)
+    def bind(self, tensors: Mapping[str, DeviceTensor]) -> Call:
+        binding = self._session.io_binding()
+        for name, tensor in tensors.items():
+            arguments = (self._device.name, 0, ELEMENT_TYPES[tensor.dtype], tensor.shape, tensor.address)
+            # ONNX Runtime checks neither: an unknown name would be read or written by nobody.
+            if name in self._inputs:
+                binding.bind_input(name, *arguments)
+            else:
+                assert name in self._outputs, name
+                binding.bind_output(name, *arguments)
+        if self._device.name == "cpu":
+            return lambda: self._session.run_with_iobinding(binding)
+        options = onnxruntime.RunOptions()
+        options.add_run_config_entry("gpu_graph_id", str(next(self._graph_ids)))
+        # The loop waits for the stream itself, once, after the copies that follow.
+        options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        return lambda: self._session.run_with_iobinding(binding, options)
 
-    def _bind_input(self, name: str, array: IntArray | FloatArray) -> None:
-        self._binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
-    def _bind_output(self, name: str, array: FloatArray) -> None:
-        self._binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+def report_fallbacks(graph: Path, session: onnxruntime.InferenceSession, provider: str) -> None:
+    """Warn of nodes that do not run where they should: each costs copies between GPU and host in every step."""
+    nodes = [
+        f"{node.name} ({node.op_type})"
+        for part in session.get_provider_graph_assignment_info()
+        for node in part.get_nodes()
+        # Shapes are computed on the CPU on purpose: they are needed there.
+        if part.ep_name != provider and not node.name.startswith(SHAPE_NODE)
+    ]
+    if nodes:
+        logging.getLogger(__name__).warning(
+            "warning: %d nodes of %s do not run in %s: %s%s",
+            len(nodes),
+            graph.name,
+            provider,
+            ", ".join(nodes[:5]),
+            ", ..." if len(nodes) > 5 else "",
+        )
 
 
 def usable_cpus() -> int:
@@ -148,13 +159,29 @@ def usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _session(graph: Path, threads: int | None) -> onnxruntime.InferenceSession:
+def _session(graph: Path, device: Device, threads: int | None) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     # Explicit: by itself ONNX Runtime takes every core of the machine, also those that this process may not use.
     options.intra_op_num_threads = threads or usable_cpus()
     options.log_severity_level = 3
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    providers: list[Any] = [CPU]
+    if device.name == "cuda":
+        settings = {
+            "user_compute_stream": str(device.stream),
+            "enable_cuda_graph": "1",
+            "use_tf32": "0",  # the default rounds float32 factors to 10 bits
+        }
+        providers = [(CUDA, settings), CPU]
     try:
-        return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(graph, options, providers=providers)
     except Exception as error:  # the library's errors have no common base
         first = str(error).splitlines()[0]
         raise BundleError(f"ONNX Runtime cannot load {graph}: {first} Export again, or upgrade onnxruntime.") from error
+    session.disable_fallback()  # to another provider, silently, after a failure
+    if device.name == "cuda" and CUDA not in session.get_providers():
+        raise RuntimeUnavailable(
+            "ONNX Runtime could not start its CUDA provider, which needs the libraries of CUDA 13 and cuDNN 9: "
+            "pip install 'onnxruntime-gpu[cuda,cudnn]'."
+        )
+    return session

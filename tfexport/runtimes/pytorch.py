@@ -13,7 +13,7 @@ from tfexport.bundle import Bundle
 from tfexport.config import ModelConfig
 from tfexport.models.checkpoint import build_model
 from tfexport.models.transformer import KeyValue, Transformer
-from tfexport.runtimes.base import FloatArray, IntArray
+from tfexport.runtimes.base import Best, FloatArray, IntArray, best_of
 
 CACHE_BLOCK = 32
 """Slots by which the cache grows; its size does not change the result."""
@@ -93,6 +93,10 @@ class TorchRuntime:
             state = state.grown()
         logits, past = self._model.step(self._tensor(tokens), state.position, state.src_len, state.past, state.memory)
         return logits.float().cpu().numpy(), replace(state, past=past, position=state.position + 1)
+
+    def best(self, state: TorchState, tokens: IntArray, count: int) -> tuple[Best, TorchState]:
+        logits, state = self.step(state, tokens)
+        return best_of(logits, count), state
 
     @torch.inference_mode()
     def teacher_forced(self, src_ids: IntArray, src_len: IntArray, tgt_ids: IntArray) -> FloatArray:

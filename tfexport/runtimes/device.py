@@ -1,0 +1,146 @@
+"""Memory of a device, as the decoding loop needs it, and the host's own memory as one such device.
+
+All work is enqueued on one stream: a `push`, a graph, a `pull` happen in this order, and `synchronize` waits for them.
+On the host everything is done at once, so a `Mirror` is the memory itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+ALIGNMENT = 256
+"""Bytes to which tensors are aligned: what TensorRT asks of every address."""
+
+ITEM_SIZES = {"int8": 1, "int64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+Call = Callable[[], None]
+
+
+class DeviceTensor(NamedTuple):
+    """Where a tensor lies; it owns nothing."""
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape)) * ITEM_SIZES[self.dtype]
+
+
+class Memory(Protocol):
+    """One allocation, freed with the last reference to it."""
+
+    address: int
+    nbytes: int
+
+
+class Mirror(Protocol):
+    """A host array that stands for a tensor of the device. bfloat16 is shown as its bits, uint16."""
+
+    array: NDArray[Any]
+
+    def push(self) -> None:
+        """Enqueue the copy from the array to the device."""
+
+    def pull(self) -> None:
+        """Enqueue the copy from the device to the array, which is there after `synchronize`."""
+
+
+class Device(Protocol):
+    """Where a runtime keeps its tensors."""
+
+    name: str
+    stream: int
+    """The CUDA stream that all work goes to, 0 on the host."""
+
+    def allocate(self, nbytes: int) -> Memory:
+        """Memory at an address that is a multiple of `ALIGNMENT`."""
+        ...
+
+    def mirror(self, tensor: DeviceTensor) -> Mirror: ...
+
+    def zero(self, tensor: DeviceTensor) -> None:
+        """Enqueue setting all bytes to 0."""
+
+    def copy_prefixes(self, target: int, source: int, *, count: int, width: int, steps: tuple[int, int]) -> None:
+        """Enqueue copying `width` bytes, `count` times, going on by `steps` bytes in target and source each time."""
+
+    def capture(self, enqueue: Call) -> Call:
+        """What does the work of `enqueue` with less of the host's time, if the device knows how (a CUDA graph)."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until all that was enqueued is done."""
+
+
+class HostMemory:
+    """Memory of this process."""
+
+    def __init__(self, nbytes: int):
+        self._buffer = np.zeros(nbytes + ALIGNMENT, dtype=np.uint8)
+        start: int = self._buffer.ctypes.data
+        self.address = -(-start // ALIGNMENT) * ALIGNMENT
+        self.nbytes = nbytes
+
+
+class HostMirror:
+    """The memory itself, as an array."""
+
+    def __init__(self, array: NDArray[Any]):
+        self.array = array
+
+    def push(self) -> None:
+        pass
+
+    def pull(self) -> None:
+        pass
+
+
+class HostDevice:
+    """The host's memory, for runtimes that compute on the CPU."""
+
+    name = "cpu"
+    stream = 0
+
+    def allocate(self, nbytes: int) -> HostMemory:
+        return HostMemory(nbytes)
+
+    def mirror(self, tensor: DeviceTensor) -> HostMirror:
+        return HostMirror(host_array(tensor))
+
+    def zero(self, tensor: DeviceTensor) -> None:
+        ctypes.memset(tensor.address, 0, tensor.nbytes)
+
+    def copy_prefixes(self, target: int, source: int, *, count: int, width: int, steps: tuple[int, int]) -> None:
+        to, of = (
+            host_array(DeviceTensor(address, (count, step), "int8"))[:, :width]
+            for address, step in zip((target, source), steps, strict=True)
+        )
+        to[:] = of
+
+    def capture(self, enqueue: Call) -> Call:
+        return enqueue
+
+    def synchronize(self) -> None:
+        pass
+
+
+def host_array(tensor: DeviceTensor) -> NDArray[Any]:
+    """The array at a host address; the memory must outlive it."""
+    dtype = np.dtype("uint16" if tensor.dtype == "bfloat16" else tensor.dtype)
+    n_bytes = int(np.prod(tensor.shape)) * dtype.itemsize
+    memory = memoryview((ctypes.c_char * n_bytes).from_address(tensor.address))
+    return np.frombuffer(memory, dtype).reshape(tensor.shape)
+
+
+def to_float32(array: NDArray[Any]) -> NDArray[np.float32]:
+    """The numbers of a mirror of a float tensor."""
+    if array.dtype == np.uint16:  # bfloat16 is the upper half of a float32
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float32)

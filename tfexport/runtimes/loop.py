@@ -1,0 +1,356 @@
+"""The decoding loop over exported graphs: one code for ONNX Runtime on CPU and GPU and for TensorRT.
+
+A library brings `Graphs`: how to run each graph of the contract on tensors at given addresses. Everything else is here:
+
+    encode   source ids ──encoder──> cross keys/values, once for a batch
+    step     tokens ──decoder_step──> logits and best tokens; writes one slot of the cache, in place
+    select   a beam reorder gathers the cache into a second buffer, and the two take turns (an identity moves nothing);
+             sentences that are done leave their places empty until a smaller batch is to be had for one gather
+    growth   a full cache is copied into the next larger bucket
+
+Sizes come in buckets, so a GPU meets few shapes and can replay what it recorded for each. On a CPU a bucket is the size
+itself. Nothing is allocated in a step.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfexport.config import ModelConfig
+from tfexport.contract import BEST, Precision, cache_names
+from tfexport.errors import TfexportError
+from tfexport.runtimes.base import Best, FloatArray, IntArray, best_of
+from tfexport.runtimes.device import ITEM_SIZES, Call, Device, DeviceTensor, Mirror, to_float32
+from tfexport.runtimes.memory import Pool, Region
+
+KEPT = 128
+"""Graphs bound to tensors, and mirrors of tensors, that are kept for when their addresses come again."""
+
+
+Value = TypeVar("Value")
+
+
+class Executable(Protocol):
+    """A graph of the contract in a library's hands."""
+
+    def bind(self, tensors: Mapping[str, DeviceTensor]) -> Call:
+        """A call that enqueues one run on these inputs and outputs, which are all that the graph has."""
+        ...
+
+
+class Graphs(Protocol):
+    """A bundle's graphs in one precision, loaded by a library."""
+
+    @property
+    def device(self) -> Device: ...
+
+    @property
+    def precision(self) -> Precision: ...
+
+    @property
+    def buckets(self) -> Buckets: ...
+
+    @property
+    def encoder(self) -> Executable: ...
+
+    @property
+    def select_rows(self) -> Executable: ...
+
+    def step(self, cache: int) -> Executable:
+        """The decoder step for caches of `cache` slots, one of the buckets."""
+        ...
+
+
+def _kept(values: OrderedDict[Any, Value], key: Any, make: Callable[[], Value]) -> Value:
+    """`values[key]`, made where it is new; the one longest unused goes."""
+    if key in values:
+        values.move_to_end(key)
+    else:
+        values[key] = make()
+        if len(values) > KEPT:
+            values.popitem(last=False)
+    return values[key]
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """The sizes that tensors come in, ascending. None: any size."""
+
+    cache: tuple[int, ...]
+    batch: tuple[int, ...] | None = None
+    src: tuple[int, ...] | None = None
+    rows: int | None = None
+    """Most rows, batch * beam."""
+    remedy: str = ""
+    """What to do when a size is above all of them."""
+
+    def cache_for(self, slots: int) -> int:
+        return self._smallest(self.cache, slots, "a translation of {} tokens")
+
+    def batch_for(self, sentences: int, beam: int) -> int:
+        batch = sentences if self.batch is None else self._smallest(self.batch, sentences, "a batch of {} sentences")
+        if self.rows is not None and batch * beam > self.rows:
+            batch = sentences  # without the empty places of a bucket it may still fit
+            if batch * beam > self.rows:
+                raise TfexportError(f"{batch} sentences with beam {beam} are more than {self.rows} rows. {self.remedy}")
+        return batch
+
+    def src_for(self, length: int) -> int:
+        return length if self.src is None else self._smallest(self.src, length, "a source of {} ids")
+
+    def _smallest(self, sizes: tuple[int, ...], needed: int, what: str) -> int:
+        for size in sizes:
+            if size >= needed:
+                return size
+        raise TfexportError(f"{what.format(needed)} is more than the {max(sizes)} planned for. {self.remedy}")
+
+
+class LoopRuntime:
+    """A runtime over `Graphs`."""
+
+    def __init__(self, name: str, config: ModelConfig, graphs: Graphs):
+        self._name, self._config, self._graphs = name, config, graphs
+        self._pool = Pool(graphs.device)
+        self._calls: OrderedDict[Any, Call] = OrderedDict()
+        self._mirrors: OrderedDict[DeviceTensor, Mirror] = OrderedDict()
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._config
+
+    @property
+    def precision(self) -> Precision:
+        return self._graphs.precision
+
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> LoopState:
+        buckets, sentences = self._graphs.buckets, len(src_len)
+        batch, src = buckets.batch_for(sentences, beam), buckets.src_for(src_ids.shape[1])
+        inputs = self.region(src_ids=((batch, src), "int64"), src_len=((batch,), "int64"))
+        cross = self.blocks(batch, src)
+        ids, lengths = self.mirror(inputs["src_ids"]), self.mirror(inputs["src_len"])
+        # Empty places hold a sentence of one pad: anything that the encoder can read.
+        ids.array[:] = self._config.pad_id
+        ids.array[:sentences, : src_ids.shape[1]] = src_ids
+        lengths.array[:] = 1
+        lengths.array[:sentences] = src_len
+        ids.push()
+        lengths.push()
+        self.call(self._graphs.encoder, {**inputs.tensors, **self.named("cross", cross)})()
+        self._graphs.device.synchronize()  # `ids` may be written again
+        return LoopState(self, beam, np.arange(sentences), src_ids.shape[1], inputs, lengths, cross)
+
+    def step(self, state: LoopState, tokens: IntArray) -> tuple[FloatArray, LoopState]:
+        return state.step(tokens), state
+
+    def best(self, state: LoopState, tokens: IntArray, count: int) -> tuple[Best, LoopState]:
+        return state.best(tokens, count), state
+
+    # What a state needs of its runtime.
+
+    @property
+    def graphs(self) -> Graphs:
+        return self._graphs
+
+    def region(self, **tensors: tuple[tuple[int, ...], str]) -> Region:
+        return Region(self._pool, **tensors)
+
+    def mirror(self, tensor: DeviceTensor) -> Mirror:
+        return _kept(self._mirrors, tensor, lambda: self._graphs.device.mirror(tensor))
+
+    def blocks(self, rows: int, length: int) -> Region:
+        """Keys and values of all layers, one after the other: `all` [blocks, rows, heads, length, head_dim]."""
+        config = self._config
+        shape = (2 * config.n_decoder_layers, rows, config.n_heads, length, config.head_dim)
+        return self.region(all=(shape, self._graphs.precision))
+
+    def named(self, kind: Any, blocks: Region) -> dict[str, DeviceTensor]:
+        """The tensors of `blocks` by the names of the contract."""
+        address, (n_blocks, *shape), dtype = blocks["all"]
+        nbytes = blocks["all"].nbytes // n_blocks
+        names = cache_names(self._config, kind)
+        return {name: DeviceTensor(address + i * nbytes, tuple(shape), dtype) for i, name in enumerate(names)}
+
+    def call(self, executable: Executable, tensors: Mapping[str, DeviceTensor]) -> Call:
+        """`executable` bound to `tensors`: as it was bound before, when these addresses and shapes come again."""
+        return _kept(self._calls, (id(executable), *tensors.values()), lambda: executable.bind(tensors))
+
+    def gather(self, blocks: Region, index: DeviceTensor) -> Region:
+        """The rows `index` of `blocks`, in other memory."""
+        n_blocks, rows, heads, length, head_dim = blocks["all"].shape
+        target = self.blocks(index.shape[0], length)
+        width = heads * length * head_dim
+        tensors = {
+            "tensors": blocks["all"]._replace(shape=(n_blocks, rows, width)),
+            "index": index,
+            "selected": target["all"]._replace(shape=(n_blocks, index.shape[0], width)),
+        }
+        self.call(self._graphs.select_rows, tensors)()
+        return target
+
+
+class LoopState:
+    """A batch on its way: `slots` [sentences] are the places of the batch's buffers that its live sentences have.
+
+    Row b * beam + k of the search is row slots[b] * beam + k of the buffers.
+    """
+
+    def __init__(
+        self,
+        runtime: LoopRuntime,
+        beam: int,
+        slots: IntArray,
+        src: int,
+        inputs: Region,
+        lengths: Mirror,
+        cross: Region,
+        cache: Region | None = None,
+        filled: int = 0,
+    ):
+        self._runtime, self._beam, self._src = runtime, beam, src
+        self._inputs, self._lengths, self._cross = inputs, lengths, cross
+        self._filled = filled
+        self._live(slots)
+        config = runtime.config
+        self._batch = cross["all"].shape[1]
+        places = self._batch * beam
+        self._cache = cache or self._empty_cache(runtime.graphs.buckets.cache_for(1))
+        self._steps: dict[DeviceTensor, Call] = {}  # the bound step graph for each buffer that the cache lay in
+        best = min(BEST, config.tgt_vocab_size)
+        self._io = runtime.region(
+            tokens=((places,), "int64"),
+            position=((places,), "int64"),
+            index=((places,), "int64"),
+            logits=((places, config.tgt_vocab_size), "float32"),
+            **{"best.log_probs": ((places, best), "float32"), "best.ids": ((places, best), "int64")},
+        )
+        self._tokens, self._position, self._index, self._log_probs, self._ids = (
+            runtime.mirror(self._io[name]) for name in ("tokens", "position", "index", "best.log_probs", "best.ids")
+        )
+        self._logits: Mirror | None = None  # only for who asks: it may be large
+        self._tokens.array[:] = config.bos_id  # what empty places go on reading
+
+    @property
+    def rows(self) -> int:
+        return len(self._slots) * self._beam
+
+    @property
+    def cross(self) -> list[FloatArray]:
+        mirror = self._runtime.mirror(self._cross["all"])
+        mirror.pull()
+        self._runtime.graphs.device.synchronize()
+        return [to_float32(block[self._slots][:, :, : self._src]) for block in mirror.array]
+
+    def step(self, tokens: IntArray) -> FloatArray:
+        """Logits [rows, vocab] after `tokens` [rows]."""
+        if self._logits is None:
+            self._logits = self._runtime.mirror(self._io["logits"])
+        self._run(tokens, self._logits)
+        return self._taken(self._logits)
+
+    def best(self, tokens: IntArray, count: int) -> Best:
+        """The `count` best tokens of each row after `tokens` [rows]; only they leave the device, up to `BEST`."""
+        if min(count, self._runtime.config.tgt_vocab_size) > BEST:
+            return best_of(self.step(tokens), count)
+        self._run(tokens, self._log_probs, self._ids)
+        return Best(self._taken(self._log_probs)[:, :count], self._taken(self._ids)[:, :count])
+
+    def _run(self, tokens: IntArray, *results: Mirror) -> None:
+        if self._filled == self._cache["all"].shape[3]:
+            self._grow()
+        self._tokens.array[self._places] = tokens
+        self._position.array[:] = self._filled
+        self._tokens.push()
+        self._position.push()
+        if self._cache["all"] not in self._steps:
+            self._steps[self._cache["all"]] = self._bound_step()
+        self._steps[self._cache["all"]]()
+        for result in results:
+            result.pull()
+        self._runtime.graphs.device.synchronize()
+        self._filled += 1
+
+    def _bound_step(self) -> Call:
+        """The step graph over all buffers of this state, its past and present in one place."""
+        runtime = self._runtime
+        tensors = {name: tensor for name, tensor in self._io.tensors.items() if name != "index"}
+        tensors |= {"src_len": self._inputs["src_len"], **runtime.named("cross", self._cross)}
+        tensors |= {**runtime.named("past", self._cache), **runtime.named("present", self._cache)}
+        return runtime.call(runtime.graphs.step(self._cache["all"].shape[3]), tensors)
+
+    def _live(self, slots: IntArray) -> None:
+        self._slots = slots
+        # The buffers' row of each row of the search.
+        self._places = (slots[:, None] * self._beam + np.arange(self._beam)).ravel()
+
+    def _taken(self, mirror: Mirror) -> NDArray[Any]:
+        """The rows of the search, copied: the mirror is overwritten by the next step."""
+        return mirror.array[self._places]
+
+    def select(self, rows: IntArray) -> LoopState:
+        groups = rows.reshape(-1, self._beam)
+        slots = self._slots[groups[:, 0] // self._beam]
+        sources = slots[:, None] * self._beam + groups % self._beam  # [sentences, beam], rows of the buffers
+        batch = self._runtime.graphs.buckets.batch_for(len(slots), self._beam)
+        if batch < self._batch:
+            return self._smaller(batch, slots, sources)
+        self._live(slots)
+        index = np.arange(self._batch * self._beam)
+        index[self._places] = sources.ravel()
+        if (index != np.arange(len(index))).any():
+            self._index.array[:] = index
+            self._index.push()
+            self._cache = self._runtime.gather(self._cache, self._io["index"])
+        return self
+
+    def _smaller(self, batch: int, slots: IntArray, sources: IntArray) -> LoopState:
+        """This state in buffers for `batch` sentences; empty places repeat the first sentence."""
+        runtime, beam = self._runtime, self._beam
+        places = np.concatenate([slots, np.repeat(slots[:1], batch - len(slots))])
+        rows = np.concatenate([sources, np.repeat(sources[:1], batch - len(slots), axis=0)]).ravel()
+        index = runtime.region(sentences=((batch,), "int64"), rows=((batch * beam,), "int64"))
+        inputs = runtime.region(src_len=((batch,), "int64"))
+        lengths = runtime.mirror(inputs["src_len"])
+        lengths.array[:] = self._lengths.array[places]
+        lengths.push()
+        mirrors = []
+        for name, values in (("sentences", places), ("rows", rows)):
+            mirror = runtime.mirror(index[name])
+            mirror.array[:] = values
+            mirror.push()
+            mirrors.append(mirror)  # kept until the copies are done
+        cross = runtime.gather(self._cross, index["sentences"])
+        cache = runtime.gather(self._cache, index["rows"])
+        runtime.graphs.device.synchronize()
+        live = np.arange(len(slots))
+        return LoopState(runtime, beam, live, self._src, inputs, lengths, cross, cache, self._filled)
+
+    def _empty_cache(self, size: int) -> Region:
+        cache = self._runtime.blocks(self._batch * self._beam, size)
+        # A slot that was never written is masked, but a NaN in it would still poison the sum.
+        self._runtime.graphs.device.zero(cache["all"])
+        return cache
+
+    def _grow(self) -> None:
+        old = self._cache["all"]
+        size = self._runtime.graphs.buckets.cache_for(self._filled + 1)
+        cache = self._empty_cache(size)
+        n_blocks, rows, heads, length, head_dim = old.shape
+        slot = head_dim * ITEM_SIZES[old.dtype]
+        self._runtime.graphs.device.copy_prefixes(
+            cache["all"].address,
+            old.address,
+            count=n_blocks * rows * heads,
+            width=self._filled * slot,
+            steps=(size * slot, length * slot),
+        )
+        self._cache = cache
