@@ -28,8 +28,8 @@ from tfexport.errors import TfexportError
 from tfexport.graph_modules import Model, arguments_of, grouped, module_of, random_inputs
 from tfexport.models.checkpoint import Checkpoint
 from tfexport.models.files import save_weights
+from tfexport.models.precision import in_precision
 from tfexport.optimize import require_no_masks, shape_nodes, simplify, use_lengths
-from tfexport.quantize import in_precision
 from tfexport.selfcheck import TOLERANCE, self_check
 
 OPSET = 24

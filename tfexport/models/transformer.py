@@ -8,7 +8,7 @@ bool with True for what may be attended to.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -50,6 +50,15 @@ def write_cache(cache: Tensor, update: Tensor, position: Tensor) -> Tensor:
 @write_cache.register_fake
 def _(cache: Tensor, update: Tensor, position: Tensor) -> Tensor:
     return torch.empty_like(cache)
+
+
+def write_in_place(cache: Tensor, update: Tensor, position: Tensor) -> Tensor:
+    """`write_cache` into `cache` itself, for PyTorch's own decoding with a static cache."""
+    cache[torch.arange(len(cache), device=cache.device), :, position] = update[:, :, 0]
+    return cache
+
+
+WriteCache = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def best_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -163,16 +172,23 @@ class DecoderLayer(Layer):
         self.feed_forward = FeedForward(config)
 
     def forward(
-        self, states: Tensor, mask: Tensor, cross: KeyValue, cross_mask: Tensor, past: KeyValue | None, position: Tensor
+        self,
+        states: Tensor,
+        mask: Tensor,
+        cross: KeyValue,
+        cross_mask: Tensor,
+        past: KeyValue | None,
+        position: Tensor,
+        write: WriteCache,
     ) -> tuple[Tensor, KeyValue, Tensor]:
-        """One layer over whole targets (`past` None) or over one new token a row, written into `past` at `position`.
+        """One layer over whole targets (`past` None) or over one new token a row, added to `past` by `write`.
 
         Returns the states, the self-attention keys and values, and the queries of the cross-attention (for its maps).
         """
         inner = self.enter(0, states)
         present = self.self_attention.key_value(inner)
         if past is not None:
-            present = KeyValue(*(write_cache(old, new, position) for old, new in zip(past, present, strict=True)))
+            present = KeyValue(*(write(old, new, position) for old, new in zip(past, present, strict=True)))
         states = self.leave(0, states, self.self_attention(inner, present, mask))
 
         # The beams of a sentence are so many queries to its one set of cross keys and values: [batch, beam, d_model].
@@ -306,7 +322,7 @@ class Transformer(nn.Module):
         cross_mask = length_mask(src_len, src_ids.shape[1])
         all_queries = []
         for layer, memory in zip(self.decoder.layers, cross, strict=True):
-            states, _, queries = layer(states, causal, memory, cross_mask, None, position)
+            states, _, queries = layer(states, causal, memory, cross_mask, None, position, write_cache)
             all_queries.append(queries)
         return self._logits(states), cross, all_queries
 
@@ -317,19 +333,25 @@ class Transformer(nn.Module):
         return [KeyValue(weight.new_zeros(shape), weight.new_zeros(shape)) for _ in self.decoder.layers]
 
     def step(
-        self, tokens: Tensor, position: Tensor, src_len: Tensor, past: list[KeyValue], cross: list[KeyValue]
+        self,
+        tokens: Tensor,
+        position: Tensor,
+        src_len: Tensor,
+        past: list[KeyValue],
+        cross: list[KeyValue],
+        write: WriteCache = write_cache,
     ) -> tuple[Tensor, list[KeyValue]]:
         """One decoder step: `tokens` [rows] at `position` [rows] to logits [rows, vocab] and the cache with them in it.
 
         `past` holds [rows, heads, cache, head_dim] a layer with slots 0 .. position - 1 filled, `cross` is `encode`'s,
-        of batch = rows / beam sentences. `past` itself is not changed.
+        of batch = rows / beam sentences. `past` itself is not changed, unless by `write_in_place`.
         """
         states = self.decoder.embed(tokens[:, None], position[:, None], self._target_table())  # [rows, 1, d_model]
         mask = length_mask(position + 1, past[0].key.shape[2])
         cross_mask = length_mask(src_len, cross[0].key.shape[2])
         present = []
         for layer, old, memory in zip(self.decoder.layers, past, cross, strict=True):
-            states, new, _ = layer(states, mask, memory, cross_mask, old, position)
+            states, new, _ = layer(states, mask, memory, cross_mask, old, position, write)
             present.append(new)
         return self._logits(states[:, 0]), present
 

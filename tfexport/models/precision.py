@@ -1,4 +1,4 @@
-"""Variants of a model in other number formats."""
+"""A model in another number format."""
 
 from __future__ import annotations
 
