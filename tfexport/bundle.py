@@ -24,6 +24,8 @@ from tfexport.errors import BundleError
 from tfexport.tokenizers import TextTokenizer
 
 FORMAT = 2
+PORTABLE = "portable"
+"""In place of a GPU generation: an engine for all generations that TensorRT for RTX knows."""
 MANIFEST = "manifest.json"
 TOKENIZER_FILES = {"source": "source_tokenizer.json", "target": "target_tokenizer.json"}
 

@@ -7,6 +7,7 @@ them; `heads`, `head_dim`, `best`, `vocab` and `classes` are fixed by the model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -26,6 +27,11 @@ DIALECTS: dict[Dialect, str] = {
     "onnx24": "standard operators of opset 24; attention reads the cache under a boolean mask",
     "onnx24-lengths": "the same, with attention told the number of valid keys: the form that flash kernels take",
 }
+
+ITEM_SIZES = {"int64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+ALIGNMENT = 256
+"""Bytes to which tensors are aligned on a device: what TensorRT asks of every address."""
 
 SHAPE_NODE = "shape/"
 """How the names of nodes begin that compute nothing but shapes."""
@@ -137,6 +143,11 @@ def float32_islands(graph: GraphSpec) -> dict[str, str]:
     """The parts of `graph` that are in float32 though the graph is not, with the reason."""
     has_logits = any(tensor.name == "logits" for tensor in graph.outputs)
     return FLOAT32_ISLANDS if has_logits and graph.precision != "float32" else {}
+
+
+def aligned_length(d_model: int, precision: Precision) -> int:
+    """What the length of a tensor [rows, heads, length, head_dim] must be a multiple of so that it ends aligned."""
+    return ALIGNMENT // math.gcd(ALIGNMENT, d_model * ITEM_SIZES[precision])
 
 
 def weights_file(precision: Precision) -> str:

@@ -19,6 +19,10 @@ class BundleError(TfexportError):
     """A bundle that is missing, incomplete, altered or of a newer format."""
 
 
+class EngineError(TfexportError):
+    """A TensorRT engine that cannot be built, or that was built for something else than what it meets."""
+
+
 class TokenizerError(TfexportError):
     """A vocabulary or tokenizer file that cannot be used."""
 

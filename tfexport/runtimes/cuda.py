@@ -7,7 +7,7 @@ from typing import Any
 from cuda.bindings import runtime as cudart
 from numpy.typing import NDArray
 
-from tfexport.errors import RuntimeUnavailable, TfexportError
+from tfexport.gpu import checked, find_gpu
 from tfexport.runtimes.device import Call, DeviceTensor, host_array
 
 
@@ -15,7 +15,7 @@ class CudaMemory:
     """One `cudaMalloc`."""
 
     def __init__(self, nbytes: int):
-        self.address = int(_checked(cudart.cudaMalloc(nbytes)))
+        self.address = int(checked(cudart.cudaMalloc(nbytes)))
         self.nbytes = nbytes
 
     def __del__(self) -> None:
@@ -27,7 +27,7 @@ class PinnedMemory:
     """Host memory that the GPU copies from and to by itself."""
 
     def __init__(self, nbytes: int):
-        self.address = int(_checked(cudart.cudaMallocHost(nbytes)))
+        self.address = int(checked(cudart.cudaMallocHost(nbytes)))
         self.nbytes = nbytes
 
     def __del__(self) -> None:
@@ -50,7 +50,7 @@ class CudaMirror:
         self._copy(self._memory.address, self._tensor.address, cudart.cudaMemcpyKind.cudaMemcpyDeviceToHost)
 
     def _copy(self, target: int, source: int, kind: Any) -> None:
-        _checked(cudart.cudaMemcpyAsync(target, source, self._tensor.nbytes, kind, self._stream))
+        checked(cudart.cudaMemcpyAsync(target, source, self._tensor.nbytes, kind, self._stream))
 
 
 class CudaGraph:
@@ -58,11 +58,11 @@ class CudaGraph:
 
     def __init__(self, graph: Any, stream: int):
         self._stream = stream
-        self._graph = _checked(cudart.cudaGraphInstantiate(graph, 0))
-        _checked(cudart.cudaGraphDestroy(graph))
+        self._graph = checked(cudart.cudaGraphInstantiate(graph, 0))
+        checked(cudart.cudaGraphDestroy(graph))
 
     def __call__(self) -> None:
-        _checked(cudart.cudaGraphLaunch(self._graph, self._stream))
+        checked(cudart.cudaGraphLaunch(self._graph, self._stream))
 
     def __del__(self) -> None:
         if hasattr(self, "_graph"):
@@ -79,29 +79,9 @@ class CudaDevice:
     name = "cuda"
 
     def __init__(self) -> None:
-        error, count = cudart.cudaGetDeviceCount()
-        if error != cudart.cudaError_t.cudaSuccess or not count:
-            raise RuntimeUnavailable(
-                f"no NVIDIA GPU can be used here ({error.name}). Run on a machine with a GPU and a driver for CUDA 13, "
-                "or decode with --runtime ort-cpu."
-            )
+        self.gpu = find_gpu()
         # Non-blocking: the legacy default stream, which other libraries use, cannot be captured.
-        self.stream = int(_checked(cudart.cudaStreamCreateWithFlags(cudart.cudaStreamNonBlocking)))
-
-    @property
-    def compute_capability(self) -> tuple[int, int]:
-        """Such as (8, 9)."""
-        attribute = cudart.cudaDeviceAttr
-        major = _checked(cudart.cudaDeviceGetAttribute(attribute.cudaDevAttrComputeCapabilityMajor, 0))
-        minor = _checked(cudart.cudaDeviceGetAttribute(attribute.cudaDevAttrComputeCapabilityMinor, 0))
-        return int(major), int(minor)
-
-    @property
-    def memory(self) -> tuple[int, int]:
-        """Free and total bytes."""
-        error, free, total = cudart.cudaMemGetInfo()
-        _checked((error,))
-        return int(free), int(total)
+        self.stream = int(checked(cudart.cudaStreamCreateWithFlags(cudart.cudaStreamNonBlocking)))
 
     def allocate(self, nbytes: int) -> CudaMemory:
         return CudaMemory(max(nbytes, 1))
@@ -110,41 +90,22 @@ class CudaDevice:
         return CudaMirror(tensor, self.stream)
 
     def zero(self, tensor: DeviceTensor) -> None:
-        _checked(cudart.cudaMemsetAsync(tensor.address, 0, tensor.nbytes, self.stream))
+        checked(cudart.cudaMemsetAsync(tensor.address, 0, tensor.nbytes, self.stream))
 
     def copy_prefixes(self, target: int, source: int, *, count: int, width: int, steps: tuple[int, int]) -> None:
         kind = cudart.cudaMemcpyKind.cudaMemcpyDeviceToDevice
-        _checked(cudart.cudaMemcpy2DAsync(target, steps[0], source, steps[1], width, count, kind, self.stream))
+        checked(cudart.cudaMemcpy2DAsync(target, steps[0], source, steps[1], width, count, kind, self.stream))
 
     def capture(self, enqueue: Call) -> Call:
         """Record `enqueue`; it must have run once before, so that what it sets up lazily is no part of the record."""
         mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
-        _checked(cudart.cudaStreamBeginCapture(self.stream, mode))
+        checked(cudart.cudaStreamBeginCapture(self.stream, mode))
         try:
             enqueue()
         except BaseException:
             cudart.cudaStreamEndCapture(self.stream)
             raise
-        return CudaGraph(_checked(cudart.cudaStreamEndCapture(self.stream)), self.stream)
+        return CudaGraph(checked(cudart.cudaStreamEndCapture(self.stream)), self.stream)
 
     def synchronize(self) -> None:
-        _checked(cudart.cudaStreamSynchronize(self.stream))
-
-
-def _checked(result: tuple[Any, ...]) -> Any:
-    """The value of a call of the CUDA runtime, which gives its error first.
-
-    Raises:
-        TfexportError: the call failed.
-    """
-    error, *values = result
-    if error != cudart.cudaError_t.cudaSuccess:
-        if error == cudart.cudaError_t.cudaErrorMemoryAllocation:
-            raise TfexportError(
-                "the GPU's memory is full. Decode with a smaller --batch-size or --beam, or end other programs on it."
-            )
-        raise TfexportError(
-            f"CUDA failed with {error.name}. Run again with CUDA_LAUNCH_BLOCKING=1 and --debug to see where, and "
-            "compare the driver with what CUDA 13 needs."
-        )
-    return values[0] if values else None
+        checked(cudart.cudaStreamSynchronize(self.stream))

@@ -13,10 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-ALIGNMENT = 256
-"""Bytes to which tensors are aligned: what TensorRT asks of every address."""
-
-ITEM_SIZES = {"int8": 1, "int64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+from tfexport.contract import ALIGNMENT, ITEM_SIZES
 
 Call = Callable[[], None]
 
@@ -119,7 +116,7 @@ class HostDevice:
 
     def copy_prefixes(self, target: int, source: int, *, count: int, width: int, steps: tuple[int, int]) -> None:
         to, of = (
-            host_array(DeviceTensor(address, (count, step), "int8"))[:, :width]
+            _host_array(address, (count, step), np.dtype(np.uint8))[:, :width]
             for address, step in zip((target, source), steps, strict=True)
         )
         to[:] = of
@@ -134,9 +131,12 @@ class HostDevice:
 def host_array(tensor: DeviceTensor) -> NDArray[Any]:
     """The array at a host address; the memory must outlive it."""
     dtype = np.dtype("uint16" if tensor.dtype == "bfloat16" else tensor.dtype)
-    n_bytes = int(np.prod(tensor.shape)) * dtype.itemsize
-    memory = memoryview((ctypes.c_char * n_bytes).from_address(tensor.address))
-    return np.frombuffer(memory, dtype).reshape(tensor.shape)
+    return _host_array(tensor.address, tensor.shape, dtype)
+
+
+def _host_array(address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    n_bytes = int(np.prod(shape)) * dtype.itemsize
+    return np.frombuffer(memoryview((ctypes.c_char * n_bytes).from_address(address)), dtype).reshape(shape)
 
 
 def to_float32(array: NDArray[Any]) -> NDArray[np.float32]:

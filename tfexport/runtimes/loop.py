@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
-from tfexport.contract import BEST, Precision, cache_names
+from tfexport.contract import BEST, ITEM_SIZES, Precision, cache_names
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Best, FloatArray, IntArray, best_of
-from tfexport.runtimes.device import ITEM_SIZES, Call, Device, DeviceTensor, Mirror, to_float32
+from tfexport.runtimes.device import Call, Device, DeviceTensor, Mirror, to_float32
 from tfexport.runtimes.memory import Pool, Region
 
 KEPT = 128

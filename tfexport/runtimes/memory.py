@@ -5,7 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 
-from tfexport.runtimes.device import ALIGNMENT, Device, DeviceTensor, Memory
+from tfexport.contract import ALIGNMENT
+from tfexport.runtimes.device import Device, DeviceTensor, Memory
 
 KEPT = 32
 """Pieces of memory that wait for their next use; of more than these the smallest are freed."""

@@ -13,9 +13,9 @@ import numpy as np
 import onnxruntime
 
 from tfexport.bundle import Bundle
-from tfexport.contract import SHAPE_NODE, Dialect, Precision
+from tfexport.contract import SHAPE_NODE, Dialect, Precision, aligned_length
 from tfexport.errors import BundleError, RuntimeUnavailable
-from tfexport.runtimes.device import ALIGNMENT, ITEM_SIZES, Call, Device, DeviceTensor, HostDevice
+from tfexport.runtimes.device import Call, Device, DeviceTensor, HostDevice
 from tfexport.runtimes.loop import Buckets, LoopRuntime
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -72,15 +72,13 @@ def cuda_buckets(bundle: Bundle, precision: Precision) -> Buckets:
     """Few shapes, so that their recorded graphs are soon met again."""
     config = bundle.config
     step = aligned_length(config.d_model, precision)
-    cache = [-(-size // step) * step for size in CUDA_CACHE if size < 2 * config.max_target_length]
+    cache = [-(-size // step) * step for size in CUDA_CACHE]
+    enough = sum(size < config.max_target_length for size in cache) + 1
     longest = config.max_source_length
     src = range(SRC_BLOCK, longest, SRC_BLOCK)
-    return Buckets(tuple(cache), CUDA_BATCH, (*src, longest), remedy="Use a smaller --batch-size, or shorter lines.")
-
-
-def aligned_length(d_model: int, precision: Precision) -> int:
-    """What the length of a tensor [rows, heads, length, head_dim] must be a multiple of, so that it ends aligned."""
-    return ALIGNMENT // int(np.gcd(ALIGNMENT, d_model * ITEM_SIZES[precision]))
+    return Buckets(
+        tuple(cache[:enough]), CUDA_BATCH, (*src, longest), remedy="Use a smaller --batch-size, or shorter lines."
+    )
 
 
 class OrtGraphs:

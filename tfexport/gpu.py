@@ -1,0 +1,61 @@
+"""Which NVIDIA GPU this machine has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tfexport.errors import RuntimeUnavailable, TfexportError
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The GPU that CUDA names first; CUDA_VISIBLE_DEVICES chooses among several."""
+
+    name: str
+    generation: str
+    """Its compute capability as TensorRT and nvcc write it: `sm89`."""
+    memory: int
+    """Bytes."""
+
+
+def find_gpu() -> Gpu:
+    """The GPU of this machine.
+
+    Raises:
+        RuntimeUnavailable: there is none that CUDA can use, or `cuda-bindings` is not installed.
+    """
+    try:
+        from cuda.bindings import runtime as cudart
+    except ImportError as error:
+        raise RuntimeUnavailable(
+            "looking for a GPU needs cuda-bindings, which is not installed: pip install cuda-bindings."
+        ) from error
+    error, count = cudart.cudaGetDeviceCount()
+    if error != cudart.cudaError_t.cudaSuccess or not count:
+        raise RuntimeUnavailable(
+            f"no NVIDIA GPU can be used here ({error.name}). Run on a machine with a GPU and a driver for CUDA 13, or "
+            "decode with --runtime ort-cpu."
+        )
+    properties = checked(cudart.cudaGetDeviceProperties(0))
+    name = properties.name.decode() if isinstance(properties.name, bytes) else str(properties.name)
+    return Gpu(name, f"sm{properties.major}{properties.minor}", int(properties.totalGlobalMem))
+
+
+def checked(result: tuple[Any, ...]) -> Any:
+    """The value of a call of the CUDA runtime, which gives its error first.
+
+    Raises:
+        TfexportError: the call failed.
+    """
+    error, *values = result
+    if error.name == "cudaErrorMemoryAllocation":
+        raise TfexportError(
+            "the GPU's memory is full. Decode with a smaller --batch-size or --beam, or end other programs on it."
+        )
+    if error.name != "cudaSuccess":
+        raise TfexportError(
+            f"CUDA failed with {error.name}. Run again with CUDA_LAUNCH_BLOCKING=1 and --debug to see where, and compare "
+            "the driver with what CUDA 13 needs."
+        )
+    return values[0] if values else None

@@ -1,0 +1,158 @@
+"""Which lengths TensorRT engines are built for, and what that costs, known before anything is built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from tfexport import contract
+from tfexport.config import ModelConfig
+from tfexport.contract import ITEM_SIZES, GraphSpec, Precision, Role
+from tfexport.errors import EngineError
+
+BLOCK = 32
+"""Lengths are planned in multiples of it."""
+
+WORKSPACE = 1 << 30
+"""Bytes that an engine may use for what it computes in between, at most."""
+
+Profile = dict[str, list[list[int]]]
+"""For every input of a graph its smallest, usual and largest shape."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthPlan:
+    """The sizes that engines are built for.
+
+    A cache's length is fixed in an engine, and each step reads all of it: so there are several small ones, and decoding
+    goes on to the next when one is full.
+
+    Raises:
+        EngineError: a size is not above 0.
+    """
+
+    max_batch: int = 32
+    max_beam: int = 4
+    max_source: int = 128
+    """Source ids, bos and eos included."""
+    cache: tuple[int, ...] = (32, 64, 128)
+    """Slots of the caches, ascending; the last is the longest translation."""
+
+    def __post_init__(self) -> None:
+        if min(self.max_batch, self.max_beam, self.max_source, *self.cache, len(self.cache)) < 1:
+            raise EngineError(f"{self} has a size below 1. Give sizes above 0.")
+
+    @classmethod
+    def for_lengths(cls, lengths: Sequence[int], *, max_batch: int = 32, max_beam: int = 4) -> LengthPlan:
+        """A plan for texts with sources of these `lengths` in ids.
+
+        A translation is taken to have at most 1.5 times as many tokens as its source, and 10 more; the caches hold the
+        translations of half, of nine tenths and of all of the sources.
+
+        Raises:
+            EngineError: there are no lengths.
+        """
+        if not lengths:
+            raise EngineError("the text to plan for has no line that can be decoded. Give typical source text.")
+        ordered = sorted(lengths)
+        shares = (ordered[ceil(share * len(ordered)) - 1] for share in (0.5, 0.9, 1.0))
+        cache = sorted({_up(int(1.5 * length) + 10, BLOCK) for length in shares})
+        return cls(max_batch=max_batch, max_beam=max_beam, max_source=_up(ordered[-1], BLOCK), cache=tuple(cache))
+
+    @property
+    def max_rows(self) -> int:
+        return self.max_batch * self.max_beam
+
+    def fitted(self, config: ModelConfig, precision: Precision) -> LengthPlan:
+        """This plan within the model's positions, with lengths that let tensors lie aligned side by side.
+
+        Raises:
+            EngineError: the model has fewer positions than one aligned length.
+        """
+        step = contract.aligned_length(config.d_model, precision)
+        source = min(self.max_source, config.max_source_length) // step * step
+        if not source:
+            raise EngineError(
+                f"d_model {config.d_model} in {contract.short_name(precision)} needs sources padded to {step} ids, but the "
+                f"model reads {config.max_source_length}. Use fp32, or decode with ort-cuda."
+            )
+        sizes = sorted({_up(size, step) for size in self.cache})
+        needed = (
+            sum(size < config.max_target_length for size in sizes) + 1
+        )  # the first that holds all positions is enough
+        return replace(self, max_source=source, cache=tuple(sizes[:needed]))
+
+    def jobs(self) -> list[tuple[Role, int]]:
+        """The engines of one precision and GPU: role and cache slots."""
+        return [("encoder", 0), ("select_rows", 0), *(("decoder_step", size) for size in self.cache)]
+
+    def profile(self, graph: GraphSpec, config: ModelConfig, cache: int) -> Profile:
+        """The shapes of the inputs of `graph`; `cache` is fixed."""
+        usual_beam = self.max_beam
+        sizes = {
+            "batch": (1, max(1, self.max_batch // 4), self.max_batch),
+            "rows": (1, max(1, self.max_batch // 4) * usual_beam, self.max_rows),
+            "src": (1, min(BLOCK, self.max_source), self.max_source),
+            "cache": (cache, cache, cache),
+        }
+        if graph.role == "select_rows":  # over a self-attention cache or over cross keys and values
+            widths = [config.d_model * length for length in (*self.cache, self.max_source)]
+            blocks = 2 * config.n_decoder_layers
+            sizes |= {
+                "blocks": (blocks, blocks, blocks),
+                "from": sizes["rows"],
+                "width": (config.d_model, config.d_model * self.cache[0], max(widths)),
+            }
+        shapes = {tensor.name: contract.shape(tensor, config) for tensor in graph.inputs}
+        return {
+            name: [[sizes[axis][which] if isinstance(axis, str) else axis for axis in shape] for which in range(3)]
+            for name, shape in shapes.items()
+        }
+
+    def memory(self, config: ModelConfig, precision: Precision) -> dict[str, int]:
+        """Estimated bytes on the GPU, by what they are for."""
+        item = ITEM_SIZES[precision]
+        weights = weight_bytes(config, precision)
+        token_bytes = 2 * config.n_decoder_layers * config.d_model * item  # keys and values of one token
+        return {
+            "weights of the encoder": weights["encoder"],
+            f"weights of {len(self.cache)} decoder steps": len(self.cache) * weights["decoder_step"],
+            "self-attention caches (two sets)": 2 * self.max_rows * max(self.cache) * token_bytes,
+            "cross keys and values (two sets)": 2 * self.max_batch * self.max_source * token_bytes,
+            "logits": self.max_rows * config.tgt_vocab_size * ITEM_SIZES["float32"],
+            "workspace, at most": WORKSPACE,
+        }
+
+    def disk(self, config: ModelConfig, precision: Precision) -> int:
+        """Estimated bytes of the engine files for one GPU."""
+        weights = weight_bytes(config, precision)
+        return sum(weights.get(role, 0) for role, _ in self.jobs())
+
+    def refuse_unless_it_fits(self, config: ModelConfig, precision: Precision, gpu_memory: int) -> None:
+        """Raises:
+        EngineError: the plan needs more than `gpu_memory` bytes."""
+        needed = self.memory(config, precision)
+        total = sum(needed.values())
+        if total > gpu_memory:
+            largest = max(needed, key=lambda part: needed[part])
+            raise EngineError(
+                f"this plan needs about {total / 2**30:.1f} GiB on the GPU, and {gpu_memory / 2**30:.1f} GiB are given; "
+                f"most goes to {largest} ({needed[largest] / 2**30:.1f} GiB). Lower --max-batch, --max-beam, --max-source "
+                "or --cache, or raise --gpu-memory."
+            )
+
+
+def weight_bytes(config: ModelConfig, precision: Precision) -> dict[str, int]:
+    """Bytes of the matrices in the encoder and in a decoder step; vectors count for little and are left out."""
+    item, d = ITEM_SIZES[precision], config.d_model
+    encoder = (config.src_vocab_size + config.max_source_length) * d
+    encoder += config.n_encoder_layers * (4 * d * d + 2 * d * config.d_ff) + config.n_decoder_layers * 2 * d * d
+    step = (config.tgt_vocab_size + config.max_target_length) * d
+    step += config.n_decoder_layers * (6 * d * d + 2 * d * config.d_ff)
+    projection = config.tgt_vocab_size * d * ITEM_SIZES["float32"]
+    return {"encoder": encoder * item, "decoder_step": step * item + projection}
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

@@ -1,0 +1,222 @@
+"""The `tensorrt` runtime: engines of a bundle, with `tensorrt` or `tensorrt_rtx`, whichever they were built by."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tfexport import kept
+from tfexport.bundle import PORTABLE, Bundle, Engine
+from tfexport.contract import ALIGNMENT, Precision, aligned_length, short_name
+from tfexport.errors import EngineError, RuntimeUnavailable
+from tfexport.runtimes.device import Call, Device, DeviceTensor, Memory
+from tfexport.runtimes.loop import Buckets, LoopRuntime
+
+LIBRARIES = ("tensorrt", "tensorrt_rtx")
+SRC_BLOCK = 32
+
+
+def tensorrt(bundle: Bundle, *, precision: Precision | None = None) -> LoopRuntime:
+    """The runtime `tensorrt` on the engines of a bundle that this machine can run.
+
+    Args:
+        precision: that of the engines when None; float16 before others where they have several.
+
+    Raises:
+        RuntimeUnavailable: neither library is installed, or there is no GPU.
+        EngineError: the bundle has no engines for this GPU, precision and library version.
+    """
+    libraries = _installed()
+    if not libraries:
+        raise RuntimeUnavailable(
+            "the runtime tensorrt needs tensorrt or tensorrt_rtx, neither of which is installed: pip install "
+            "'tfexport[tensorrt-rtx]', or 'tfexport[tensorrt]'."
+        )
+    from tfexport.runtimes.cuda import CudaDevice
+
+    device = CudaDevice()
+    versions = {name: library.__version__ for name, library in libraries.items()}
+    engines = usable_engines(bundle, precision, versions, device.gpu.generation)
+    graphs = TensorRtGraphs(bundle, engines, libraries[engines[0].library], device)
+    return LoopRuntime("tensorrt", bundle.config, graphs)
+
+
+def _installed() -> dict[str, Any]:
+    found = {}
+    for name in LIBRARIES:
+        with suppress(ImportError):
+            found[name] = importlib.import_module(name)
+    return found
+
+
+def usable_engines(
+    bundle: Bundle, precision: Precision | None, versions: Mapping[str, str], generation: str
+) -> list[Engine]:
+    """The engines of one precision, GPU generation and library that run here, those for this very generation first.
+
+    Args:
+        versions: of the installed libraries, by name.
+        generation: of the GPU here, such as `sm89`.
+
+    Raises:
+        EngineError: there are none; it says what those there are were built for, and how to build others.
+    """
+    wanted = [engine for engine in bundle.engines if precision in (None, engine.precision)]
+    rebuild = f"tfexport build {bundle.directory} --gpu {generation}" + (
+        f" --precision {short_name(precision)}" if precision else ""
+    )
+    if not wanted:
+        has = ", ".join(sorted({short_name(engine.precision) for engine in bundle.engines}))
+        kind = f"{short_name(precision)} engines, only {has}" if has and precision else "engines"
+        raise EngineError(f"{bundle.directory} has no TensorRT {kind}. Build them: {rebuild}.")
+    of_gpu = [engine for engine in wanted if engine.gpu in (generation, PORTABLE)]
+    if not of_gpu:
+        built = ", ".join(sorted({engine.gpu for engine in wanted}))
+        raise EngineError(
+            f"the engines in {bundle.directory} are for {built}, this GPU is {generation}. Rebuild: {rebuild}."
+        )
+    usable = [engine for engine in of_gpu if versions.get(engine.library) == engine.version]
+    if not usable:
+        built = ", ".join(sorted({f"{engine.library} {engine.version}" for engine in of_gpu}))
+        here = ", ".join(f"{name} {version}" for name, version in versions.items())
+        raise EngineError(
+            f"the engines in {bundle.directory} were built by {built}, installed is {here}. Install that version, or "
+            f"rebuild: {rebuild}."
+        )
+    order = {"float16": 0, "bfloat16": 1, "float32": 2}
+    best = min(usable, key=lambda engine: (order[engine.precision], engine.gpu == PORTABLE))
+    same = ("precision", "gpu", "library")
+    return [engine for engine in usable if all(getattr(engine, field) == getattr(best, field) for field in same)]
+
+
+class TensorRtGraphs:
+    """The engines of a bundle on one device.
+
+    Raises:
+        EngineError: a role is missing, or an engine cannot be loaded or would not write the cache in place.
+    """
+
+    def __init__(self, bundle: Bundle, engines: Sequence[Engine], library: Any, device: Device):
+        self.device = device
+        self.precision: Precision = engines[0].precision
+        self._runtime = library.Runtime(library.Logger(library.Logger.ERROR))
+        loaded = {
+            (e.role, e.cache): TensorRtExecutable(bundle.directory / e.file, e, library, self._runtime, device)
+            for e in engines
+        }
+        # One for all contexts: they run one after the other on one stream, and each would keep its own otherwise.
+        scratch = device.allocate(max(executable.scratch for executable in loaded.values()))
+        for executable in loaded.values():
+            executable.use(scratch)
+        missing = [role for role in ("encoder", "select_rows") if (role, 0) not in loaded]
+        self._steps = {cache: executable for (role, cache), executable in loaded.items() if role == "decoder_step"}
+        if missing or not self._steps:
+            lost = ", ".join(missing or ["decoder_step"])
+            raise EngineError(
+                f"{bundle.directory} has no {lost} engine. Build again: tfexport build {bundle.directory}."
+            )
+        self.encoder, self.select_rows = loaded["encoder", 0], loaded["select_rows", 0]
+        self.buckets = buckets_of(bundle, engines)
+
+    def step(self, cache: int) -> TensorRtExecutable:
+        return self._steps[cache]
+
+
+def buckets_of(bundle: Bundle, engines: Sequence[Engine]) -> Buckets:
+    """The sizes that engines were built for."""
+    encoder = next(engine for engine in engines if engine.role == "encoder")
+    steps = [engine for engine in engines if engine.role == "decoder_step"]
+    most_batch, most_src = encoder.profile["src_ids"][2]
+    block = max(SRC_BLOCK, aligned_length(bundle.config.d_model, encoder.precision))
+    batch = [2**power for power in range(most_batch.bit_length()) if 2**power < most_batch]
+    return Buckets(
+        tuple(sorted(engine.cache for engine in steps)),
+        (*batch, most_batch),
+        (*range(block, most_src, block), most_src),
+        rows=min(engine.profile["tokens"][2][0] for engine in steps),
+        remedy=f"Build for larger sizes: tfexport build {bundle.directory} with --max-batch, --max-beam, --max-source, "
+        "--cache; or ask for less.",
+    )
+
+
+class TensorRtExecutable:
+    """One engine; each set of tensors that it is bound to has a context of its own, with its graph recorded."""
+
+    def __init__(self, path: Path, engine: Engine, library: Any, runtime: Any, device: Device):
+        self._trt, self._device = library, device
+        content = path.read_bytes()
+        self._engine = runtime.deserialize_cuda_engine(content)
+        if self._engine is None:
+            raise EngineError(
+                f"TensorRT cannot load {path.name}, built by {engine.library} {engine.version} for {engine.gpu}. Build "
+                f"again: tfexport build {path.parent}."
+            )
+        self._inputs = [name for name in self._names() if self._is_input(name)]
+        for name in self._names():
+            if name.startswith("present."):
+                self._require_alias(path, name)
+        self._kernels = f"kernels-{hashlib.sha256(content).hexdigest()[:16]}"
+
+    def _names(self) -> list[str]:
+        return [self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)]
+
+    def _is_input(self, name: str) -> bool:
+        return bool(self._engine.get_tensor_mode(name) == self._trt.TensorIOMode.INPUT)
+
+    def _require_alias(self, path: Path, present: str) -> None:
+        past = present.replace("present.", "past.")
+        if self._engine.get_aliased_input_tensor(present) != past:
+            raise EngineError(f"{path.name} does not write {past} in place. Build again: tfexport build {path.parent}.")
+
+    def bind(self, tensors: Mapping[str, DeviceTensor]) -> Call:
+        context, keep = self._context()
+        for name, tensor in tensors.items():
+            assert tensor.address % ALIGNMENT == 0, f"{name} is not aligned"
+            if name in self._inputs and not context.set_input_shape(name, tensor.shape):
+                raise EngineError(f"{name} of shape {list(tensor.shape)} is not in the engine's profile. Build again.")
+            context.set_tensor_address(name, tensor.address)
+
+        def enqueue() -> None:
+            if not context.execute_async_v3(self._device.stream):
+                raise EngineError("TensorRT failed to run an engine. Run again with --debug, or decode with ort-cuda.")
+
+        enqueue()  # once before recording: what is set up or compiled lazily is no part of the record
+        self._device.synchronize()
+        keep()
+        # TensorRT for RTX records by itself; running twice writes the same numbers into the same places.
+        return enqueue if hasattr(self._trt, "CudaGraphStrategy") else self._device.capture(enqueue)
+
+    @property
+    def scratch(self) -> int:
+        """Bytes that a run needs for what it computes in between."""
+        return int(self._engine.device_memory_size_v2)
+
+    def use(self, scratch: Memory) -> None:
+        """Compute in this memory."""
+        self._scratch = scratch
+
+    def _context(self) -> tuple[Any, Callable[[], None]]:
+        """An execution context, and a call that keeps the kernels compiled for it for the next process."""
+        trt = self._trt
+        managed = trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        if not hasattr(trt, "CudaGraphStrategy"):
+            return self._in_scratch(self._engine.create_execution_context(managed)), lambda: None
+        settings = self._engine.create_runtime_config()
+        settings.set_execution_context_allocation_strategy(managed)
+        settings.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+        kernels = settings.create_runtime_cache()
+        if before := kept.load(self._kernels):
+            kernels.deserialize(before)
+        settings.set_runtime_cache(kernels)
+        context = self._in_scratch(self._engine.create_execution_context(settings))
+        return context, lambda: kept.keep(self._kernels, memoryview(kernels.serialize()))
+
+    def _in_scratch(self, context: Any) -> Any:
+        if context is None:
+            raise EngineError("TensorRT cannot prepare an engine for running. Run again with --debug to see why.")
+        context.set_device_memory(self._scratch.address, self._scratch.nbytes)
+        return context
