@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tfexport.config import ModelConfig
+from tfexport.contract import Precision
 from tfexport.runtimes.base import Best, FloatArray, IntArray, best_of
 
 Ids = tuple[int, ...]
@@ -118,6 +119,7 @@ class ScriptedRuntime:
     """Runs a `Model` through the whole `Runtime` protocol, checks how it is used, and notes the rows of each step."""
 
     name = "scripted"
+    precision: Precision = "float32"
 
     def __init__(self, model: Model, config: ModelConfig):
         self.config = config

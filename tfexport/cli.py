@@ -8,16 +8,51 @@ import logging
 import signal
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from tfexport.console import opened, print_inspection, print_parity, say, warned, with_progress, working, writing
+from tfexport.console import (
+    opened,
+    print_engine,
+    print_inspection,
+    print_parity,
+    print_plan,
+    say,
+    warned,
+    with_progress,
+    working,
+    writing,
+)
 from tfexport.errors import TfexportError
-
-if TYPE_CHECKING:
-    from tfexport.models.native import Tokenizers
+from tfexport.options import (
+    AsJson,
+    BatchSize,
+    BundleDir,
+    CacheSizes,
+    Checkpoint,
+    ConfigOption,
+    FamilyOption,
+    GpuMemory,
+    Gpus,
+    Heads,
+    Input,
+    InputFormatOption,
+    LibraryOption,
+    MaxBatch,
+    MaxBeam,
+    MaxLength,
+    MaxSource,
+    PlanFor,
+    PrecisionOption,
+    Threads,
+    engine_request,
+    hints_of,
+    precisions_of,
+    vocabularies_of,
+)
 
 app = typer.Typer(
     add_completion=False,
@@ -26,25 +61,6 @@ app = typer.Typer(
     help="Export trained PyTorch Transformers to ONNX and decode them, token for token as PyTorch would.",
     epilog="Exit codes: 0 done, 1 parity failed, 2 wrong use or input, 3 a fault of tfexport itself, 130 interrupted.",
 )
-
-Checkpoint = Annotated[Path, typer.Argument(metavar="CKPT", help="A state_dict: .pt, .pth, .ckpt or .safetensors.")]
-BundleDir = Annotated[Path, typer.Argument(metavar="DIR", help="A bundle that `tfexport export` wrote.")]
-Input = Annotated[Path | None, typer.Argument(metavar="[INPUT]", help="A sentence a line; - or nothing reads stdin.")]
-FamilyOption = Annotated[str | None, typer.Option("--family", help="Checkpoint family, where it is not recognised.")]
-ConfigOption = Annotated[
-    Path | None, typer.Option("--config", help="JSON with model fields; by default CKPT's name with .json, if there.")
-]
-Heads = Annotated[int | None, typer.Option("--heads", min=1, help="Attention heads.")]
-InputFormatOption = Annotated[
-    Literal["text", "tokens", "ids"] | None,
-    typer.Option("--input-format", help="Raw text, space-separated tokens, or ids as the encoder reads them."),
-]
-Threads = Annotated[
-    int | None, typer.Option("--threads", min=1, max=256, help="CPU threads; by default all there are.")
-]
-BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Sentences decoded together.")]
-MaxLength = Annotated[int, typer.Option("--max-length", min=1, help="Most tokens to generate, eos included.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.callback()
@@ -63,7 +79,7 @@ def inspect(
     """Tell what a checkpoint is: its family, its sizes, and what is missing to export it."""
     from tfexport.models.checkpoint import inspect_checkpoint
 
-    inspection = inspect_checkpoint(checkpoint, _hints(checkpoint, config, n_heads=heads), family=family)
+    inspection = inspect_checkpoint(checkpoint, hints_of(checkpoint, config, n_heads=heads), family=family)
     if as_json:
         print(json.dumps({**vars(inspection), "path": str(inspection.path)}, indent=1))
     else:
@@ -94,13 +110,28 @@ def export(
     max_length: Annotated[
         int | None, typer.Option(min=1, help="Most source ids and generated tokens; by default the model's positions.")
     ] = None,
+    target: Annotated[
+        Literal["onnx", "tensorrt", "triton"],
+        typer.Option(help="tensorrt: with engines; triton: beside the bundle a model repository, DIR.triton."),
+    ] = "onnx",
+    precision: Annotated[
+        str | None, typer.Option(help="Of graphs and engines: fp32, fp16, bf16, or several, as in fp32,fp16.")
+    ] = None,
+    gpu: Gpus = None,
+    library: LibraryOption = "auto",
+    max_batch: MaxBatch = 32,
+    max_beam: MaxBeam = 4,
+    max_source: MaxSource = 128,
+    cache: CacheSizes = "32,64,128",
+    gpu_memory: GpuMemory = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
 ) -> None:
     """Export a checkpoint to a bundle: ONNX graphs, weights, tokenizers and a manifest, checked against PyTorch."""
+    from tfexport.contract import short_name
     from tfexport.export import export as run_export
     from tfexport.models.checkpoint import load_checkpoint
 
-    hints = _hints(
+    hints = hints_of(
         checkpoint,
         config,
         n_heads=heads,
@@ -111,25 +142,71 @@ def export(
         max_source_length=max_length,
         max_target_length=max_length,
     )
-    tokenizers = _vocabularies(src_vocab, tgt_vocab, src_tokenizer, lowercase, hints.get("unk_id"))
+    tokenizers = vocabularies_of(src_vocab, tgt_vocab, src_tokenizer, lowercase, hints.get("unk_id"))
     loaded = load_checkpoint(checkpoint, hints, tokenizers=tokenizers, family=family)
     directory = output or checkpoint.with_suffix("")
     if directory == checkpoint:
         directory = checkpoint.with_name(f"{checkpoint.name}.bundle")
+    precision = precision or ("fp16" if target == "tensorrt" else "fp32")
+    if target == "tensorrt":  # what cannot be built is told before the export
+        request = engine_request(precision, gpu, library, max_batch, max_beam, max_source, cache, gpu_memory)
+        for cost in request.costs(loaded.config, say):
+            print_plan(cost)
     with working(f"exporting {checkpoint}"):
-        exported = run_export(loaded, directory, force=force)
+        exported = run_export(loaded, directory, precisions=precisions_of(precision), force=force)
     for note in loaded.notes:
         say(f"note: {note}")
     if loaded.tokenizers.source is None or (loaded.tokenizers.target is None and not loaded.config.is_classifier):
         say("note: a side has no vocabulary and is decoded as ids only; --src-vocab and --tgt-vocab add them")
-    print(
-        f"exported {directory}: family {loaded.family}, largest error against PyTorch {exported.max_errors['float32']:.1e}\n"
-        + (
-            "next: run encoder_classifier.onnx with ONNX Runtime"
-            if loaded.config.is_classifier
-            else f"next: tfexport parity {directory}; tfexport decode {directory} INPUT"
+    errors = ", ".join(f"{error:.1e} in {short_name(name)}" for name, error in exported.max_errors.items())
+    print(f"exported {directory}: family {loaded.family}, largest error against PyTorch {errors}")
+    if target == "tensorrt":
+        request.build(directory, print_engine)
+    if target == "triton":
+        from tfexport.bundle import open_bundle
+        from tfexport.triton import write_repository
+
+        print(
+            f"wrote {write_repository(open_bundle(directory), directory.with_name(f'{directory.name}.triton'), force=force)}"
         )
+    print(
+        "next: run encoder_classifier.onnx with ONNX Runtime"
+        if loaded.config.is_classifier
+        else f"next: tfexport parity {directory}; tfexport decode {directory} INPUT"
     )
+
+
+@app.command()
+def build(
+    directory: BundleDir,
+    precision: Annotated[str, typer.Option(help="fp32, fp16, bf16, or several, as in fp16,bf16.")] = "fp16",
+    gpu: Gpus = None,
+    library: LibraryOption = "auto",
+    max_batch: MaxBatch = 32,
+    max_beam: MaxBeam = 4,
+    max_source: MaxSource = 128,
+    cache: CacheSizes = "32,64,128",
+    plan_for: PlanFor = None,
+    input_format: InputFormatOption = None,
+    gpu_memory: GpuMemory = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what it would cost, and build nothing.")] = False,
+) -> None:
+    """Build TensorRT engines into a bundle: on this GPU, or ahead of time for others. PyTorch is not needed."""
+    from tfexport.bundle import open_bundle
+    from tfexport.plan import LengthPlan
+    from tfexport.translate import Reader, source_lengths
+
+    bundle = open_bundle(directory)
+    request = engine_request(precision, gpu, library, max_batch, max_beam, max_source, cache, gpu_memory)
+    if plan_for is not None:
+        with opened(plan_for) as lines:
+            lengths = source_lengths(Reader.of(bundle, input_format), lines)
+        request = replace(request, plan=LengthPlan.for_lengths(lengths, max_batch=max_batch, max_beam=max_beam))
+    for cost in request.costs(bundle.config, say):
+        print_plan(cost)
+    if not dry_run:
+        request.build(directory, print_engine)
+        print(f"next: tfexport decode {directory} INPUT --runtime tensorrt, on such a GPU")
 
 
 @app.command()
@@ -137,7 +214,8 @@ def decode(
     directory: BundleDir,
     source: Input = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write here instead of stdout.")] = None,
-    runtime: Annotated[str, typer.Option(help="ort-cpu or torch.")] = "ort-cpu",
+    runtime: Annotated[str, typer.Option(help="ort-cpu, ort-cuda, tensorrt, torch or torch-cuda.")] = "ort-cpu",
+    precision: PrecisionOption = None,
     beam: Annotated[int, typer.Option(min=1, help="Beam width; 1 is greedy.")] = 1,
     nbest: Annotated[int, typer.Option(min=1, help="Hypotheses a line, best first, separated by tabs.")] = 1,
     length_penalty: Annotated[float, typer.Option(help="Exponent A of ((5 + length) / 6) ** A; 0 for none.")] = 0.6,
@@ -170,7 +248,8 @@ def decode(
         max_length_ratio=max_length_ratio,
     )
     bundle = open_bundle(directory)
-    model = load_runtime(runtime, bundle, threads=threads)
+    chosen = precisions_of(precision)[0] if precision else None
+    model = load_runtime(runtime, bundle, precision=chosen, threads=threads)
     reader, writer = Reader.of(bundle, input_format), Writer.of(bundle, output_format)
     if input_format is None and reader.format == "ids":
         say(f"note: {directory} has no source vocabulary: the input is read as ids")
@@ -194,7 +273,10 @@ def parity(
     beam: Annotated[int, typer.Option(min=1, help="Beam width of the free decoding.")] = 1,
     max_length: MaxLength = 256,
     batch_size: BatchSize = 32,
-    tolerance: Annotated[float, typer.Option(min=0.0, help="Largest absolute difference that passes.")] = 1e-4,
+    tolerance: Annotated[
+        float | None, typer.Option(min=0.0, help="Largest absolute difference that passes; by default the precision's.")
+    ] = None,
+    precision: PrecisionOption = None,
     input_format: InputFormatOption = None,
     threads: Threads = None,
     as_json: AsJson = False,
@@ -215,6 +297,7 @@ def parity(
             max_length=max_length,
             batch_size=batch_size,
             tolerance=tolerance,
+            precision=precisions_of(precision)[0] if precision else None,
             input_format=input_format,
             threads=threads,
             say=say,
@@ -334,42 +417,3 @@ def _explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, OSError):
         return f"{text}. Check the paths, permissions and room on the disk.", 2
     return f"{type(error).__name__}: {text}. This is a fault of tfexport: report it with what --debug shows.", 3
-
-
-def _hints(checkpoint: Path, config: Path | None, **flags: int | None) -> dict[str, Any]:
-    """The model fields that the user gives: flags win over the JSON file."""
-    from tfexport.errors import ConfigError
-    from tfexport.models.checkpoint import read_hints
-
-    beside = checkpoint.parent / f"{checkpoint.stem}.json"
-    fields: dict[str, Any] = {}
-    if config is not None:
-        fields = read_hints(config)
-    elif beside.is_file() and beside != checkpoint:
-        try:
-            fields = read_hints(beside)
-            say(f"note: using the configuration {beside}")
-        except ConfigError as error:
-            say(f"note: not using the file beside the checkpoint: {error}")
-    return {**fields, **{name: value for name, value in flags.items() if value is not None}}
-
-
-def _vocabularies(
-    source: Path | None, target: Path | None, splitter: str, lowercase: bool, unk_id: int | None
-) -> Tokenizers | None:
-    from tfexport.models.native import Tokenizers
-    from tfexport.tokenizers import read_vocabulary
-
-    language = splitter.removeprefix("spacy:") if splitter.startswith("spacy:") else None
-    if language is None and splitter != "whitespace":
-        raise TfexportError(f"there is no tokeniser {splitter!r}. Use --src-tokenizer whitespace, or spacy:LANG.")
-    if source is None and (language is not None or lowercase):
-        raise TfexportError("--src-tokenizer and --lowercase say how --src-vocab is used. Give --src-vocab too.")
-    if source is None and target is None:
-        return None
-    return Tokenizers(
-        None
-        if source is None
-        else read_vocabulary(source, lowercase=lowercase, spacy_language=language, unk_id=unk_id),
-        None if target is None else read_vocabulary(target, unk_id=unk_id),
-    )

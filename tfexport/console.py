@@ -9,11 +9,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TextIO, TypeVar
 
+from tfexport.contract import short_name
 from tfexport.errors import TfexportError
 
 if TYPE_CHECKING:
+    from tfexport.bundle import Engine
     from tfexport.models.checkpoint import Inspection
     from tfexport.parity import ParityReport
+    from tfexport.plan import PlanCost
     from tfexport.translate import Result
 
 Item = TypeVar("Item")
@@ -132,7 +135,8 @@ def print_inspection(inspection: Inspection) -> None:
 
 def print_parity(report: ParityReport) -> None:
     """`tfexport parity` for people."""
-    print(f"{report.runtime} against PyTorch: {report.sentences} sentences, {report.steps} steps, beam {report.beam}")
+    print(f"{report.runtime} in {short_name(report.precision)} against PyTorch in fp32:")
+    print(f"  {report.sentences} sentences, {report.steps} steps, beam {report.beam}")
     for name, errors in report.cross.items():
         print(f"  {name:<16} max {errors.max:.1e}  mean {errors.mean:.1e}")
     print(f"  {'logits':<16} max {report.logits.max:.1e}  mean {report.logits.mean:.1e}")
@@ -140,4 +144,29 @@ def print_parity(report: ParityReport) -> None:
     print(f"  decoded tokens the same in {report.identical} of {report.sentences} sentences")
     if report.different:
         print(f"  different: sentences {', '.join(map(str, report.different[:20]))}")
-    print(f"  {'PASSED' if report.passed else 'FAILED'} (tolerance {report.tolerance:.0e})")
+    limits = report.limits
+    print(
+        f"  {'PASSED' if report.passed else 'FAILED'} (error at most {limits.error:.0e}, best token the same at "
+        f"{limits.top1:.1%} of the steps, tokens in {limits.identical:.0%} of the sentences)"
+    )
+
+
+def print_plan(cost: PlanCost) -> None:
+    """What engines will need, before they are built."""
+    plan = cost.plan
+    print(
+        f"plan for {short_name(cost.precision)}: batches to {plan.max_batch}, beams to {plan.max_beam}, sources to "
+        f"{plan.max_source} ids, caches of {', '.join(map(str, plan.cache))} slots"
+    )
+    for part, size in cost.memory.items():
+        print(f"  {part:<36} {size / 2**20:10.1f} MiB")
+    print(
+        f"  {'in all, of the GPU memory':<36} {sum(cost.memory.values()) / 2**20:10.1f} MiB of {cost.limit / 2**20:.0f}"
+    )
+    seconds = "some minutes each, timed on the GPU" if cost.seconds is None else f"about {cost.seconds:.0f} s"
+    print(f"  to build: {cost.engines} engines, about {cost.disk / 2**20:.0f} MiB on disk, {seconds}")
+
+
+def print_engine(engine: Engine, size: int) -> None:
+    """One engine that was built."""
+    print(f"built {engine.about}: {size / 2**20:.1f} MiB in {engine.seconds:.1f} s ({engine.library} {engine.version})")

@@ -31,10 +31,10 @@ def find_gpu() -> Gpu:
         raise RuntimeUnavailable(
             "looking for a GPU needs cuda-bindings, which is not installed: pip install cuda-bindings."
         ) from error
-    error, count = cudart.cudaGetDeviceCount()
-    if error != cudart.cudaError_t.cudaSuccess or not count:
+    status, count = cudart.cudaGetDeviceCount()
+    if status != cudart.cudaError_t.cudaSuccess or not count:
         raise RuntimeUnavailable(
-            f"no NVIDIA GPU can be used here ({error.name}). Run on a machine with a GPU and a driver for CUDA 13, or "
+            f"no NVIDIA GPU can be used here ({status.name}). Run on a machine with a GPU and a driver for CUDA 13, or "
             "decode with --runtime ort-cpu."
         )
     properties = checked(cudart.cudaGetDeviceProperties(0))

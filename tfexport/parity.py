@@ -7,7 +7,7 @@ runtime stepping with its cache and the reference reading the whole target at on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from tfexport import contract
 from tfexport.bundle import Bundle, open_bundle
 from tfexport.config import ModelConfig
+from tfexport.contract import Precision
 from tfexport.errors import TfexportError
 from tfexport.models.checkpoint import load_checkpoint
 from tfexport.models.transformer import Transformer
@@ -27,8 +28,27 @@ from tfexport.translate import InputFormat, Reader, Unreadable, without_bom
 
 RANDOM_SENTENCES = 32
 
-TOLERANCE = 1e-4
-"""Largest absolute difference in float32 that passes; different orders of summation stay well below it."""
+
+@dataclass(frozen=True)
+class Limits:
+    """What a comparison must keep to pass."""
+
+    error: float
+    """Largest absolute difference of cross keys and values and of logits."""
+    top1: float
+    """Smallest share of steps with the reference's best token."""
+    identical: float
+    """Smallest share of sentences with the reference's tokens."""
+
+
+LIMITS: dict[Precision, Limits] = {
+    "float32": Limits(error=1e-4, top1=1.0, identical=1.0),
+    "float16": Limits(error=0.1, top1=0.999, identical=0.0),
+    "bfloat16": Limits(error=1.0, top1=0.99, identical=0.0),
+}
+"""In float32 different orders of summation stay well below 1e-4. In half precision the numbers are rounded: on a tutorial
+model and real text the largest difference of logits was 0.026 in float16 and 0.16 in bfloat16, with the best token the
+same at 99.97 % and 99.74 % of the steps. One other token changes the rest of its sentence: sentences are only reported."""
 
 
 @dataclass
@@ -58,7 +78,8 @@ class ParityReport:
     """What the comparison of one runtime found."""
 
     runtime: str
-    tolerance: float
+    precision: Precision
+    limits: Limits
     beam: int
     sentences: int = 0
     steps: int = 0
@@ -78,13 +99,13 @@ class ParityReport:
 
     @property
     def passed(self) -> bool:
-        """Errors within tolerance, every best token and every decoded sentence the same."""
+        """Everything within the limits."""
         return (
             self.sentences > 0
-            and self.cross_max <= self.tolerance
-            and self.logits.max <= self.tolerance
-            and self.top1_agree == self.steps
-            and self.identical == self.sentences
+            and self.cross_max <= self.limits.error
+            and self.logits.max <= self.limits.error
+            and self.top1_agree >= self.limits.top1 * self.steps
+            and self.identical >= self.limits.identical * self.sentences
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -109,10 +130,16 @@ def compare(
     options: SearchOptions,
     *,
     batch_size: int = 32,
-    tolerance: float = TOLERANCE,
+    tolerance: float | None = None,
 ) -> ParityReport:
-    """Compare `runtime` with `reference` on `sources`, lists of encoder ids, decoding with `options`."""
-    report = ParityReport(runtime.name, tolerance, options.beam)
+    """Compare `runtime` with `reference` on `sources`, lists of encoder ids, decoding with `options`.
+
+    `tolerance` takes the place of the error of `LIMITS`.
+    """
+    limits = LIMITS[runtime.precision]
+    if tolerance is not None:
+        limits = replace(limits, error=tolerance)
+    report = ParityReport(runtime.name, runtime.precision, limits, options.beam)
     batch: list[Sequence[int]] = []
     for source in sources:
         batch.append(source)
@@ -187,7 +214,8 @@ def check(
     beam: int = 1,
     max_length: int = 256,
     batch_size: int = 32,
-    tolerance: float = TOLERANCE,
+    tolerance: float | None = None,
+    precision: Precision | None = None,
     input_format: InputFormat | None = None,
     threads: int | None = None,
     say: Callable[[str], None] = print,
@@ -213,7 +241,7 @@ def check(
     return [
         compare(
             reference,
-            load_runtime(name, bundle, threads=threads),
+            load_runtime(name, bundle, precision=precision, threads=threads),
             sources,
             options,
             batch_size=batch_size,

@@ -17,6 +17,9 @@ BLOCK = 32
 WORKSPACE = 1 << 30
 """Bytes that an engine may use for what it computes in between, at most."""
 
+BUILD_SECONDS, BUILD_RATE = 0.6, 150e6
+"""Seconds for an engine, and bytes of weights a second beyond that, of TensorRT for RTX on two CPU cores."""
+
 Profile = dict[str, list[list[int]]]
 """For every input of a graph its smallest, usual and largest shape."""
 
@@ -124,23 +127,57 @@ class LengthPlan:
             "workspace, at most": WORKSPACE,
         }
 
-    def disk(self, config: ModelConfig, precision: Precision) -> int:
-        """Estimated bytes of the engine files for one GPU."""
-        weights = weight_bytes(config, precision)
-        return sum(weights.get(role, 0) for role, _ in self.jobs())
 
-    def refuse_unless_it_fits(self, config: ModelConfig, precision: Precision, gpu_memory: int) -> None:
-        """Raises:
-        EngineError: the plan needs more than `gpu_memory` bytes."""
-        needed = self.memory(config, precision)
-        total = sum(needed.values())
-        if total > gpu_memory:
-            largest = max(needed, key=lambda part: needed[part])
-            raise EngineError(
-                f"this plan needs about {total / 2**30:.1f} GiB on the GPU, and {gpu_memory / 2**30:.1f} GiB are given; "
-                f"most goes to {largest} ({needed[largest] / 2**30:.1f} GiB). Lower --max-batch, --max-beam, --max-source "
-                "or --cache, or raise --gpu-memory."
-            )
+@dataclass(frozen=True)
+class PlanCost:
+    """What the engines of one precision cost."""
+
+    precision: Precision
+    plan: LengthPlan
+    """Fitted to the model."""
+    memory: dict[str, int]
+    limit: int
+    """Bytes of GPU memory there are."""
+    engines: int
+    disk: int
+    """Estimated bytes of the engine files."""
+    seconds: float | None
+    """Estimated for the whole build; None where nothing is known before."""
+
+
+def cost(
+    plan: LengthPlan,
+    config: ModelConfig,
+    precision: Precision,
+    *,
+    n_gpus: int,
+    limit: int,
+    library: str,
+) -> PlanCost:
+    """The cost of building `plan` for `n_gpus` GPU generations.
+
+    Args:
+        limit: bytes of GPU memory.
+        library: `tensorrt_rtx`, or `tensorrt`, whose builds take what its timing on the GPU takes.
+
+    Raises:
+        EngineError: the plan does not fit into `limit`.
+    """
+    fitted = plan.fitted(config, precision)
+    memory = fitted.memory(config, precision)
+    total = sum(memory.values())
+    if total > limit:
+        largest = max(memory, key=lambda part: memory[part])
+        raise EngineError(
+            f"this plan needs about {total / 2**30:.1f} GiB on the GPU, and there are {limit / 2**30:.1f} GiB; most goes "
+            f"to {largest} ({memory[largest] / 2**30:.1f} GiB). Lower --max-batch, --max-beam, --max-source or --cache, or "
+            "raise --gpu-memory."
+        )
+    weights = weight_bytes(config, precision)
+    jobs = fitted.jobs()
+    disk = n_gpus * sum(weights.get(role, 0) for role, _ in jobs)
+    seconds = len(jobs) * n_gpus * BUILD_SECONDS + disk / BUILD_RATE if library == "tensorrt_rtx" else None
+    return PlanCost(precision, fitted, memory, limit, len(jobs) * n_gpus, disk, seconds)
 
 
 def weight_bytes(config: ModelConfig, precision: Precision) -> dict[str, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
@@ -188,6 +189,15 @@ def translate(
     stream = enumerate(without_bom(lines), start=1)
     while chunk := list(islice(stream, window or batch_size * WINDOW_BATCHES)):
         yield from _translate_window(runtime, reader, chunk, options, batch_size)
+
+
+def source_lengths(reader: Reader, lines: Iterable[bytes]) -> list[int]:
+    """The number of ids of each line that can be decoded."""
+    lengths = []
+    for line in without_bom(lines):
+        with suppress(Unreadable):
+            lengths.append(len(reader.ids(line)))
+    return lengths
 
 
 def without_bom(lines: Iterable[bytes]) -> Iterator[bytes]:

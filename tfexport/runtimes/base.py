@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
+from tfexport.contract import Precision
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
@@ -59,6 +60,11 @@ class Runtime(Protocol[State]):
 
     @property
     def config(self) -> ModelConfig: ...
+
+    @property
+    def precision(self) -> Precision:
+        """Of the weights and activations."""
+        ...
 
     def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> State:
         """`src_ids` [batch, src], of which the first `src_len` [batch] of a row count, to the state before any token."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -24,8 +23,8 @@ from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
 from tfexport.contract import BEST, ITEM_SIZES, Precision, cache_names
-from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Best, FloatArray, IntArray, best_of
+from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.device import Call, Device, DeviceTensor, Mirror, to_float32
 from tfexport.runtimes.memory import Pool, Region
 
@@ -76,39 +75,6 @@ def _kept(values: OrderedDict[Any, Value], key: Any, make: Callable[[], Value]) 
         if len(values) > KEPT:
             values.popitem(last=False)
     return values[key]
-
-
-@dataclass(frozen=True)
-class Buckets:
-    """The sizes that tensors come in, ascending. None: any size."""
-
-    cache: tuple[int, ...]
-    batch: tuple[int, ...] | None = None
-    src: tuple[int, ...] | None = None
-    rows: int | None = None
-    """Most rows, batch * beam."""
-    remedy: str = ""
-    """What to do when a size is above all of them."""
-
-    def cache_for(self, slots: int) -> int:
-        return self._smallest(self.cache, slots, "a translation of {} tokens")
-
-    def batch_for(self, sentences: int, beam: int) -> int:
-        batch = sentences if self.batch is None else self._smallest(self.batch, sentences, "a batch of {} sentences")
-        if self.rows is not None and batch * beam > self.rows:
-            batch = sentences  # without the empty places of a bucket it may still fit
-            if batch * beam > self.rows:
-                raise TfexportError(f"{batch} sentences with beam {beam} are more than {self.rows} rows. {self.remedy}")
-        return batch
-
-    def src_for(self, length: int) -> int:
-        return length if self.src is None else self._smallest(self.src, length, "a source of {} ids")
-
-    def _smallest(self, sizes: tuple[int, ...], needed: int, what: str) -> int:
-        for size in sizes:
-            if size >= needed:
-                return size
-        raise TfexportError(f"{what.format(needed)} is more than the {max(sizes)} planned for. {self.remedy}")
 
 
 class LoopRuntime:

@@ -15,8 +15,9 @@ import onnxruntime
 from tfexport.bundle import Bundle
 from tfexport.contract import SHAPE_NODE, Dialect, Precision, aligned_length
 from tfexport.errors import BundleError, RuntimeUnavailable
+from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.device import Call, Device, DeviceTensor, HostDevice
-from tfexport.runtimes.loop import Buckets, LoopRuntime
+from tfexport.runtimes.loop import LoopRuntime
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 

@@ -13,8 +13,9 @@ from tfexport import kept
 from tfexport.bundle import PORTABLE, Bundle, Engine
 from tfexport.contract import ALIGNMENT, Precision, aligned_length, short_name
 from tfexport.errors import EngineError, RuntimeUnavailable
+from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.device import Call, Device, DeviceTensor, Memory
-from tfexport.runtimes.loop import Buckets, LoopRuntime
+from tfexport.runtimes.loop import LoopRuntime
 
 LIBRARIES = ("tensorrt", "tensorrt_rtx")
 SRC_BLOCK = 32

@@ -1,0 +1,136 @@
+"""The flags that commands share, and what they mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from tfexport.console import say
+from tfexport.errors import TfexportError
+
+if TYPE_CHECKING:
+    from tfexport.contract import Precision
+    from tfexport.models.native import Tokenizers
+    from tfexport.targets import EngineRequest
+
+Checkpoint = Annotated[Path, typer.Argument(metavar="CKPT", help="A state_dict: .pt, .pth, .ckpt or .safetensors.")]
+BundleDir = Annotated[Path, typer.Argument(metavar="DIR", help="A bundle that `tfexport export` wrote.")]
+Input = Annotated[Path | None, typer.Argument(metavar="[INPUT]", help="A sentence a line; - or nothing reads stdin.")]
+FamilyOption = Annotated[str | None, typer.Option("--family", help="Checkpoint family, where it is not recognised.")]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", help="JSON with model fields; by default CKPT's name with .json, if there.")
+]
+Heads = Annotated[int | None, typer.Option("--heads", min=1, help="Attention heads.")]
+InputFormatOption = Annotated[
+    Literal["text", "tokens", "ids"] | None,
+    typer.Option("--input-format", help="Raw text, space-separated tokens, or ids as the encoder reads them."),
+]
+Threads = Annotated[
+    int | None, typer.Option("--threads", min=1, max=256, help="CPU threads; by default all there are.")
+]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Sentences decoded together.")]
+MaxLength = Annotated[int, typer.Option("--max-length", min=1, help="Most tokens to generate, eos included.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+PrecisionOption = Annotated[
+    Literal["fp32", "fp16", "bf16"] | None, typer.Option("--precision", help="Of the graphs or engines to use.")
+]
+Gpus = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu", help="GPU generations to build for, such as sm89,sm120; portable; here. By default the GPU here."
+    ),
+]
+LibraryOption = Annotated[
+    Literal["auto", "tensorrt", "tensorrt_rtx"],
+    typer.Option("--library", help="tensorrt builds on the GPU itself, tensorrt_rtx anywhere."),
+]
+MaxBatch = Annotated[int, typer.Option("--max-batch", min=1, help="Most sentences at once in an engine.")]
+MaxBeam = Annotated[int, typer.Option("--max-beam", min=1, help="Widest beam in an engine.")]
+MaxSource = Annotated[int, typer.Option("--max-source", min=1, help="Most source ids in an engine.")]
+CacheSizes = Annotated[str, typer.Option("--cache", help="Cache slots of the engines, such as 32,64,128.")]
+PlanFor = Annotated[
+    Path | None, typer.Option("--plan-for", metavar="TEXT", help="Take lengths from this source text instead.")
+]
+GpuMemory = Annotated[
+    float | None, typer.Option("--gpu-memory", min=0.1, help="GiB of the GPU that will run the engines.")
+]
+
+
+def precisions_of(given: str) -> tuple[Precision, ...]:
+    """`fp32,fp16` to the precisions."""
+    from tfexport.contract import PRECISIONS
+
+    names = [name.strip() for name in given.split(",")]
+    wrong = [name for name in names if name not in PRECISIONS]
+    if wrong:
+        raise TfexportError(f"there is no precision {wrong[0]!r}. Give one or more of {', '.join(PRECISIONS)}.")
+    return tuple(PRECISIONS[name] for name in names)
+
+
+def engine_request(
+    precision: str,
+    gpus: str | None,
+    library: Literal["auto", "tensorrt", "tensorrt_rtx"],
+    max_batch: int,
+    max_beam: int,
+    max_source: int,
+    cache: str,
+    gpu_memory: float | None,
+) -> EngineRequest:
+    """The engines that the flags ask for."""
+    from tfexport.plan import LengthPlan
+    from tfexport.targets import EngineRequest
+
+    sizes = cache.split(",")
+    if not all(size.strip().isdecimal() for size in sizes):
+        raise TfexportError(f"--cache is {cache!r}, not numbers of slots. Give them as in 32,64,128.")
+    plan = LengthPlan(
+        max_batch=max_batch,
+        max_beam=max_beam,
+        max_source=max_source,
+        cache=tuple(sorted({int(size) for size in sizes})),
+    )
+    names = tuple(name.strip() for name in gpus.split(",")) if gpus else ()
+    memory = None if gpu_memory is None else int(gpu_memory * 2**30)
+    return EngineRequest(plan, precisions_of(precision), names, library, memory)
+
+
+def hints_of(checkpoint: Path, config: Path | None, **flags: int | None) -> dict[str, Any]:
+    """The model fields that the user gives: flags win over the JSON file."""
+    from tfexport.errors import ConfigError
+    from tfexport.models.checkpoint import read_hints
+
+    beside = checkpoint.parent / f"{checkpoint.stem}.json"
+    fields: dict[str, Any] = {}
+    if config is not None:
+        fields = read_hints(config)
+    elif beside.is_file() and beside != checkpoint:
+        try:
+            fields = read_hints(beside)
+            say(f"note: using the configuration {beside}")
+        except ConfigError as error:
+            say(f"note: not using the file beside the checkpoint: {error}")
+    return {**fields, **{name: value for name, value in flags.items() if value is not None}}
+
+
+def vocabularies_of(
+    source: Path | None, target: Path | None, splitter: str, lowercase: bool, unk_id: int | None
+) -> Tokenizers | None:
+    from tfexport.models.native import Tokenizers
+    from tfexport.tokenizers import read_vocabulary
+
+    language = splitter.removeprefix("spacy:") if splitter.startswith("spacy:") else None
+    if language is None and splitter != "whitespace":
+        raise TfexportError(f"there is no tokeniser {splitter!r}. Use --src-tokenizer whitespace, or spacy:LANG.")
+    if source is None and (language is not None or lowercase):
+        raise TfexportError("--src-tokenizer and --lowercase say how --src-vocab is used. Give --src-vocab too.")
+    if source is None and target is None:
+        return None
+    return Tokenizers(
+        None
+        if source is None
+        else read_vocabulary(source, lowercase=lowercase, spacy_language=language, unk_id=unk_id),
+        None if target is None else read_vocabulary(target, unk_id=unk_id),
+    )

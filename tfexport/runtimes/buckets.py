@@ -1,0 +1,40 @@
+"""The sizes that a runtime's tensors come in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tfexport.errors import TfexportError
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """The sizes that tensors come in, ascending. None: any size."""
+
+    cache: tuple[int, ...]
+    batch: tuple[int, ...] | None = None
+    src: tuple[int, ...] | None = None
+    rows: int | None = None
+    """Most rows, batch * beam."""
+    remedy: str = ""
+    """What to do when a size is above all of them."""
+
+    def cache_for(self, slots: int) -> int:
+        return self._smallest(self.cache, slots, "a translation of {} tokens")
+
+    def batch_for(self, sentences: int, beam: int) -> int:
+        batch = sentences if self.batch is None else self._smallest(self.batch, sentences, "a batch of {} sentences")
+        if self.rows is not None and batch * beam > self.rows:
+            batch = sentences  # without the empty places of a bucket it may still fit
+            if batch * beam > self.rows:
+                raise TfexportError(f"{batch} sentences with beam {beam} are more than {self.rows} rows. {self.remedy}")
+        return batch
+
+    def src_for(self, length: int) -> int:
+        return length if self.src is None else self._smallest(self.src, length, "a source of {} ids")
+
+    def _smallest(self, sizes: tuple[int, ...], needed: int, what: str) -> int:
+        for size in sizes:
+            if size >= needed:
+                return size
+        raise TfexportError(f"{what.format(needed)} is more than the {max(sizes)} planned for. {self.remedy}")

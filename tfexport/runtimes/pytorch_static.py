@@ -1,0 +1,317 @@
+"""PyTorch decoding in buffers that stay where they are, eager or compiled: what a GPU wants.
+
+The self-attention cache is written in place and comes in few sizes. Compiled, everything does, so that `torch.compile`
+meets few shapes, and its CUDA graphs meet the addresses again that they were recorded with.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tfexport.config import ModelConfig
+from tfexport.contract import BEST
+from tfexport.errors import TfexportError
+from tfexport.models.transformer import KeyValue, Transformer, best_tokens, write_in_place
+from tfexport.runtimes.base import Best, FloatArray, IntArray, best_of
+from tfexport.runtimes.buckets import Buckets
+
+CACHE = tuple(32 * 2**power for power in range(10))
+BATCH = tuple(2**power for power in range(15))
+SRC_BLOCK = 32
+
+KEPT = 32
+"""Sets of compiled code's buffers that wait for the next batch of their sizes; the one longest unused goes first."""
+
+Spec = tuple[tuple[int, ...], torch.dtype]
+
+
+def static_buckets(config: ModelConfig, *, few_shapes: bool) -> Buckets:
+    """Caches that double; with `few_shapes`, batches that double and sources in blocks as well."""
+    cache = tuple(size for size in CACHE if size < 2 * config.max_target_length) or CACHE[:1]
+    if not few_shapes:
+        return Buckets(cache, remedy="The model has no more positions.")
+    src = (*range(SRC_BLOCK, config.max_source_length, SRC_BLOCK), config.max_source_length)
+    return Buckets(cache, BATCH, src, remedy="Use a smaller --batch-size, or shorter lines.")
+
+
+class Lease:
+    """Tensors of a pool, which go back to it when nothing refers to the lease any more."""
+
+    def __init__(self, pool: Pool, specs: tuple[Spec, ...], tensors: list[Tensor]):
+        self.tensors = tensors
+        weakref.finalize(self, pool.give_back, specs, tensors).atexit = False
+
+    def pairs(self, start: int = 0) -> list[KeyValue]:
+        """The tensors from `start` on, key and value of each layer."""
+        rest = self.tensors[start:]
+        return [KeyValue(key, value) for key, value in zip(rest[::2], rest[1::2], strict=True)]
+
+
+class Pool:
+    """Buffers on one device. Those of compiled code are kept, because a CUDA graph runs on its own addresses only."""
+
+    def __init__(self, device: torch.device, *, compiled: bool):
+        self._device, self._compiled = device, compiled
+        self._free: list[tuple[tuple[Spec, ...], list[Tensor]]] = []
+
+    def take(self, *specs: Spec) -> Lease:
+        """Tensors of these shapes and types, with anything in them."""
+        for index in reversed(range(len(self._free))):
+            if self._free[index][0] == specs:
+                return Lease(self, *self._free.pop(index))
+        tensors = [torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in specs]
+        if self._compiled:
+            for tensor in tensors:
+                # A CUDA graph takes other inputs by copy, and none that it writes to.
+                torch._dynamo.mark_static_address(tensor)
+        return Lease(self, specs, tensors)
+
+    def give_back(self, specs: tuple[Spec, ...], tensors: list[Tensor]) -> None:
+        if self._compiled:
+            self._free.append((specs, tensors))
+            del self._free[:-KEPT]
+
+
+def encode_into(model: Transformer, src_ids: Tensor, src_len: Tensor, cross: list[KeyValue]) -> None:
+    """`Transformer.encode` into given buffers."""
+    for target, source in zip(cross, model.encode(src_ids, src_len), strict=True):
+        target.key.copy_(source.key)
+        target.value.copy_(source.value)
+
+
+def advance(
+    model: Transformer,
+    tokens: Tensor,
+    position: Tensor,
+    src_len: Tensor,
+    cache: list[KeyValue],
+    cross: list[KeyValue],
+    count: int,
+) -> tuple[Tensor, ...]:
+    """`Transformer.step` with its cache and `position` written in place: logits, and `count` best tokens if not 0."""
+    logits, _ = model.step(tokens, position, src_len, cache, cross, write_in_place)
+    position.add_(1)
+    return (logits, *best_tokens(logits, count)) if count else (logits,)
+
+
+def gather(targets: Sequence[Tensor], sources: Sequence[Tensor], index: Tensor) -> None:
+    """The rows `index` of each source into its target."""
+    for target, source in zip(targets, sources, strict=True):
+        torch.index_select(source, 0, index, out=target)
+
+
+def compile_for_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` compiled for each shape, on a GPU with a CUDA graph for each shape and set of addresses."""
+    # The default of 8 shapes is for code that should have been dynamic: here every bucket is meant to be compiled.
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, limits.accumulated_recompile_limit)
+    compiled = torch.compile(function, mode="reduce-overhead", dynamic=False, fullgraph=True)
+
+    def call(*arguments: Any) -> Any:
+        # Results of the last call were copied to the host, so the graphs may use that memory again.
+        torch.compiler.cudagraph_mark_step_begin()
+        return compiled(*arguments)
+
+    return call
+
+
+@contextmanager
+def full_memory_is_an_error() -> Iterator[None]:
+    """Raises TfexportError where the GPU has no memory left."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise TfexportError(
+            "the GPU's memory is full. Decode with a smaller --batch-size or --beam, or end other programs on it."
+        ) from error
+
+
+class StaticDecoder:
+    """Encodes and steps with a `Transformer` on its own device.
+
+    Args:
+        compiled: with `torch.compile`, on a GPU with CUDA graphs.
+        best_on_device: rank tokens there, in float32, ties in any order; else on the host as `best_of` does. On a GPU
+            when None.
+        buckets: other sizes than the usual ones.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        compiled: bool = False,
+        best_on_device: bool | None = None,
+        buckets: Buckets | None = None,
+    ):
+        self.model, self.config = model, model.config
+        self.device, self.dtype = model.encoder.tokens.weight.device, model.encoder.tokens.weight.dtype
+        self.buckets = buckets or static_buckets(model.config, few_shapes=compiled)
+        self.pool = Pool(self.device, compiled=compiled)
+        on_device = self.device.type == "cuda" if best_on_device is None else best_on_device
+        self.best_count = min(BEST, model.config.tgt_vocab_size) if on_device else 0
+        wrap = compile_for_graphs if compiled else lambda function: function
+        self.encode_into, self.advance, self.gather = wrap(encode_into), wrap(advance), wrap(gather)
+
+    @full_memory_is_an_error()
+    @torch.no_grad()
+    def encode(self, src_ids: IntArray, src_len: IntArray, beam: int) -> StaticState:
+        sentences, length = src_ids.shape
+        batch, src = self.buckets.batch_for(sentences, beam), self.buckets.src_for(length)
+        sources = self.take_sources(batch, src)
+        # Empty places hold a sentence of one pad: anything that the encoder can read.
+        ids = np.full((batch, src), self.config.pad_id)
+        ids[:sentences, :length] = src_ids
+        lengths = np.ones(batch, dtype=np.int64)
+        lengths[:sentences] = src_len
+        for buffer, array in zip(sources.tensors, (ids, lengths), strict=False):
+            buffer.copy_(torch.from_numpy(array))
+        self.encode_into(self.model, *sources.tensors[:2], sources.pairs(2))
+        cache = self.take_cache(batch * beam, self.buckets.cache_for(1))
+        return StaticState(self, beam, np.arange(sentences), length, sources, cache)
+
+    def take_sources(self, batch: int, src: int) -> Lease:
+        """Source ids, their lengths, then cross keys and values."""
+        shape = (batch, self.config.n_heads, src, self.config.head_dim)
+        cross = [(shape, self.dtype)] * (2 * self.config.n_decoder_layers)
+        return self.pool.take(((batch, src), torch.int64), ((batch,), torch.int64), *cross)
+
+    def take_cache(self, rows: int, slots: int) -> Lease:
+        """Keys and values, zeroed: a slot that was never written is masked, but a NaN in it would poison the sum."""
+        shape = (rows, self.config.n_heads, slots, self.config.head_dim)
+        cache = self.pool.take(*[(shape, self.dtype)] * (2 * self.config.n_decoder_layers))
+        for tensor in cache.tensors:
+            tensor.zero_()
+        return cache
+
+    def to_host(self, *tensors: Tensor) -> list[Any]:
+        """NumPy arrays of `tensors`, waiting for the GPU once."""
+        if self.device.type != "cuda":
+            return [tensor.numpy() for tensor in tensors]
+        copies = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
+        for copy, tensor in zip(copies, tensors, strict=True):
+            copy.copy_(tensor, non_blocking=True)
+        torch.cuda.current_stream(self.device).synchronize()
+        return [copy.numpy() for copy in copies]
+
+
+class StaticState:
+    """A batch on its way. `slots` [sentences] are the places that its live sentences have in the buffers.
+
+    Row b * beam + k of the search is row slots[b] * beam + k of the buffers.
+    """
+
+    def __init__(
+        self,
+        decoder: StaticDecoder,
+        beam: int,
+        slots: IntArray,
+        src: int,
+        sources: Lease,
+        cache: Lease,
+        filled: int = 0,
+    ):
+        self._decoder, self._beam, self._src, self._filled = decoder, beam, src, filled
+        self._sources, self._cache = sources, cache
+        self._spare: Lease | None = None  # the second set of the cache, once rows were reordered
+        self._batch = len(sources.tensors[1])
+        places = self._batch * beam
+        self._rows = decoder.pool.take(*[((places,), torch.int64)] * 3)
+        self._tokens, self._position, self._index = self._rows.tensors
+        self._position.fill_(filled)
+        # What empty places go on reading is bos. Pinned, so that a copy to the GPU need not wait.
+        pinned = decoder.device.type == "cuda"
+        self._host_tokens = torch.full((places,), decoder.config.bos_id, dtype=torch.int64, pin_memory=pinned)
+        self._live(slots)
+
+    @property
+    def rows(self) -> int:
+        return len(self._slots) * self._beam
+
+    @property
+    def cross(self) -> list[FloatArray]:
+        arrays = self._decoder.to_host(*(tensor.float() for tensor in self._sources.tensors[2:]))
+        return [array[self._slots][:, :, : self._src] for array in arrays]
+
+    def step(self, tokens: IntArray) -> FloatArray:
+        """Logits [rows, vocab] after `tokens` [rows]."""
+        logits: FloatArray = self._decoder.to_host(self._run(tokens)[0])[0]
+        return logits[self._places]
+
+    def best(self, tokens: IntArray, count: int) -> Best:
+        """The `count` best tokens of each row after `tokens` [rows]."""
+        ranked = self._decoder.best_count
+        if not ranked:
+            return best_of(self.step(tokens), count)
+        logits, *best = self._run(tokens)
+        count = min(count, logits.shape[1])
+        if count > ranked:
+            best = list(best_tokens(logits, count))
+        log_probs, ids = self._decoder.to_host(*best)
+        return Best(log_probs[self._places, :count], ids[self._places, :count])
+
+    @full_memory_is_an_error()
+    @torch.no_grad()
+    def _run(self, tokens: IntArray) -> tuple[Tensor, ...]:
+        if self._filled == self._cache.tensors[0].shape[2]:
+            self._grow()
+        self._host_tokens.numpy()[self._places] = tokens
+        self._tokens.copy_(self._host_tokens, non_blocking=True)
+        self._filled += 1
+        decoder, src_len = self._decoder, self._sources.tensors[1]
+        return decoder.advance(
+            *(decoder.model, self._tokens, self._position, src_len, self._cache.pairs(), self._sources.pairs(2)),
+            decoder.best_count,
+        )
+
+    @full_memory_is_an_error()
+    @torch.no_grad()
+    def select(self, rows: IntArray) -> StaticState:
+        groups = rows.reshape(-1, self._beam)
+        slots = self._slots[groups[:, 0] // self._beam]
+        parents = slots[:, None] * self._beam + groups % self._beam  # [sentences, beam], rows of the buffers
+        batch = self._decoder.buckets.batch_for(len(slots), self._beam)
+        if batch < self._batch:
+            return self._smaller(batch, slots, parents)
+        self._live(slots)
+        index = np.arange(self._batch * self._beam)
+        index[self._places] = parents.ravel()
+        if (index != np.arange(len(index))).any():
+            self._reorder(index)
+        return self
+
+    def _reorder(self, index: IntArray) -> None:
+        """Gather the cache into its second set; the two take turns."""
+        self._index.copy_(torch.from_numpy(index))
+        spare = self._spare or self._decoder.take_cache(len(index), self._cache.tensors[0].shape[2])
+        self._decoder.gather(spare.tensors, self._cache.tensors, self._index)
+        self._cache, self._spare = spare, self._cache
+
+    def _smaller(self, batch: int, slots: IntArray, parents: IntArray) -> StaticState:
+        """This state in buffers for `batch` sentences; empty places repeat the first sentence."""
+        decoder, empty = self._decoder, batch - len(slots)
+        sentences = np.concatenate([slots, np.repeat(slots[:1], empty)])
+        rows = np.concatenate([parents, np.repeat(parents[:1], empty, axis=0)]).ravel()
+        sources = decoder.take_sources(batch, self._sources.tensors[0].shape[1])
+        cache = decoder.take_cache(len(rows), self._cache.tensors[0].shape[2])
+        gather(sources.tensors, self._sources.tensors, torch.from_numpy(sentences).to(decoder.device))
+        gather(cache.tensors, self._cache.tensors, torch.from_numpy(rows).to(decoder.device))
+        return StaticState(decoder, self._beam, np.arange(len(slots)), self._src, sources, cache, self._filled)
+
+    def _grow(self) -> None:
+        cache = self._decoder.take_cache(len(self._tokens), self._decoder.buckets.cache_for(self._filled + 1))
+        for target, source in zip(cache.tensors, self._cache.tensors, strict=True):
+            target[:, :, : self._filled] = source[:, :, : self._filled]
+        self._cache, self._spare = cache, None
+
+    def _live(self, slots: IntArray) -> None:
+        self._slots = slots
+        # The buffers' row of each row of the search.
+        self._places = (slots[:, None] * self._beam + np.arange(self._beam)).ravel()

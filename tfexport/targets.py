@@ -1,0 +1,74 @@
+"""What `export --target` and `build` do beyond the graphs: TensorRT engines, with their cost told before."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tfexport.bundle import PORTABLE, Engine
+from tfexport.config import ModelConfig
+from tfexport.contract import Precision
+from tfexport.engine import HERE, Library, build_engines
+from tfexport.errors import RuntimeUnavailable
+from tfexport.gpu import find_gpu
+from tfexport.plan import LengthPlan, PlanCost, cost
+
+ASSUMED_MEMORY = 8 << 30
+"""Bytes of GPU memory where it is not said and no GPU is here to ask."""
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """Engines that someone asks for."""
+
+    plan: LengthPlan
+    precisions: tuple[Precision, ...]
+    gpus: tuple[str, ...]
+    """Empty: the GPU here, or else portable engines."""
+    library: Literal["auto", "tensorrt", "tensorrt_rtx"] = "auto"
+    gpu_memory: int | None = None
+    """Bytes."""
+
+    def resolved(self, say: Callable[[str], None]) -> tuple[tuple[str, ...], Library, int]:
+        """GPUs, library and memory, with what was left open chosen and said."""
+        try:
+            here = find_gpu()
+        except RuntimeUnavailable:
+            here = None
+        gpus = self.gpus or (HERE if here else PORTABLE,)
+        if not self.gpus:
+            say(
+                f"note: building for {here.name if here else 'portable engines: there is no GPU here'}; --gpu names others"
+            )
+        library = self.library
+        if library == "auto":
+            full = HERE in gpus and importlib.util.find_spec("tensorrt") is not None
+            library = "tensorrt" if full else "tensorrt_rtx"
+        memory = self.gpu_memory or (here.memory if here and HERE in gpus else None)
+        if memory is None:
+            say(f"note: {ASSUMED_MEMORY >> 30} GiB of GPU memory are assumed; --gpu-memory says how much there is")
+        return gpus, library, memory or ASSUMED_MEMORY
+
+    def costs(self, config: ModelConfig, say: Callable[[str], None]) -> list[PlanCost]:
+        """What the engines will cost, for each precision.
+
+        Raises:
+            EngineError: the plan does not fit the model or the GPU's memory.
+        """
+        gpus, library, memory = self.resolved(say)
+        return [
+            cost(self.plan, config, precision, n_gpus=len(gpus), limit=memory, library=library)
+            for precision in self.precisions
+        ]
+
+    def build(self, directory: Path, built: Callable[[Engine, int], None]) -> Sequence[Engine]:
+        """Build the engines into the bundle at `directory`; `built` hears of each and of its bytes.
+
+        Raises:
+            BundleError, EngineError, RuntimeUnavailable: see `build_engines`.
+        """
+        gpus, library, _ = self.resolved(lambda _: None)
+        return build_engines(directory, self.plan, precisions=self.precisions, gpus=gpus, library=library, built=built)

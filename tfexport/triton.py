@@ -1,0 +1,313 @@
+"""A bundle as a model repository of Triton Inference Server.
+
+    encoder/        the graphs of the contract, for the server's ONNX Runtime backend: for clients with a search of their own
+    decoder_step/
+    translate/      text in, text out: tfexport's decoding loop in the server's Python backend, over a copy of the bundle
+
+An encoder classifier gives `encoder_classifier/` alone. Files are hard links to those of the bundle where the file
+system has them, so a repository takes next to no room.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfexport import __version__, contract
+from tfexport.bundle import MANIFEST, Bundle, _link, _move_into_place
+from tfexport.config import ModelConfig
+from tfexport.contract import Dialect, GraphSpec, Precision, TensorSpec
+from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
+from tfexport.runtimes import RUNTIMES
+from tfexport.search import SearchOptions
+
+CONFIG = "config.pbtxt"
+VERSION = "1"
+TRANSLATE = "translate"
+MODEL = Path(__file__).with_name("assets") / "triton_model.py"
+HEADER = "# Written by tfexport"
+"""How every config.pbtxt begins: a folder is replaced only when all models in it say so."""
+
+CPU_RUNTIMES = ("ort-cpu", "torch")
+DATA_TYPES = {"int64": "TYPE_INT64", "float32": "TYPE_FP32", "float16": "TYPE_FP16"}
+"""Without bfloat16, which Triton knows but its ONNX Runtime backend refuses to load."""
+
+ENUMS = ("data_type", "kind")
+"""The fields whose values stand without quotation marks."""
+
+Message = Mapping[str, Any]
+"""Of the protocol buffers: fields by name, a list for a field that is repeated."""
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A model repository that was written."""
+
+    directory: Path
+    models: tuple[str, ...]
+    notes: tuple[str, ...]
+    """What whoever asked for it should know, such as models that were left out."""
+
+
+@dataclass(frozen=True)
+class _Model:
+    """One folder of a repository."""
+
+    config: Message
+    about: Sequence[str]
+    """Lines of comment above the config."""
+    files: Mapping[str, Path]
+    """What lies in the version's folder, by its name there."""
+
+    def write(self, repository: Path) -> None:
+        folder = repository / self.config["name"]
+        for name, source in self.files.items():
+            target = folder / VERSION / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            # The package's own file is not linked: someone may edit it there.
+            (shutil.copyfile if source == MODEL else _link)(source, target)
+        comment = [f"{HEADER} {__version__}.", *(f"# {line}".rstrip() for line in self.about)]
+        text = "\n".join([*comment, "", *_lines(self.config)])
+        (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
+
+
+def write_repository(
+    bundle: Bundle,
+    directory: Path,
+    *,
+    runtime: str = "ort-cpu",
+    precision: Precision = "float32",
+    beam: int = 1,
+    length_penalty: float = 0.6,
+    max_length: int = 256,
+    batch_size: int = 32,
+    force: bool = False,
+) -> Repository:
+    """Write a model repository of a bundle, whole or not at all.
+
+    Args:
+        runtime: what `translate` decodes with; a GPU's puts the graphs on the GPU too.
+        precision: of the graphs and of `translate`.
+        beam, length_penalty, max_length: of the search, as in `SearchOptions`.
+        batch_size: sentences that `translate` decodes together, and requests that Triton hands to it at once.
+        force: replace a repository that this function wrote. Nothing else is ever replaced.
+
+    Raises:
+        BundleError: the bundle lacks what is asked for or is of another version, the folder is not to be replaced, or
+            it cannot be written.
+        RuntimeUnavailable: there is no such runtime, or it does not compute in this precision.
+        TfexportError: an option of the search is out of range.
+    """
+    options = SearchOptions(beam=beam, length_penalty=length_penalty, max_length=max_length)
+    if batch_size < 1:
+        raise TfexportError(f"the batch size is {batch_size}, below 1. Give a larger one.")
+    _require_runtime(bundle, runtime, precision)
+    on_gpu = runtime not in CPU_RUNTIMES
+    models, notes = [], []
+    for graph in _graphs(bundle, precision, on_gpu):
+        if all(tensor.dtype in DATA_TYPES for tensor in (*graph.inputs, *graph.outputs)):
+            models.append(_graph_model(bundle, graph, on_gpu))
+        else:
+            short = contract.short_name(precision)
+            notes.append(f"{graph.role} is left out: Triton's ONNX Runtime backend has no {short} tensors")
+    if not bundle.config.is_classifier:
+        models.append(_translate_model(bundle, runtime, precision, options, batch_size, on_gpu))
+    with _new_repository(directory, force=force) as folder:
+        for model in models:
+            model.write(folder)
+    return Repository(directory, tuple(model.config["name"] for model in models), tuple(notes))
+
+
+def _require_runtime(bundle: Bundle, runtime: str, precision: Precision) -> None:
+    """Refuse now what `translate` would refuse when the server loads it, as far as it can be told without a GPU."""
+    short = contract.short_name(precision)
+    if runtime not in RUNTIMES:
+        raise RuntimeUnavailable(f"there is no runtime {runtime!r} in this version. Use one of: {', '.join(RUNTIMES)}.")
+    if runtime == "ort-cpu" and precision == "bfloat16":
+        raise RuntimeUnavailable("ONNX Runtime cannot compute bf16 on the CPU. Use fp32 or fp16, or a GPU's runtime.")
+    if runtime == "tensorrt" and precision not in {engine.precision for engine in bundle.engines}:
+        raise BundleError(
+            f"{bundle.directory} has no TensorRT {short} engines. Build them with `tfexport build`, or use ort-cuda."
+        )
+
+
+def _graphs(bundle: Bundle, precision: Precision, on_gpu: bool) -> Iterator[GraphSpec]:
+    """The graphs that a client needs, each as the contract has it.
+
+    Raises:
+        BundleError: the bundle has no graphs of this precision, or was written by a version with other tensors.
+    """
+    dialect: Dialect = "onnx24-lengths" if on_gpu else "onnx24"  # as the runtimes choose
+    manifest = json.loads((bundle.directory / MANIFEST).read_text(encoding="utf-8"))
+    described = {entry["file"]: entry for entry in manifest["graphs"]}
+    for graph in contract.graphs_of(bundle.config, precision, dialect):
+        if graph.role == "select_rows":
+            continue
+        entry = described[bundle.graph(graph.role, precision, dialect).name]
+        if any(entry.get(side) != tensors for side, tensors in contract.describe(graph, bundle.config).items()):
+            raise BundleError(
+                f"{bundle.directory / graph.file} has other tensors than this version of tfexport knows. Export the "
+                "checkpoint again."
+            )
+        yield graph
+
+
+def _graph_model(bundle: Bundle, graph: GraphSpec, on_gpu: bool) -> _Model:
+    weights = contract.weights_file(graph.precision)
+    path = bundle.graph(graph.role, graph.precision, graph.dialect)
+    config = {
+        "name": graph.role,
+        "backend": "onnxruntime",
+        # The first axis is batch for some tensors and rows for others, which Triton's batching cannot express.
+        "max_batch_size": 0,
+        "input": [_tensor(tensor, bundle.config) for tensor in graph.inputs],
+        "output": [_tensor(tensor, bundle.config) for tensor in graph.outputs],
+        "instance_group": [{"count": 1, "kind": "KIND_GPU" if on_gpu else "KIND_CPU"}],
+    }
+    # The graph names the weights without a folder, so they must lie beside it.
+    return _Model(config, _about_graph(graph, bundle.config), {"model.onnx": path, weights: bundle.directory / weights})
+
+
+def _tensor(tensor: TensorSpec, config: ModelConfig) -> Message:
+    dims = [axis if isinstance(axis, int) else -1 for axis in contract.shape(tensor, config)]
+    return {"name": tensor.name, "data_type": DATA_TYPES[tensor.dtype], "dims": dims}
+
+
+def _translate_model(
+    bundle: Bundle, runtime: str, precision: Precision, options: SearchOptions, batch_size: int, on_gpu: bool
+) -> _Model:
+    parameters = {
+        "runtime": runtime,
+        "precision": precision,
+        "beam": options.beam,
+        "length_penalty": options.length_penalty,
+        "max_length": options.max_length,
+        "batch_size": batch_size,
+    }
+    lines = {"dims": [-1]}
+    # tfexport decodes on the first GPU that it sees; without a list Triton would start an instance for each.
+    gpu = {"kind": "KIND_GPU", "gpus": [0]}
+    config = {
+        "name": TRANSLATE,
+        "backend": "python",
+        "max_batch_size": batch_size,
+        "dynamic_batching": {},
+        "input": [{"name": "TEXT", "data_type": "TYPE_STRING", **lines, "allow_ragged_batch": True}],
+        "output": [
+            {"name": "TRANSLATION", "data_type": "TYPE_STRING", **lines},
+            {"name": "STATUS", "data_type": "TYPE_STRING", **lines},
+            {"name": "SCORE", "data_type": "TYPE_FP32", **lines},
+        ],
+        "instance_group": [{"count": 1, **(gpu if on_gpu else {"kind": "KIND_CPU"})}],
+        "parameters": [{"key": key, "value": {"string_value": str(value)}} for key, value in parameters.items()],
+    }
+    files = {"model.py": MODEL, **{f"bundle/{name}": bundle.directory / name for name in (*bundle.files, MANIFEST)}}
+    return _Model(config, _about_translate(runtime), files)
+
+
+def _about_translate(runtime: str) -> list[str]:
+    return [
+        "Text in, text out. The server's Python needs this version of tfexport:",
+        f"  pip install 'tfexport[{RUNTIMES[runtime]}]'",
+        "",
+        "TEXT is [requests, lines], such as [1, 3] for three lines; TRANSLATION, STATUS and SCORE have its shape.",
+        "Requests that wait are decoded together. A line that cannot be decoded gives an empty TRANSLATION and its",
+        "STATUS, as `tfexport decode --output-format jsonl` does; `failed` is told in the server's log.",
+    ]
+
+
+def _about_graph(graph: GraphSpec, config: ModelConfig) -> list[str]:
+    """What a client must know besides names, types and dims."""
+    axes = {t.name: ", ".join(map(str, contract.shape(t, config))) for t in (*graph.inputs, *graph.outputs)}
+    about = [
+        "Needs a server with ONNX Runtime 1.31 or newer (opset 24). Any other server can still load the rest:",
+        "  tritonserver --model-control-mode=explicit --load-model=NAME",
+        "",
+        *(
+            f"{tensor.name} [{axes[tensor.name]}]: {tensor.about}"
+            for tensor in graph.inputs
+            if tensor.axes[0] != "rows"
+        ),
+    ]
+    if graph.role == "decoder_step":
+        about = [line for line in about if not line.startswith("cross.")]
+        about += [
+            "tokens, position [rows]: rows is batch * beam, row = b * beam + k",
+            "cross.*: what the model encoder gave, unchanged in every step",
+            f"past.* [{axes['past.0.key']}]: at first zeros, with a slot for every token to come; then always the",
+            "  present.* of the step before. When beams are reordered, so are the rows of past.*",
+            f"Steps: tokens {config.bos_id} (bos) at position 0, then the token chosen at position 1, and so on until "
+            f"{config.eos_id} (eos).",
+        ]
+    elif config.source_bos or config.source_eos:
+        bos = f"begins with {config.bos_id} (bos)" if config.source_bos else ""
+        eos = f"ends with {config.eos_id} (eos)" if config.source_eos else ""
+        about.append(f"A sentence {' and '.join(filter(None, (bos, eos)))}.")
+    return about
+
+
+def _lines(fields: Message, indent: str = "") -> Iterator[str]:
+    """The text form of a protocol buffers message."""
+    for name, value in fields.items():
+        if isinstance(value, list) and isinstance(value[0], int):
+            yield f"{indent}{name}: [ {', '.join(map(str, value))} ]"
+            continue
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, Mapping):
+                yield f"{indent}{name} {{"
+                yield from _lines(item, f"{indent}  ")
+                yield f"{indent}}}"
+            else:
+                yield f"{indent}{name}: {item if name in ENUMS else json.dumps(item)}"
+
+
+@contextmanager
+def _new_repository(directory: Path, *, force: bool) -> Iterator[Path]:
+    """A folder to write a repository into, moved to `directory` when the block ends well, removed when it does not."""
+    directory = directory.resolve()
+    _refuse_to_overwrite(directory, force)
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(
+            prefix=f".{directory.name}.", suffix=".partial", dir=directory.parent
+        ) as outer:
+            folder = Path(outer) / directory.name  # with ordinary permissions, which the outer one does not have
+            folder.mkdir()
+            yield folder
+            for path in folder.rglob("*"):
+                if path.is_file():
+                    with path.open("rb") as file:
+                        os.fsync(file.fileno())
+            _refuse_to_overwrite(directory, force)
+            _move_into_place(folder, directory)
+    except OSError as error:
+        raise BundleError(
+            f"cannot write the model repository {directory}: {error.strerror or error}. Nothing was changed there: make "
+            "room, or give another folder with -o."
+        ) from error
+
+
+def _refuse_to_overwrite(directory: Path, force: bool) -> None:
+    if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
+        return
+    if not directory.is_dir() or not all(map(_is_ours, directory.iterdir())):
+        raise BundleError(
+            f"{directory} exists and holds other things than models that tfexport wrote, so it is not replaced. Give "
+            "another folder with -o; a server takes several."
+        )
+    if not force:
+        raise BundleError(f"{directory} exists. Replace it with --force, or give another folder with -o.")
+
+
+def _is_ours(model: Path) -> bool:
+    try:
+        return (model / CONFIG).read_text(encoding="utf-8").startswith(HEADER)
+    except (OSError, ValueError):
+        return False
