@@ -18,11 +18,10 @@ import onnx
 
 from tfexport import contract, kept
 from tfexport.bundle import PORTABLE, Bundle, Engine, open_bundle, with_engines
-from tfexport.config import ModelConfig
 from tfexport.contract import GraphSpec, Precision
 from tfexport.errors import EngineError, RuntimeUnavailable
 from tfexport.gpu import find_gpu
-from tfexport.plan import WORKSPACE, LengthPlan, Profile
+from tfexport.plan import LengthPlan, Profile
 
 Library = Literal["tensorrt", "tensorrt_rtx"]
 
@@ -82,7 +81,8 @@ def _variant(
     for role, cache in fitted.jobs():
         profile = fitted.profile(graphs[role], bundle.config, cache)
         started = time.monotonic()
-        content = builder.build(bundle.graph(role, precision), graphs[role], bundle.config, profile, cache, gpu)
+        workspace = fitted.workspace(bundle.config)
+        content = builder.build(bundle.graph(role, precision), graphs[role], profile, cache, gpu, workspace)
         variant = [contract.short_name(precision), *([f"cache{cache}"] if cache else []), gpu]
         engine = Engine(
             file=".".join([role, *variant, "engine"]),
@@ -142,10 +142,8 @@ class Builder:
             )
         return gpu
 
-    def build(
-        self, path: Path, graph: GraphSpec, config: ModelConfig, profile: Profile, cache: int, gpu: str
-    ) -> memoryview:
-        """The engine of the graph at `path`, serialised.
+    def build(self, path: Path, graph: GraphSpec, profile: Profile, cache: int, gpu: str, workspace: int) -> memoryview:
+        """The engine of the graph at `path`, serialised; it computes in at most `workspace` bytes.
 
         Raises:
             EngineError: TensorRT refuses it, or would compute something else.
@@ -155,7 +153,7 @@ class Builder:
         refuse_traps(model, graph)
         network = self.parse(model, path)
         check_network(self.trt, network, graph, profile)
-        settings = self._settings(gpu)
+        settings = self._settings(gpu, workspace)
         shapes = self._builder.create_optimization_profile()
         for name, sizes in profile.items():
             shapes.set_shape(name, *sizes)
@@ -189,10 +187,10 @@ class Builder:
             attention.decomposable = True
         return network
 
-    def _settings(self, gpu: str) -> Any:
+    def _settings(self, gpu: str, workspace: int) -> Any:
         trt = self.trt
         settings = self._builder.create_builder_config()
-        settings.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, WORKSPACE)
+        settings.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, workspace)
         settings.clear_flag(trt.BuilderFlag.TF32)  # it would round float32 factors to 10 bits
         if self.library == "tensorrt_rtx" and gpu != PORTABLE:
             settings.num_compute_capabilities = 1

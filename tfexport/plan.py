@@ -14,8 +14,8 @@ from tfexport.errors import EngineError
 BLOCK = 32
 """Lengths are planned in multiples of it."""
 
-WORKSPACE = 1 << 30
-"""Bytes that an engine may use for what it computes in between, at most."""
+ENGINE_BYTES = 5 << 20
+"""What an engine file of TensorRT for RTX holds beside the weights."""
 
 BUILD_SECONDS, BUILD_RATE = 0.6, 150e6
 """Seconds for an engine, and bytes of weights a second beyond that, of TensorRT for RTX on two CPU cores."""
@@ -113,6 +113,17 @@ class LengthPlan:
             for name, shape in shapes.items()
         }
 
+    def workspace(self, config: ModelConfig) -> int:
+        """Bytes that an engine may use for what it computes in between, at most: four times what its largest needs.
+
+        That is a feed-forward layer of the encoder and the scores of its attention, or the logits of a step and what
+        their sorting takes, in float32.
+        """
+        tokens = self.max_batch * self.max_source
+        encoder = tokens * (config.d_ff + 4 * config.d_model + config.n_heads * self.max_source)
+        step = 3 * self.max_rows * config.tgt_vocab_size
+        return max(64 << 20, 4 * ITEM_SIZES["float32"] * max(encoder, step))
+
     def memory(self, config: ModelConfig, precision: Precision) -> dict[str, int]:
         """Estimated bytes on the GPU, by what they are for."""
         item = ITEM_SIZES[precision]
@@ -124,7 +135,7 @@ class LengthPlan:
             "self-attention caches (two sets)": 2 * self.max_rows * max(self.cache) * token_bytes,
             "cross keys and values (two sets)": 2 * self.max_batch * self.max_source * token_bytes,
             "logits": self.max_rows * config.tgt_vocab_size * ITEM_SIZES["float32"],
-            "workspace, at most": WORKSPACE,
+            "workspace, at most": self.workspace(config),
         }
 
 
@@ -175,7 +186,7 @@ def cost(
         )
     weights = weight_bytes(config, precision)
     jobs = fitted.jobs()
-    disk = n_gpus * sum(weights.get(role, 0) for role, _ in jobs)
+    disk = n_gpus * sum(weights[role] + ENGINE_BYTES for role, _ in jobs if role in weights)
     seconds = len(jobs) * n_gpus * BUILD_SECONDS + disk / BUILD_RATE if library == "tensorrt_rtx" else None
     return PlanCost(precision, fitted, memory, limit, len(jobs) * n_gpus, disk, seconds)
 
