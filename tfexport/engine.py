@@ -180,7 +180,8 @@ class Builder:
         parser = trt.OnnxParser(network, self._logger)
         self._messages.clear()
         if not parser.parse(model.SerializeToString(), str(path)):
-            problems = [parser.get_error(index).desc() for index in range(parser.num_errors)]
+            errors = [parser.get_error(index) for index in range(parser.num_errors)]
+            problems = [f"{error.node_name()} ({error.node_operator()}): {error.desc()}" for error in errors]
             raise EngineError(f"TensorRT cannot read {path.name}: {'; '.join(problems)}. {_UPGRADE}")
         # No fused kernel takes float32 with several queries, and the attribute in ONNX would not load elsewhere.
         for attention in attentions(trt, network):

@@ -1,0 +1,97 @@
+"""Build TensorRT for RTX engines ahead of time, on any machine, and list them: `python benchmarks/engines.py`.
+
+Two models, the embedded default and a random one of 6+6 layers and d_model 512, in every precision, for two GPU
+generations and portable. Engines cannot be run without a GPU: this shows that they are built, how long that takes and how
+large they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from tfexport.bundle import Engine
+from tfexport.config import ModelConfig
+from tfexport.contract import PRECISIONS, short_name
+from tfexport.demo import embedded_checkpoint
+from tfexport.engine import build_engines
+from tfexport.export import export
+from tfexport.models import native
+from tfexport.models.checkpoint import Checkpoint, load_checkpoint
+from tfexport.models.transformer import Transformer
+from tfexport.plan import LengthPlan
+
+GPUS = ["sm89", "sm120", "portable"]
+PLAN = LengthPlan(max_batch=32, max_beam=4, max_source=128, cache=(32, 64))
+
+BASE = ModelConfig(
+    d_model=512,
+    n_heads=8,
+    d_ff=2048,
+    n_encoder_layers=6,
+    n_decoder_layers=6,
+    src_vocab_size=8000,
+    tgt_vocab_size=8000,
+    max_source_length=256,
+    max_target_length=256,
+    unk_id=0,
+    pad_id=1,
+    bos_id=2,
+    eos_id=3,
+    embedding_scale=512**0.5,
+)
+
+
+def base_checkpoint(folder: Path) -> Checkpoint:
+    """A random model of the paper's base size."""
+    torch.manual_seed(0)
+    path = folder / "base.safetensors"
+    native.save(path, Transformer(BASE).state_dict(), BASE, native.Tokenizers(None, None), torch.float32)
+    return load_checkpoint(path, {})
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--out", type=Path, help="write the list here too, as JSON")
+    out: Path | None = arguments.parse_args().out
+    rows: list[dict[str, object]] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        for name, checkpoint in (
+            ("embedded", load_checkpoint(embedded_checkpoint(), {})),
+            ("base", base_checkpoint(folder)),
+        ):
+            print(f"{name}: exporting in {', '.join(PRECISIONS)}", flush=True)
+            directory = export(checkpoint, folder / name, precisions=list(PRECISIONS.values())).directory
+
+            def built(engine: Engine, size: int, model: str = name) -> None:
+                rows.append(
+                    {
+                        "model": model,
+                        "role": engine.role,
+                        "cache": engine.cache,
+                        "precision": short_name(engine.precision),
+                        "gpu": engine.gpu,
+                        "mib": round(size / 2**20, 1),
+                        "seconds": engine.seconds,
+                    }
+                )
+                print(f"  {engine.about:<40} {size / 2**20:8.1f} MiB {engine.seconds:6.1f} s", flush=True)
+
+            started = time.monotonic()
+            precisions = list(PRECISIONS.values())
+            new = build_engines(
+                directory, PLAN, precisions=precisions, gpus=GPUS, library="tensorrt_rtx", built=built
+            )
+            print(f"{name}: {len(new)} engines by {new[0].library} {new[0].version} in {time.monotonic() - started:.0f} s")
+    if out is not None:
+        out.write_text(json.dumps({"version": new[0].version, "engines": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
