@@ -245,7 +245,7 @@ def with_engines(bundle: Bundle, engines: list[Engine]) -> Iterator[Path]:
     manifest = json.loads((bundle.directory / MANIFEST).read_text(encoding="utf-8"))
     with new_bundle(bundle.directory, force=True) as folder:
         for name in bundle.files:
-            _link(bundle.directory / name, folder / name)
+            link_or_copy(bundle.directory / name, folder / name)
         yield folder
         kept = {engine.file for engine in engines}
         for engine in bundle.engines:
@@ -254,7 +254,8 @@ def with_engines(bundle: Bundle, engines: list[Engine]) -> Iterator[Path]:
         _write(folder, {**manifest, "engines": [asdict(engine) for engine in engines]})
 
 
-def _link(source: Path, target: Path) -> None:
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give `source` a second name, or copy it."""
     try:
         os.link(source, target)
     except OSError:  # a file system without hard links
@@ -278,7 +279,7 @@ def new_bundle(directory: Path, *, force: bool = False) -> Iterator[Path]:
         yield folder
         _make_durable(folder)
         _refuse_to_overwrite(directory, force)  # again: an export takes long enough for something to come there
-        _move_into_place(folder, directory)
+        move_into_place(folder, directory)
     except OSError as error:
         raise BundleError(
             f"cannot write the bundle {directory}: {error.strerror or error}. Nothing was changed there: make room, or "
@@ -320,7 +321,12 @@ def _make_durable(folder: Path) -> None:
     folder.chmod(0o777 & ~umask)
 
 
-def _move_into_place(folder: Path, directory: Path) -> None:
+def move_into_place(folder: Path, directory: Path) -> None:
+    """Rename `folder` to `directory`, in the place of what is there.
+
+    Raises:
+        OSError: that is not possible; then everything is as it was, as far as it can be.
+    """
     if not (directory.exists() and any(directory.iterdir())):
         folder.rename(directory)
         return

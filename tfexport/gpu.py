@@ -38,7 +38,7 @@ def find_gpu() -> Gpu:
             "decode with --runtime ort-cpu."
         )
     properties = checked(cudart.cudaGetDeviceProperties(0))
-    name = properties.name.decode() if isinstance(properties.name, bytes) else str(properties.name)
+    name = properties.name if isinstance(properties.name, str) else properties.name.split(b"\0")[0].decode()
     return Gpu(name, f"sm{properties.major}{properties.minor}", int(properties.totalGlobalMem))
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tfexport import __version__, contract
-from tfexport.bundle import MANIFEST, Bundle, _link, _move_into_place
+from tfexport.bundle import MANIFEST, Bundle, link_or_copy, move_into_place
 from tfexport.config import ModelConfig
 from tfexport.contract import Dialect, GraphSpec, Precision, TensorSpec
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
@@ -72,7 +72,7 @@ class _Model:
             target = folder / VERSION / name
             target.parent.mkdir(parents=True, exist_ok=True)
             # The package's own file is not linked: someone may edit it there.
-            (shutil.copyfile if source == MODEL else _link)(source, target)
+            (shutil.copyfile if source == MODEL else link_or_copy)(source, target)
         comment = [f"{HEADER} {__version__}.", *(f"# {line}".rstrip() for line in self.about)]
         text = "\n".join([*comment, "", *_lines(self.config)])
         (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
@@ -214,42 +214,39 @@ def _translate_model(
 
 def _about_translate(runtime: str) -> list[str]:
     return [
-        "Text in, text out. The server's Python needs this version of tfexport:",
-        f"  pip install 'tfexport[{RUNTIMES[runtime]}]'",
+        "Text in, text out. Needs Triton 24.12 or newer (older ones do not know NumPy 2), and in the server's Python this",
+        f"version of tfexport: pip install 'tfexport[{RUNTIMES[runtime]}]'",
         "",
         "TEXT is [requests, lines], such as [1, 3] for three lines; TRANSLATION, STATUS and SCORE have its shape.",
         "Requests that wait are decoded together. A line that cannot be decoded gives an empty TRANSLATION and its",
-        "STATUS, as `tfexport decode --output-format jsonl` does; `failed` is told in the server's log.",
+        "STATUS, as `tfexport decode --output-format jsonl` does; `failed` is explained in the server's log.",
     ]
 
 
 def _about_graph(graph: GraphSpec, config: ModelConfig) -> list[str]:
     """What a client must know besides names, types and dims."""
-    axes = {t.name: ", ".join(map(str, contract.shape(t, config))) for t in (*graph.inputs, *graph.outputs)}
-    about = [
-        "Needs a server with ONNX Runtime 1.31 or newer (opset 24). Any other server can still load the rest:",
-        "  tritonserver --model-control-mode=explicit --load-model=NAME",
-        "",
-        *(
-            f"{tensor.name} [{axes[tensor.name]}]: {tensor.about}"
-            for tensor in graph.inputs
-            if tensor.axes[0] != "rows"
-        ),
-    ]
-    if graph.role == "decoder_step":
-        about = [line for line in about if not line.startswith("cross.")]
+    axes = {t.name: ", ".join(map(str, contract.shape(t, config))) for t in graph.inputs}
+    about = ["Needs ONNX Runtime 1.31 or newer (opset 24) in the server."]
+    if not config.is_classifier:
         about += [
-            "tokens, position [rows]: rows is batch * beam, row = b * beam + k",
-            "cross.*: what the model encoder gave, unchanged in every step",
-            f"past.* [{axes['past.0.key']}]: at first zeros, with a slot for every token to come; then always the",
-            "  present.* of the step before. When beams are reordered, so are the rows of past.*",
-            f"Steps: tokens {config.bos_id} (bos) at position 0, then the token chosen at position 1, and so on until "
-            f"{config.eos_id} (eos).",
+            f"A server that has an older one can load `{TRANSLATE}` alone:",
+            f"  tritonserver --model-control-mode=explicit --load-model={TRANSLATE}",
         ]
-    elif config.source_bos or config.source_eos:
-        bos = f"begins with {config.bos_id} (bos)" if config.source_bos else ""
-        eos = f"ends with {config.eos_id} (eos)" if config.source_eos else ""
-        about.append(f"A sentence {' and '.join(filter(None, (bos, eos)))}.")
+    about += ["", *(f"{t.name} [{axes[t.name]}]: {t.about}" for t in graph.inputs if t.name in ("src_ids", "src_len"))]
+    if graph.role == "decoder_step":
+        return [
+            *about,
+            f"cross.* [{axes['cross.0.key']}]: what the model `encoder` gave, the same in every step",
+            "tokens, position [rows]: rows is batch * beam, row = b * beam + k",
+            f"past.* [{axes['past.0.key']}]: at first zeros, with a slot for every token to come; then the present.*",
+            "  that the step before gave. When beams change places, so must the rows of past.*",
+            f"The first step has tokens {config.bos_id} (bos) at position 0, the next the tokens chosen then at position 1,",
+            f"and so on until {config.eos_id} (eos).",
+        ]
+    if config.source_bos:
+        about.append(f"A sentence begins with {config.bos_id} (bos).")
+    if config.source_eos:
+        about.append(f"A sentence ends with {config.eos_id} (eos).")
     return about
 
 
@@ -286,7 +283,7 @@ def _new_repository(directory: Path, *, force: bool) -> Iterator[Path]:
                     with path.open("rb") as file:
                         os.fsync(file.fileno())
             _refuse_to_overwrite(directory, force)
-            _move_into_place(folder, directory)
+            move_into_place(folder, directory)
     except OSError as error:
         raise BundleError(
             f"cannot write the model repository {directory}: {error.strerror or error}. Nothing was changed there: make "

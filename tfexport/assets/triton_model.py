@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,7 @@ class TritonPythonModel:
         """Decode the lines of all requests together; a response for each, in the shape of its TEXT."""
         texts = [pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy() for request in requests]
         rows = iter(self._rows([line for text in texts for line in text.ravel()]))
-        return [_response(islice(rows, text.size), text.shape) for text in texts]
+        return [_response(list(islice(rows, text.size)), text.shape) for text in texts]
 
     def _rows(self, lines: list[bytes]) -> list[Row]:
         try:
@@ -66,8 +65,8 @@ class TritonPythonModel:
         ]
 
 
-def _response(rows: Iterable[Row], shape: tuple[int, ...]) -> Any:
-    translations, statuses, scores = zip(*rows, strict=True) if shape and np.prod(shape) else ((), (), ())
+def _response(rows: list[Row], shape: tuple[int, ...]) -> Any:
+    translations, statuses, scores = ([row[column] for row in rows] for column in range(3))
     return pb_utils.InferenceResponse(
         output_tensors=[
             pb_utils.Tensor("TRANSLATION", np.array(translations, dtype=object).reshape(shape)),

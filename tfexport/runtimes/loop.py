@@ -82,7 +82,8 @@ class LoopRuntime:
 
     def __init__(self, name: str, config: ModelConfig, graphs: Graphs):
         self._name, self._config, self._graphs = name, config, graphs
-        self._pool = Pool(graphs.device)
+        # In buckets the same sizes come again, and all of them should find their memory; other sizes hardly do.
+        self._pool = Pool(graphs.device, kept=64 if graphs.buckets.batch else 8)
         self._calls: OrderedDict[Any, Call] = OrderedDict()
         self._mirrors: OrderedDict[DeviceTensor, Mirror] = OrderedDict()
 

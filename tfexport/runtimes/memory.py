@@ -8,28 +8,38 @@ from collections.abc import Mapping
 from tfexport.contract import ALIGNMENT
 from tfexport.runtimes.device import Device, DeviceTensor, Memory
 
-KEPT = 32
-"""Pieces of memory that wait for their next use; of more than these the smallest are freed."""
-
 
 class Pool:
-    """Pieces of memory for whoever needs one of their size."""
+    """Pieces of memory for whoever needs one of their size.
 
-    def __init__(self, device: Device):
-        self.device = device
-        self._free: list[Memory] = []  # by size
+    Args:
+        kept: pieces that wait for their next use; of more than these the one longest unused is freed.
+    """
+
+    def __init__(self, device: Device, kept: int):
+        self.device, self.kept = device, kept
+        self._free: list[Memory] = []  # the longest unused first
 
     def take(self, nbytes: int) -> Memory:
-        """The smallest piece that is large enough, but not more than twice as large; a new one if there is none."""
-        for index, memory in enumerate(self._free):
-            if nbytes <= memory.nbytes <= 2 * nbytes:
-                return self._free.pop(index)
-        return self.device.allocate(nbytes)
+        """A piece of this size class, a new one if there is none."""
+        size = size_class(nbytes)
+        fitting = [memory for memory in self._free if memory.nbytes == size]
+        if not fitting:
+            return self.device.allocate(size)
+        # Always the lowest: a batch like the last one then meets the same addresses, and what was recorded for them.
+        memory = min(fitting, key=lambda piece: piece.address)
+        self._free.remove(memory)
+        return memory
 
     def give_back(self, memory: Memory) -> None:
         self._free.append(memory)
-        self._free.sort(key=lambda piece: (piece.nbytes, piece.address))
-        del self._free[: -KEPT or None]
+        del self._free[: -self.kept]
+
+
+def size_class(nbytes: int) -> int:
+    """`nbytes` rounded up to one of four sizes an octave, so that lengths that differ a little share memory."""
+    step = max(ALIGNMENT, 1 << max(0, nbytes.bit_length() - 3))
+    return -(-nbytes // step) * step
 
 
 class Region:

@@ -1,4 +1,4 @@
-"""The `torch` runtime: the canonical model in eager PyTorch. Every other runtime is held to what it computes."""
+"""The PyTorch runtimes: the canonical model itself. On the CPU it is eager and plain, and all others are held to it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from torch import Tensor
 
 from tfexport.bundle import Bundle
 from tfexport.config import ModelConfig
+from tfexport.contract import Precision
+from tfexport.errors import RuntimeUnavailable
 from tfexport.models.checkpoint import build_model
+from tfexport.models.precision import in_precision
 from tfexport.models.transformer import KeyValue, Transformer
 from tfexport.runtimes.base import Best, FloatArray, IntArray, best_of
+from tfexport.runtimes.pytorch_static import StaticDecoder, StaticState, full_memory_is_an_error
 
 CACHE_BLOCK = 32
 """Slots by which the cache grows; its size does not change the result."""
@@ -21,6 +25,8 @@ CACHE_BLOCK = 32
 
 @dataclass(frozen=True)
 class TorchState:
+    """The reference's state: a value, which no step changes."""
+
     src_len: Tensor  # [batch]
     memory: list[KeyValue]  # a layer: [batch, heads, src, head_dim]
     past: list[KeyValue]  # a layer: [rows, heads, cache, head_dim]
@@ -52,50 +58,90 @@ class TorchState:
 
 
 class TorchRuntime:
-    """Runs a `Transformer` on its own device; the model is put into evaluation mode."""
+    """Runs a `Transformer` on its own device; the model is put into evaluation mode.
 
-    name = "torch"
+    Args:
+        static: decodes with this, in buffers that are written in place; else as the reference does.
+    """
 
-    def __init__(self, model: Transformer):
-        self._model = model.eval()
+    def __init__(self, model: Transformer, *, name: str = "torch", static: StaticDecoder | None = None):
+        self.name = name
+        self._model, self._static = model.eval(), static
 
     @classmethod
-    def from_bundle(cls, bundle: Bundle, *, threads: int | None = None) -> TorchRuntime:
-        """The reference of a bundle: its canonical weights.
+    def from_bundle(
+        cls,
+        bundle: Bundle,
+        *,
+        device: str = "cpu",
+        precision: Precision = "float32",
+        threads: int | None = None,
+        compiled: bool = False,
+    ) -> TorchRuntime:
+        """The canonical weights of a bundle in PyTorch: the parity reference by default.
+
+        Args:
+            device: `cpu` or `cuda`.
+            compiled: with `torch.compile`, once for each of a few sizes, each of which takes a while.
 
         Raises:
+            RuntimeUnavailable: there is no GPU that PyTorch can use.
             BundleError: the bundle is a classifier's.
+            TfexportError: a weight is too large for the precision, or the GPU's memory is full.
         """
         bundle.graph("decoder_step")
+        if device == "cuda":
+            _require_gpu()
+            if precision == "float32":
+                torch.set_float32_matmul_precision("highest")  # no TF32, which rounds factors to 10 bits
         if threads is not None:
             torch.set_num_threads(threads)
-        model = build_model(bundle.config, load_file(bundle.weights))
+        model = in_precision(build_model(bundle.config, load_file(bundle.weights)), precision)
         assert isinstance(model, Transformer)
-        return cls(model)
+        with full_memory_is_an_error():
+            model = model.to(device).eval()
+        name = "torch" + ("-cuda" if device == "cuda" else "") + ("-compiled" if compiled else "")
+        in_place = device == "cuda" or compiled
+        return cls(model, name=name, static=StaticDecoder(model, compiled=compiled) if in_place else None)
 
     @property
     def config(self) -> ModelConfig:
         return self._model.config
 
+    @property
+    def precision(self) -> Precision:
+        dtypes: dict[torch.dtype, Precision] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+        return dtypes.get(self._model.encoder.tokens.weight.dtype, "float32")
+
     def _tensor(self, array: IntArray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._model.encoder.tokens.weight.device)
 
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> TorchState | StaticState:
+        return self._static.encode(src_ids, src_len, beam) if self._static else self._encode(src_ids, src_len, beam)
+
     @torch.inference_mode()
-    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> TorchState:
+    def _encode(self, src_ids: IntArray, src_len: IntArray, beam: int) -> TorchState:
         length = self._tensor(src_len)
         cross = self._model.encode(self._tensor(src_ids), length)
         rows = len(src_len) * beam
         return TorchState(length, cross, self._model.empty_cache(rows, CACHE_BLOCK), length.new_zeros(rows))
 
+    def step(self, state: TorchState | StaticState, tokens: IntArray) -> tuple[FloatArray, TorchState | StaticState]:
+        return (state.step(tokens), state) if isinstance(state, StaticState) else self._step(state, tokens)
+
     @torch.inference_mode()
-    def step(self, state: TorchState, tokens: IntArray) -> tuple[FloatArray, TorchState]:
+    def _step(self, state: TorchState, tokens: IntArray) -> tuple[FloatArray, TorchState]:
         if state.position.max() >= state.past[0].key.shape[2]:
             state = state.grown()
         logits, past = self._model.step(self._tensor(tokens), state.position, state.src_len, state.past, state.memory)
         return logits.float().cpu().numpy(), replace(state, past=past, position=state.position + 1)
 
-    def best(self, state: TorchState, tokens: IntArray, count: int) -> tuple[Best, TorchState]:
-        logits, state = self.step(state, tokens)
+    def best(
+        self, state: TorchState | StaticState, tokens: IntArray, count: int
+    ) -> tuple[Best, TorchState | StaticState]:
+        if isinstance(state, StaticState):
+            return state.best(tokens, count), state
+        logits, state = self._step(state, tokens)
         return best_of(logits, count), state
 
     @torch.inference_mode()
@@ -103,3 +149,20 @@ class TorchRuntime:
         """Logits [batch, tgt, vocab] along `tgt_ids` [batch, tgt], beginning with bos, without any cache."""
         logits = self._model(self._tensor(src_ids), self._tensor(src_len), self._tensor(tgt_ids))
         return logits.float().cpu().numpy()  # type: ignore[no-any-return]
+
+
+def _require_gpu() -> None:
+    """Raises RuntimeUnavailable where PyTorch has no GPU to use."""
+    if torch.version.cuda is None:
+        raise RuntimeUnavailable(
+            f"the PyTorch installed here, {torch.__version__}, is built without CUDA. Install one with CUDA as "
+            "pytorch.org says, or decode with --runtime torch."
+        )
+    try:
+        torch.zeros(1, device="cuda")
+    except (RuntimeError, AssertionError) as error:  # no GPU, no driver or too old a one, a GPU it has no code for
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise RuntimeUnavailable(
+            f"PyTorch cannot use an NVIDIA GPU here ({reason}). Run on a machine with a GPU and a driver for CUDA "
+            f"{torch.version.cuda}, or decode with --runtime torch."
+        ) from error

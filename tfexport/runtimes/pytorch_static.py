@@ -116,7 +116,7 @@ def compile_for_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*arguments: Any) -> Any:
         # Results of the last call were copied to the host, so the graphs may use that memory again.
-        torch.compiler.cudagraph_mark_step_begin()
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         return compiled(*arguments)
 
     return call
