@@ -124,6 +124,8 @@ def export(
     max_source: MaxSource = 128,
     cache: CacheSizes = "32,64,128",
     gpu_memory: GpuMemory = None,
+    runtime: Annotated[str, typer.Option(help="What a Triton server decodes with.")] = "ort-cpu",
+    beam: Annotated[int, typer.Option(min=1, help="Beam width of a Triton server.")] = 1,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
 ) -> None:
     """Export a checkpoint to a bundle: ONNX graphs, weights, tokenizers and a manifest, checked against PyTorch."""
@@ -166,9 +168,17 @@ def export(
         from tfexport.bundle import open_bundle
         from tfexport.triton import write_repository
 
-        print(
-            f"wrote {write_repository(open_bundle(directory), directory.with_name(f'{directory.name}.triton'), force=force)}"
+        written = write_repository(
+            open_bundle(directory),
+            directory.with_name(f"{directory.name}.triton"),
+            runtime=runtime,
+            precision=precisions_of(precision)[0],
+            beam=beam,
+            force=force,
         )
+        for note in written.notes:
+            say(f"note: {note}")
+        print(f"wrote {written.directory}: {', '.join(written.models)}")
     print(
         "next: run encoder_classifier.onnx with ONNX Runtime"
         if loaded.config.is_classifier

@@ -91,7 +91,7 @@ class TorchRuntime:
         """
         bundle.graph("decoder_step")
         if device == "cuda":
-            _require_gpu()
+            require_gpu()
             if precision == "float32":
                 torch.set_float32_matmul_precision("highest")  # no TF32, which rounds factors to 10 bits
         if threads is not None:
@@ -151,8 +151,12 @@ class TorchRuntime:
         return logits.float().cpu().numpy()  # type: ignore[no-any-return]
 
 
-def _require_gpu() -> None:
-    """Raises RuntimeUnavailable where PyTorch has no GPU to use."""
+def require_gpu() -> None:
+    """Does nothing where PyTorch has a GPU to use.
+
+    Raises:
+        RuntimeUnavailable: it has none.
+    """
     if torch.version.cuda is None:
         raise RuntimeUnavailable(
             f"the PyTorch installed here, {torch.__version__}, is built without CUDA. Install one with CUDA as "
