@@ -150,10 +150,18 @@ def export(
     if directory == checkpoint:
         directory = checkpoint.with_name(f"{checkpoint.name}.bundle")
     precision = precision or ("fp16" if target == "tensorrt" else "fp32")
-    if target == "tensorrt":  # what cannot be built is told before the export
+    # What cannot be built or written is told before the export, which takes longer.
+    if target == "tensorrt":
         request = engine_request(precision, gpu, library, max_batch, max_beam, max_source, cache, gpu_memory)
+        request.check()
         for cost in request.costs(loaded.config, say):
             print_plan(cost)
+    if target == "triton":
+        from tfexport.triton import check_request, write_repository
+
+        served = precisions_of(precision)[0]
+        repository = directory.with_name(f"{directory.name}.triton")
+        check_request(repository, runtime=runtime, precision=served, force=force)
     with working(f"exporting {checkpoint}"):
         exported = run_export(loaded, directory, precisions=precisions_of(precision), force=force)
     for note in loaded.notes:
@@ -166,19 +174,13 @@ def export(
         request.build(directory, print_engine)
     if target == "triton":
         from tfexport.bundle import open_bundle
-        from tfexport.triton import write_repository
 
         written = write_repository(
-            open_bundle(directory),
-            directory.with_name(f"{directory.name}.triton"),
-            runtime=runtime,
-            precision=precisions_of(precision)[0],
-            beam=beam,
-            force=force,
+            open_bundle(directory), repository, runtime=runtime, precision=served, beam=beam, force=force
         )
         for note in written.notes:
             say(f"note: {note}")
-        print(f"wrote {written.directory}: {', '.join(written.models)}")
+        print(f"wrote {written.directory} in {short_name(served)}: {', '.join(written.models)}")
     print(
         "next: run encoder_classifier.onnx with ONNX Runtime"
         if loaded.config.is_classifier

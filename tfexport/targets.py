@@ -11,7 +11,7 @@ from typing import Literal
 from tfexport.bundle import PORTABLE, Engine
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
-from tfexport.engine import HERE, Library, build_engines
+from tfexport.engine import HERE, Builder, Library, build_engines
 from tfexport.errors import RuntimeUnavailable
 from tfexport.gpu import find_gpu
 from tfexport.plan import LengthPlan, PlanCost, cost
@@ -63,6 +63,18 @@ class EngineRequest:
             cost(self.plan, config, precision, n_gpus=len(gpus), limit=memory, library=library)
             for precision in self.precisions
         ]
+
+    def check(self) -> None:
+        """Raise now what `build` would raise at once.
+
+        Raises:
+            EngineError: the library does not build for one of the GPUs.
+            RuntimeUnavailable: the library, or a GPU that is asked for, is not here.
+        """
+        gpus, library, _ = self.resolved(lambda _: None)
+        builder = Builder(library)
+        for gpu in gpus:
+            builder.generation(gpu)
 
     def build(self, directory: Path, built: Callable[[Engine, int], None]) -> Sequence[Engine]:
         """Build the engines into the bundle at `directory`; `built` hears of each and of its bytes.

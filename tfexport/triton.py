@@ -108,7 +108,8 @@ def write_repository(
     options = SearchOptions(beam=beam, length_penalty=length_penalty, max_length=max_length)
     if batch_size < 1:
         raise TfexportError(f"the batch size is {batch_size}, below 1. Give a larger one.")
-    _require_runtime(bundle, runtime, precision)
+    check_request(directory, runtime=runtime, precision=precision, force=force)
+    _require_engines(bundle, runtime, precision)
     on_gpu = runtime not in CPU_RUNTIMES
     models, notes = [], []
     for graph in _graphs(bundle, precision, on_gpu):
@@ -125,16 +126,25 @@ def write_repository(
     return Repository(directory, tuple(model.config["name"] for model in models), tuple(notes))
 
 
-def _require_runtime(bundle: Bundle, runtime: str, precision: Precision) -> None:
-    """Refuse now what `translate` would refuse when the server loads it, as far as it can be told without a GPU."""
-    short = contract.short_name(precision)
+def check_request(directory: Path, *, runtime: str, precision: Precision, force: bool) -> None:
+    """Raise what `write_repository` would raise of any bundle, before there is one.
+
+    Raises:
+        BundleError: the folder is not to be replaced.
+        RuntimeUnavailable: there is no such runtime, or it does not compute in this precision.
+    """
     if runtime not in RUNTIMES:
         raise RuntimeUnavailable(f"there is no runtime {runtime!r} in this version. Use one of: {', '.join(RUNTIMES)}.")
     if runtime == "ort-cpu" and precision == "bfloat16":
         raise RuntimeUnavailable("ONNX Runtime cannot compute bf16 on the CPU. Use fp32 or fp16, or a GPU's runtime.")
+    _refuse_to_overwrite(directory.resolve(), force)
+
+
+def _require_engines(bundle: Bundle, runtime: str, precision: Precision) -> None:
     if runtime == "tensorrt" and precision not in {engine.precision for engine in bundle.engines}:
         raise BundleError(
-            f"{bundle.directory} has no TensorRT {short} engines. Build them with `tfexport build`, or use ort-cuda."
+            f"{bundle.directory} has no TensorRT {contract.short_name(precision)} engines. Build them with `tfexport "
+            "build`, or use ort-cuda."
         )
 
 
