@@ -1,8 +1,10 @@
 # `make demo` and `make test` work on a bare machine: they make their own virtual environment, with pinned versions.
 PYTHON ?= python3
 VENV ?= .venv
+# What `make gpu` measures: a bundle in fp32, fp16 and bf16. By default the embedded model, exported to build/gpu.
+BUNDLE ?=
 
-.PHONY: demo test constraints clean
+.PHONY: demo test gpu constraints clean
 
 demo: $(VENV)/export.done
 	$(VENV)/bin/tfexport demo
@@ -12,6 +14,12 @@ test: $(VENV)/dev.done
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n 2 --dist loadfile
+
+# Parity, then speed, with the packages of $(PYTHON) itself: a machine with a GPU brings the PyTorch that fits it.
+# Without a GPU every test is skipped, and the second command says so and fails.
+gpu:
+	PYTHONPATH=. $(PYTHON) -m pytest -m gpu -rs -v tests/gpu
+	PYTHONPATH=. $(PYTHON) benchmarks/gpu.py $(if $(BUNDLE),$(BUNDLE),--export build/gpu) $(GPU_FLAGS)
 
 $(VENV)/export.done: pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)

@@ -85,10 +85,10 @@ def main() -> None:
 
             started = time.monotonic()
             precisions = list(PRECISIONS.values())
-            new = build_engines(
-                directory, PLAN, precisions=precisions, gpus=GPUS, library="tensorrt_rtx", built=built
+            new = build_engines(directory, PLAN, precisions=precisions, gpus=GPUS, library="tensorrt_rtx", built=built)
+            print(
+                f"{name}: {len(new)} engines by {new[0].library} {new[0].version} in {time.monotonic() - started:.0f} s"
             )
-            print(f"{name}: {len(new)} engines by {new[0].library} {new[0].version} in {time.monotonic() - started:.0f} s")
     if out is not None:
         out.write_text(json.dumps({"version": new[0].version, "engines": rows}, indent=1) + "\n", encoding="utf-8")
 

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 import torch
 from tiny import HINTS, TinyCheckpoint, tiny_classifier, write_tiny_checkpoint
 
 from tfexport.contract import GraphSpec
-from tfexport.export import export
+from tfexport.export import export, trace
 from tfexport.models.checkpoint import Checkpoint, load_checkpoint
 
 
@@ -38,6 +39,16 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
 def tiny_bundle(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundle of `tiny_checkpoint`. Not to be changed."""
     return export(tiny_checkpoint.load(), tmp_path_factory.mktemp("bundle") / "tiny").directory
+
+
+@pytest.fixture(scope="session")
+def half_bundle(tiny_checkpoint: TinyCheckpoint, tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle of `tiny_checkpoint` in all precisions. Not to be changed."""
+    directory = tmp_path_factory.mktemp("half") / "half"
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr("tfexport.export.trace", trace_or_take(tiny_bundle))
+        export(tiny_checkpoint.load(), directory, precisions=("float16", "bfloat16"))
+    return directory
 
 
 @pytest.fixture(scope="session")
@@ -68,14 +79,26 @@ def own_bundle(tiny_bundle: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_bundle, tmp_path / "own"))
 
 
+def trace_or_take(bundle: Path) -> Callable[..., ir.Model]:
+    """`tfexport.export.trace`, which takes the graphs that `bundle` has: they hold no weights, so they serve any model of
+    its shape."""
+
+    def trace_or_load(model: Any, graph: GraphSpec, folder: Path) -> ir.Model:
+        if not (bundle / graph.file).exists():
+            return trace(model, graph, folder)
+        loaded = ir.load(bundle / graph.file)
+        for value in loaded.graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                value.const_value.base_dir = folder
+        return loaded
+
+    return trace_or_load
+
+
 @pytest.fixture
 def quick_export(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spare `export` the exporter: a graph holds no weights, so that of `tiny_bundle` serves any of its shape."""
-
-    def copy_graph(_: object, graph: GraphSpec, folder: Path) -> None:
-        shutil.copy(tiny_bundle / graph.file, folder)
-
-    monkeypatch.setattr("tfexport.export.write_graph", copy_graph)
+    """Spare `export` the exporter for models of the shape of `tiny_checkpoint`."""
+    monkeypatch.setattr("tfexport.export.trace", trace_or_take(tiny_bundle))
 
 
 @pytest.fixture

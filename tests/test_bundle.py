@@ -10,7 +10,7 @@ import re
 import resource
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,17 @@ import torch
 from tiny import HEADS, IDS, TGT_VOCAB, TinyCheckpoint
 
 from tfexport import __version__
-from tfexport.bundle import FORMAT, new_bundle, open_bundle
+from tfexport.bundle import FORMAT, Engine, new_bundle, open_bundle, with_engines
 from tfexport.errors import BundleError, TfexportError
 from tfexport.export import export
 from tfexport.models.checkpoint import load_checkpoint
 
 FILES = {
     "encoder.onnx",
+    "encoder.lengths.onnx",
     "decoder_step.onnx",
+    "decoder_step.lengths.onnx",
+    "select_rows.onnx",
     "weights.safetensors",
     "source_tokenizer.json",
     "target_tokenizer.json",
@@ -60,31 +63,53 @@ def test_manifest_names_every_file_as_it_is(tiny_bundle: Path) -> None:
     assert manifest["tokenizers"] == {"source": "source_tokenizer.json", "target": "target_tokenizer.json"}
 
 
-def test_manifest_describes_the_graphs(tiny_bundle: Path) -> None:
+def test_manifest_describes_the_graphs(half_bundle: Path) -> None:
     cross = [("cross.0.key", ["batch", 3, "src", 8]), ("cross.0.value", ["batch", 3, "src", 8])]
     past = [("past.0.key", ["rows", 3, "cache", 8]), ("past.0.value", ["rows", 3, "cache", 8])]
-    expected = {
-        "encoder": (
-            [("src_ids", "int64", ["batch", "src"]), ("src_len", "int64", ["batch"])],
-            [(name, "float32", shape) for name, shape in cross],
-        ),
-        "decoder_step": (
+    present = [(name.replace("past", "present"), shape) for name, shape in past]
+
+    def typed(dtype: str, tensors: list[tuple[str, list[Any]]]) -> list[tuple[str, str, list[Any]]]:
+        return [(name, dtype, shape) for name, shape in tensors]
+
+    expected: dict[tuple[str, str, str], Any] = {}
+    for precision in ("float32", "float16", "bfloat16"):
+        encoder = (
+            typed("int64", [("src_ids", ["batch", "src"]), ("src_len", ["batch"])]),
+            typed(precision, cross),
+        )
+        step = (
             [
-                *[("tokens", "int64", ["rows"]), ("position", "int64", ["rows"]), ("src_len", "int64", ["batch"])],
-                *[(name, "float32", shape) for name, shape in past + cross],
+                *typed("int64", [("tokens", ["rows"]), ("position", ["rows"]), ("src_len", ["batch"])]),
+                *typed(precision, past + cross),
             ],
             [
-                ("logits", "float32", ["rows", TGT_VOCAB]),
-                *[(name.replace("past", "present"), "float32", shape) for name, shape in past],
+                *typed("float32", [("logits", ["rows", TGT_VOCAB]), ("best.log_probs", ["rows", 17])]),
+                ("best.ids", "int64", ["rows", 17]),
+                *typed(precision, present),
             ],
-        ),
-    }
-    for graph in manifest_of(tiny_bundle)["graphs"]:
-        role = graph["role"]
-        assert (graph["file"], graph["dialect"], graph["precision"]) == (f"{role}.onnx", "onnx24", "float32")
+        )
+        select = (
+            [*typed(precision, [("tensors", ["blocks", "from", "width"])]), ("index", "int64", ["rows"])],
+            typed(precision, [("selected", ["blocks", "rows", "width"])]),
+        )
+        for dialect in ("onnx24", "onnx24-lengths"):
+            expected["encoder", precision, dialect] = encoder
+            expected["decoder_step", precision, dialect] = step
+        expected["select_rows", precision, "onnx24"] = select
+    for graph in manifest_of(half_bundle)["graphs"]:
         sides = [[(t["name"], t["dtype"], t["shape"]) for t in graph[side]] for side in ("inputs", "outputs")]
-        assert tuple(sides) == expected.pop(role)
+        assert tuple(sides) == expected.pop((graph["role"], graph["precision"], graph["dialect"]))
     assert not expected
+
+
+def test_manifest_says_what_is_float32_in_half_precision_and_why(half_bundle: Path) -> None:
+    for graph in manifest_of(half_bundle)["graphs"]:
+        islands = graph["float32_islands"]
+        if graph["role"] == "decoder_step" and graph["precision"] != "float32":
+            assert list(islands) == ["output projection"]
+            assert "half-precision logits tie" in islands["output projection"]
+        else:
+            assert islands == {}
 
 
 def test_manifest_tells_where_the_bundle_comes_from(tiny_bundle: Path, tiny_checkpoint: TinyCheckpoint) -> None:
@@ -113,8 +138,24 @@ def test_opened_bundle_gives_config_graphs_and_tokenizers(tiny_bundle: Path, tin
     assert bundle.weights == tiny_bundle / "weights.safetensors"
     assert bundle.tokenizer("source").encode("de5 de30") == [5, 30]
     assert bundle.tokenizer("target").decode([5, 36]) == "wört5 wört36"
-    with pytest.raises(BundleError, match="no encoder_classifier graph, only encoder, decoder_step"):
+    assert bundle.precisions == ["float32"]
+    assert bundle.engines == ()
+    with pytest.raises(BundleError, match="no encoder_classifier graph, only decoder_step, encoder, select_rows"):
         bundle.graph("encoder_classifier")
+
+
+def test_opened_bundle_gives_the_graph_of_a_precision_and_dialect(half_bundle: Path) -> None:
+    bundle = open_bundle(half_bundle)
+    assert bundle.precisions == ["float32", "float16", "bfloat16"]
+    assert bundle.graph("decoder_step", "float16") == half_bundle / "decoder_step.fp16.onnx"
+    assert bundle.graph("encoder", dialect="onnx24-lengths") == half_bundle / "encoder.lengths.onnx"
+    assert bundle.graph("encoder", "bfloat16", "onnx24-lengths") == half_bundle / "encoder.bf16.lengths.onnx"
+    assert set(bundle.files) == set(content(half_bundle)) - {"manifest.json"}
+
+
+def test_a_precision_that_a_bundle_does_not_have_names_the_flag(tiny_bundle: Path) -> None:
+    with pytest.raises(BundleError, match=r"no bf16 encoder graph .* Export again with --precision bf16"):
+        open_bundle(tiny_bundle).graph("encoder", "bfloat16")
 
 
 # --- what has changed
@@ -149,10 +190,14 @@ def test_a_missing_file_is_seen(own_bundle: Path, name: str) -> None:
         open_bundle(own_bundle)
 
 
-def test_a_newer_format_asks_for_an_upgrade(own_bundle: Path) -> None:
-    # Whatever else a newer format has: the number is looked at first.
-    write_manifest(own_bundle, {"format": FORMAT + 1, "parts": []})
-    with pytest.raises(BundleError, match=f"bundle format {FORMAT + 1}.*Upgrade tfexport"):
+@pytest.mark.parametrize("other", [FORMAT + 1, FORMAT - 1, 0, str(FORMAT), float(FORMAT), True, None, [FORMAT]])
+def test_another_format_is_refused(own_bundle: Path, other: object) -> None:
+    # Whatever else another format has: the number is looked at first.
+    write_manifest(own_bundle, {"format": other, "parts": []})
+    message = (
+        rf"is of bundle format {re.escape(repr(other))}, this version reads {FORMAT}\. Export the checkpoint again"
+    )
+    with pytest.raises(BundleError, match=message):
         open_bundle(own_bundle)
 
 
@@ -182,9 +227,13 @@ def test_a_file_name_that_no_file_can_have_is_refused(own_bundle: Path, name: st
 
 
 @pytest.mark.parametrize("name", OUTSIDE + UNUSABLE)
-def test_only_listed_files_serve_as_graphs_and_tokenizers(own_bundle: Path, name: str) -> None:
+def test_only_listed_files_serve_as_graphs_engines_and_tokenizers(own_bundle: Path, name: str) -> None:
     original = manifest_of(own_bundle)
-    for change in ({"tokenizers": {"source": name}}, {"graphs": [{**original["graphs"][0], "file": name}]}):
+    for change in (
+        {"tokenizers": {"source": name}},
+        {"graphs": [{**original["graphs"][0], "file": name}]},
+        {"engines": [{**ENGINE, "file": name}]},
+    ):
         write_manifest(own_bundle, {**original, **change})
         with pytest.raises(BundleError, match="does not list"):
             open_bundle(own_bundle)
@@ -198,7 +247,7 @@ def test_weights_must_be_listed(own_bundle: Path) -> None:
         open_bundle(own_bundle)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "[]", "5", "null", '{"format": 1}', "\xff"])
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "[]", "5", "null", "{}", '{"format": 2}', "\xff"])
 def test_a_manifest_that_is_none_is_refused(own_bundle: Path, text: str) -> None:
     (own_bundle / "manifest.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(BundleError, match=r"manifest\.json cannot be read"):
@@ -218,18 +267,35 @@ def changes(value: Any) -> Iterator[Any]:
             yield changed
 
 
+ENGINE = {
+    "file": "encoder.onnx",  # listed, and nobody reads it here
+    "role": "encoder",
+    "precision": "float32",
+    "library": "tensorrt_rtx",
+    "version": "1.0",
+    "gpu": "sm89",
+    "cache": 0,
+    "profile": {"src_len": [[1], [1], [2]]},
+    "seconds": 1.5,
+}
+
+
 def test_whatever_is_wrong_in_a_manifest_the_error_is_ours(own_bundle: Path) -> None:
     original = manifest_of(own_bundle)
-    original["graphs"] = [{key: graph[key] for key in ("role", "file", "inputs")} for graph in original["graphs"]]
-    for graph in original["graphs"]:
-        graph["inputs"] = graph["inputs"][:1]  # what nobody reads need not be tried in all its places
+    # What nobody reads need not be tried in all its places.
+    graphs = [graph for graph in original["graphs"] if graph["dialect"] == "onnx24"]
+    original["graphs"] = [{key: graph[key] for key in ("role", "file", "precision", "dialect")} for graph in graphs]
+    original["engines"] = [ENGINE]
+    write_manifest(own_bundle, original)
+    assert open_bundle(own_bundle).engines[0].about == "encoder fp32 sm89"
     refused = 0
     for manifest in changes(original):
         write_manifest(own_bundle, manifest)
         try:
             bundle = open_bundle(own_bundle)
-            bundle.graph("encoder"), bundle.graph("decoder_step")
+            bundle.graph("encoder"), bundle.graph("decoder_step"), bundle.graph("select_rows")
             bundle.tokenizer("source"), bundle.tokenizer("target")
+            [engine.about for engine in bundle.engines]
         except TfexportError:
             refused += 1
     assert refused > 100
@@ -361,6 +427,81 @@ def test_permissions_follow_the_umask(tmp_path: Path, mask: int) -> None:
         assert path.stat().st_mode & 0o777 == 0o666 & ~mask
 
 
+# --- engines
+
+
+def engine(file: str, **changes: Any) -> Engine:
+    return Engine(**{**ENGINE, "file": file, **changes})
+
+
+def put_engines(directory: Path, contents: dict[str, bytes], *, keep: Sequence[str] = ()) -> None:
+    """Write `contents` as engines of the bundle, and `keep` some that it has."""
+    bundle, engines = open_bundle(directory), []
+    with with_engines(bundle, engines) as folder:
+        for name, raw in contents.items():
+            (folder / name).unlink(missing_ok=True)
+            (folder / name).write_bytes(raw)
+            engines.append(engine(name))
+        engines += [engine for engine in bundle.engines if engine.file in keep]
+
+
+def test_engines_are_added_to_what_a_bundle_has(own_bundle: Path) -> None:
+    before, manifest = content(own_bundle), manifest_of(own_bundle)
+    put_engines(own_bundle, {"one.engine": b"1", "two.engine": b"2"})
+    bundle = open_bundle(own_bundle)
+    assert bundle.engines == (engine("one.engine"), engine("two.engine"))
+    for name, raw in {**before, "one.engine": b"1", "two.engine": b"2"}.items():
+        if name != "manifest.json":
+            assert (own_bundle / name).read_bytes() == raw
+            assert bundle.files[name] == hashlib.sha256(raw).hexdigest()
+    unchanged = set(manifest) - {"engines", "files"}
+    assert {key: manifest_of(own_bundle)[key] for key in unchanged} == {key: manifest[key] for key in unchanged}
+    assert not leftovers(own_bundle.parent, "own")
+
+
+def test_an_engine_that_is_not_kept_goes_and_one_of_the_same_name_is_replaced(own_bundle: Path) -> None:
+    put_engines(own_bundle, {"one.engine": b"1", "two.engine": b"2", "three.engine": b"3"})
+    put_engines(own_bundle, {"one.engine": b"new", "four.engine": b"4"}, keep=["two.engine"])
+    bundle = open_bundle(own_bundle)
+    assert {e.file: (own_bundle / e.file).read_bytes() for e in bundle.engines} == {
+        "one.engine": b"new",
+        "four.engine": b"4",
+        "two.engine": b"2",
+    }
+    assert not (own_bundle / "three.engine").exists()
+
+
+def test_engines_that_cannot_be_built_leave_the_bundle_as_it_was(own_bundle: Path, tmp_path: Path) -> None:
+    put_engines(own_bundle, {"one.engine": b"1"})
+    before = content(own_bundle)
+
+    def fail() -> None:
+        with with_engines(open_bundle(own_bundle), []) as folder:
+            (folder / "one.engine").unlink()
+            (folder / "one.engine").write_bytes(b"half")
+            raise Interruption
+
+    with pytest.raises(Interruption):
+        fail()
+    assert content(own_bundle) == before
+    assert not leftovers(tmp_path, "own")
+
+
+def test_engines_are_added_where_there_are_no_hard_links(own_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    put_engines(own_bundle, {"one.engine": b"1"})
+    assert open_bundle(own_bundle).engines == (engine("one.engine"),)
+
+
+@pytest.mark.parametrize("cache", [0, 64])
+def test_an_engine_says_what_it_is(cache: int) -> None:
+    found = engine("x", role="decoder_step", precision="float16", gpu="portable", cache=cache)
+    assert found.about == "decoder_step fp16 portable" + (" cache 64" if cache else "")
+
+
 # --- what interrupts it
 
 
@@ -424,7 +565,7 @@ def test_a_failure_at_the_very_end_leaves_what_there_was(
     assert not leftovers(tmp_path, "own")
 
 
-@pytest.mark.parametrize("at", ["save_weights", "write_graph", "write_manifest", "self_check"])
+@pytest.mark.parametrize("at", ["save_weights", "write_graphs", "write_manifest", "self_check", "trace"])
 def test_export_interrupted_anywhere_leaves_nothing(
     tmp_path: Path, tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch, quick_export: None, at: str
 ) -> None:

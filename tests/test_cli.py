@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import trace_or_take
 from references.decode import greedy
 from references.tutorial import TutorialTransformer
 from safetensors.numpy import load_file, save_file
@@ -25,10 +26,12 @@ from tiny import BOS, ENCODER, EOS, IDS, SRC_VOCAB, TGT_VOCAB, TinyCheckpoint, r
 from typer.testing import CliRunner
 
 from tfexport import __version__
+from tfexport.bundle import open_bundle
 from tfexport.cli import app, main
-from tfexport.errors import BundleError
+from tfexport.errors import BundleError, RuntimeUnavailable
+from tfexport.gpu import Gpu
 
-COMMANDS = ("inspect", "export", "decode", "parity", "train", "demo", "version")
+COMMANDS = ("inspect", "export", "build", "decode", "parity", "train", "demo", "version")
 TFEXPORT = Path(sys.executable).with_name("tfexport")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -149,7 +152,9 @@ def modules_after(*commands: list[str], stdin: bytes = b"") -> tuple[set[str], b
     return set(json.loads(done.stderr.splitlines()[-1])), done.stdout
 
 
-HEAVY = {"torch", "onnx", "onnxruntime", "onnxscript", "lightning", "safetensors", "tokenizers", "spacy", "sacrebleu"}
+NOT_FOR_DECODING = {"torch", "onnx", "onnx_ir", "onnxscript", "lightning", "safetensors"}
+NOT_FOR_DECODING |= {"cuda", "tensorrt", "tensorrt_rtx"}
+HEAVY = NOT_FOR_DECODING | {"numpy", "onnxruntime", "tokenizers", "spacy", "sacrebleu"}
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -172,7 +177,7 @@ def test_decoding_with_onnxruntime_needs_no_torch(tiny_bundle: Path, tiny_checkp
     commands = [["decode", tiny_bundle, "--threads", "1", *beam] for beam in ([], ["--beam", "2"])]
     modules, output = modules_after(*commands, stdin=TEXT)
     assert "onnxruntime" in modules
-    assert not modules & {"torch", "onnx", "onnxscript", "safetensors", "lightning"}
+    assert not modules & NOT_FOR_DECODING
     assert output.decode() == wanted_text(tiny_checkpoint)  # the second command finds stdin at its end
 
 
@@ -312,6 +317,36 @@ def test_without_vocabularies_the_bundle_holds_ids_and_says_so(
     assert "no target vocabulary" in one_error(wrong)
 
 
+@pytest.mark.parametrize("given", ["fp16", "fp32,fp16", " fp16 , bf16"])
+def test_export_in_half_precision(
+    run: Run,
+    here: Path,
+    tiny_checkpoint: TinyCheckpoint,
+    half_bundle: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: str,
+) -> None:
+    monkeypatch.setattr("tfexport.export.trace", trace_or_take(half_bundle))
+    outcome = run("export", here, *tiny_checkpoint.flags, "--precision", given)
+    assert outcome.code == 0, outcome.stderr
+    # bf16 cannot be checked on a CPU, so there is no error to tell.
+    error = r"\d\.\de-\d\d"
+    pattern = rf"exported .*: family tutorial, largest error against PyTorch {error} in fp32, {error} in fp16"
+    assert re.fullmatch(pattern, outcome.lines[0])
+    bundle = open_bundle(here.with_suffix(""))
+    assert bundle.precisions == ["float32", "float16", *["bfloat16"] * ("bf16" in given)]
+
+
+@pytest.mark.usefixtures("quick_export")
+def test_a_plan_that_cannot_be_built_is_refused_before_the_export(
+    run: Run, here: Path, tiny_checkpoint: TinyCheckpoint
+) -> None:
+    arguments = ("export", here, *tiny_checkpoint.flags, "--target", "tensorrt", "--gpu", "sm89", "--gpu-memory", "0.1")
+    assert "this plan needs about" in one_error(run(*arguments, "--max-batch", "100000"))
+    assert "--cache is '7-9'" in one_error(run(*arguments, "--cache", "7-9"))
+    assert [path.name for path in here.parent.iterdir()] == ["tiny.pt"]
+
+
 def interrupted(path: Path, flags: list[str], number: int) -> subprocess.CompletedProcess[bytes]:
     """Export in a process of its own and send it a signal when it has begun to write."""
     process = subprocess.Popen(
@@ -344,6 +379,124 @@ def test_a_signal_during_export_leaves_nothing(
     assert done.stdout == b""
     assert b"Traceback" not in done.stderr
     assert [path.name for path in here.parent.iterdir()] == ["tiny.pt"]
+
+
+# --- build
+
+
+@pytest.fixture
+def build(run: Run, own_bundle: Path) -> Run:
+    """`tfexport build` of a bundle for a GPU that is not here, where the arguments name no other."""
+
+    def run_build(*arguments: object, stdin: bytes | None = b"") -> Outcome:
+        defaults = ("--precision", "fp32", "--gpu", "sm89", "--gpu-memory", "1")
+        return run("build", own_bundle, *defaults, *arguments, stdin=stdin)  # of two equal flags the last one counts
+
+    return run_build
+
+
+def test_a_dry_run_tells_the_cost_and_builds_nothing(build: Run, own_bundle: Path) -> None:
+    before = {path.name: path.read_bytes() for path in own_bundle.iterdir()}
+    outcome = build("--dry-run", "--gpu", "sm89,sm120", "--max-batch", "8", "--max-beam", "5")
+    assert outcome.code == 0
+    assert outcome.stderr == ""
+    # The model has 20 positions: sources end aligned, and one cache holds them all.
+    assert outcome.lines[0] == "plan for fp32: batches to 8, beams to 5, sources to 16 ids, caches of 32 slots"
+    assert outcome.lines[-2].endswith("MiB of 1024")
+    assert outcome.lines[-1].startswith("  to build: 6 engines, about 20 MiB on disk, about ")
+    assert {path.name: path.read_bytes() for path in own_bundle.iterdir()} == before
+
+
+def test_a_dry_run_tells_of_each_precision(build: Run) -> None:
+    outcome = build("--dry-run", "--precision", "fp16,bf16")
+    plans = [line.partition(":")[0] for line in outcome.lines if line.startswith("plan")]
+    assert plans == ["plan for fp16", "plan for bf16"]
+
+
+def test_what_is_assumed_of_the_gpu_is_said(run: Run, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_gpu() -> None:
+        raise RuntimeUnavailable("none")
+
+    monkeypatch.setattr("tfexport.targets.find_gpu", no_gpu)
+    outcome = run("build", tiny_bundle, "--dry-run")
+    assert outcome.code == 0
+    gpu, memory = outcome.stderr.splitlines()
+    assert gpu == "note: building for portable engines: there is no GPU here; --gpu names others"
+    assert memory == "note: 8 GiB of GPU memory are assumed; --gpu-memory says how much there is"
+
+    monkeypatch.setattr("tfexport.targets.find_gpu", lambda: Gpu("NVIDIA L4", "sm89", 5 << 30))
+    outcome = run("build", tiny_bundle, "--dry-run")
+    assert outcome.stderr == "note: building for NVIDIA L4; --gpu names others\n"
+    assert outcome.lines[-2].endswith("MiB of 5120")
+    assert run("build", tiny_bundle, "--dry-run", "--gpu", "here").stderr == ""
+
+
+def test_lengths_are_planned_from_a_text(build: Run, own_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_bytes(b"de5 de6\n\nde9 de4\n\xff\n")
+    for arguments, stdin in (((tmp_path / "in.txt",), b""), (("-",), (tmp_path / "in.txt").read_bytes())):
+        outcome = build("--dry-run", "--max-batch", "2", "--plan-for", *arguments, stdin=stdin)
+        assert outcome.code == 0, outcome.stderr
+        assert outcome.lines[0] == "plan for fp32: batches to 2, beams to 4, sources to 16 ids, caches of 32 slots"
+    arguments = ("--dry-run", "--plan-for", "-", "--input-format", "ids")
+    assert "no line that can be decoded" in one_error(build(*arguments, stdin=b"de5 de6\n"))
+    assert build(*arguments, stdin=b"2 5 6 3\n").code == 0
+
+
+def test_engines_are_built_into_the_bundle(build: Run, own_bundle: Path) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="the tensorrt-rtx extra is not installed")
+    outcome = build()
+    assert outcome.code == 0, outcome.stderr
+    built = [line.partition(":")[0] for line in outcome.lines if line.startswith("built")]
+    assert built == [
+        "built encoder fp32 sm89",
+        "built select_rows fp32 sm89",
+        "built decoder_step fp32 sm89 cache 32",
+    ]
+    assert outcome.lines[-1] == f"next: tfexport decode {own_bundle} INPUT --runtime tensorrt, on such a GPU"
+    assert [engine.cache for engine in open_bundle(own_bundle).engines] == [0, 0, 32]
+
+
+def test_engines_are_built_with_the_export(
+    run: Run, here: Path, tiny_checkpoint: TinyCheckpoint, half_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="the tensorrt-rtx extra is not installed")
+    monkeypatch.setattr("tfexport.export.trace", trace_or_take(half_bundle))
+    flags = ("--target", "tensorrt", "--gpu", "portable", "--gpu-memory", "1")
+    outcome = run("export", here, *tiny_checkpoint.flags, *flags)
+    assert outcome.code == 0, outcome.stderr
+    bundle = open_bundle(here.with_suffix(""))
+    assert bundle.precisions == ["float32", "float16"]
+    assert {(engine.precision, engine.gpu) for engine in bundle.engines} == {("float16", "portable")}
+
+
+def last_error(outcome: Outcome) -> str:
+    """The only line on stderr, of a command that had something to say before."""
+    assert outcome.code == 2, outcome.stderr
+    (line,) = outcome.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert line.endswith(".")
+    return line
+
+
+def test_a_gpu_that_is_not_known_is_named_with_those_that_are(build: Run, own_bundle: Path) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="the tensorrt-rtx extra is not installed")
+    line = last_error(build("--gpu", "sm89,h200"))
+    assert "does not build for h200. It knows sm" in line
+    assert open_bundle(own_bundle).engines == ()
+
+
+@pytest.mark.parametrize("library", ["tensorrt", "tensorrt_rtx"])
+def test_building_without_the_library_names_the_extra(
+    build: Run, own_bundle: Path, monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    line = last_error(build("--library", library))
+    assert f"needs {library}, which is not installed: pip install 'tfexport[{library.replace('_', '-')}]'" in line
+    assert open_bundle(own_bundle).engines == ()
+
+
+def test_engines_of_a_precision_that_was_not_exported_are_refused(build: Run) -> None:
+    assert "Export again with --precision fp16" in last_error(build("--precision", "fp16"))
 
 
 # --- decode
@@ -447,6 +600,42 @@ def test_no_ratio_of_lengths_is_no_limit(decode: Run) -> None:
     assert outcome.code == 2 or outcome.raw == free.raw
 
 
+def test_decode_in_half_precision(run: Run, half_bundle: Path, tiny_checkpoint: TinyCheckpoint) -> None:
+    """Rounded, a sum of log-probabilities is another one, but on this model and input the tokens are the same."""
+    records = {}
+    for precision in ("fp32", "fp16"):
+        arguments = ("--precision", precision, "--threads", "1", "--output-format", "jsonl", "--beam", "2")
+        outcome = run("decode", half_bundle, *arguments, stdin=TEXT)
+        assert outcome.code == 0
+        records[precision] = [json.loads(line)["hypotheses"][0] for line in outcome.lines]
+    for exact, rounded in zip(records["fp32"], records["fp16"], strict=True):
+        assert rounded["ids"] == exact["ids"]
+        assert rounded["log_prob"] != exact["log_prob"]
+        assert rounded["log_prob"] == pytest.approx(exact["log_prob"], abs=0.1)
+    outcome = run("decode", half_bundle, "--precision", "fp16", "--threads", "1", stdin=TEXT)
+    assert outcome.stdout == wanted_text(tiny_checkpoint)
+
+
+def test_a_precision_that_cannot_be_decoded_is_one_line(run: Run, tiny_bundle: Path, half_bundle: Path) -> None:
+    missing = one_error(run("decode", tiny_bundle, "--precision", "fp16", stdin=TEXT))
+    assert missing.endswith("Export again with --precision fp16.")
+    on_cpu = one_error(run("decode", half_bundle, "--precision", "bf16", stdin=TEXT))
+    assert on_cpu.endswith("ONNX Runtime cannot compute bf16 on the CPU. Decode with --precision fp32 or fp16.")
+
+
+@pytest.mark.parametrize("command", ["decode", "parity"])
+def test_runtimes_of_a_gpu_name_what_brings_them(
+    run: Run, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CPUExecutionProvider"])
+    for library in ("tensorrt", "tensorrt_rtx"):
+        monkeypatch.setitem(sys.modules, library, None)
+    for runtime, extra in (("ort-cuda", "cuda"), ("tensorrt", "tensorrt-rtx")):
+        line = one_error(run(command, tiny_bundle, "-", "--runtime", runtime, stdin=TEXT))
+        assert f"the runtime {runtime} needs " in line
+        assert f"pip install 'tfexport[{extra}]'" in line
+
+
 # --- parity
 
 
@@ -455,7 +644,10 @@ def test_parity_passes(run: Run, tiny_bundle: Path, tiny_checkpoint: TinyCheckpo
     arguments = (tmp_path / "in.txt", "--checkpoint", tiny_checkpoint.path, "--beam", "2", "--threads", "1")
     outcome = run("parity", tiny_bundle, *arguments)
     assert outcome.code == 0
-    assert outcome.lines[-1] == "  PASSED (tolerance 1e-04)"
+    assert outcome.lines[0] == "ort-cpu in fp32 against PyTorch in fp32:"
+    assert outcome.lines[-1] == (
+        "  PASSED (error at most 1e-04, best token the same at 100.0% of the steps, tokens in 100% of the sentences)"
+    )
     assert outcome.stderr == ""
     outcome = run("parity", tiny_bundle, *arguments, "--json", "--runtime", "torch", "--runtime", "ort-cpu")
     reports = json.loads(outcome.stdout)
@@ -485,7 +677,7 @@ def test_parity_with_the_checkpoint_finds_what_the_bundle_cannot_tell(
     arguments = ("parity", own_bundle, "-", "--checkpoint", tiny_checkpoint.path, "--threads", "1")
     outcome = run(*arguments, stdin=TEXT)
     assert outcome.code == 1
-    assert outcome.lines[-1] == "  FAILED (tolerance 1e-04)"
+    assert outcome.lines[-1].startswith("  FAILED (error at most 1e-04, ")
     outcome = run(*arguments, "--json", stdin=TEXT)
     assert outcome.code == 1
     (report,) = json.loads(outcome.stdout)
@@ -498,6 +690,21 @@ def test_parity_without_input_compares_random_ids_and_says_so(run: Run, tiny_bun
     outcome = run("parity", tiny_bundle, "--threads", "1")
     assert outcome.code == 0
     assert "random ids" in outcome.stderr
+
+
+def test_parity_in_half_precision(run: Run, half_bundle: Path) -> None:
+    arguments = ("parity", half_bundle, "-", "--threads", "1", "--precision", "fp16")
+    outcome = run(*arguments, stdin=TEXT)
+    assert outcome.code == 0
+    assert outcome.lines[0] == "ort-cpu in fp16 against PyTorch in fp32:"
+    assert outcome.lines[-1] == (
+        "  PASSED (error at most 1e-01, best token the same at 99.9% of the steps, tokens in 0% of the sentences)"
+    )
+    (report,) = json.loads(run(*arguments, "--json", stdin=TEXT).stdout)
+    assert (report["precision"], report["passed"]) == ("float16", True)
+    outcome = run(*arguments, "--tolerance", "1e-6", stdin=TEXT)
+    assert outcome.code == 1
+    assert outcome.lines[-1].startswith("  FAILED (error at most 1e-06, ")
 
 
 def other_target_words() -> TutorialTransformer:
@@ -553,6 +760,23 @@ def test_parity_of_a_manifest_without_a_source_is_an_error(
         (["decode", "{bundle}", "--length-penalty", "nan"], "length_penalty is nan, not "),
         (["decode", "{bundle}", "--max-length-ratio", "0"], "max_length_ratio is 0.0, not above 0"),
         (["decode", "{bundle}", "-o", "missing/out.txt"], "cannot write missing/out.txt: No such file"),
+        (
+            ["export", "{checkpoint}", "--heads=3", "--pad=1", "--bos=2", "--eos=3", "--precision", "fp8"],
+            "no precision",
+        ),
+        (["build", "missing"], "missing is not a bundle"),
+        (["build", "{bundle}", "--precision", "fp8"], "no precision 'fp8'. Give one or more of fp32, fp16, bf16"),
+        (["build", "{bundle}", "--precision", "fp16,"], "no precision ''"),
+        (["build", "{bundle}", "--cache", "32,x"], "--cache is '32,x', not numbers of slots. Give them as in 32,64"),
+        (["build", "{bundle}", "--cache", ""], "--cache is ''"),
+        (["build", "{bundle}", "--cache=-32"], "--cache is '-32'"),
+        (["build", "{bundle}", "--cache", "0,32"], "has a size below 1. Give sizes above 0"),
+        (["build", "{bundle}", "--plan-for", "missing.txt"], "cannot read missing.txt: No such file"),
+        (["build", "{bundle}", "--plan-for", "-"], "no line that can be decoded. Give typical source text"),
+        (
+            ["build", "{bundle}", "--gpu=sm89", "--gpu-memory=0.1", "--max-batch=100000"],
+            "Lower --max-batch, --max-beam, --max-source or --cache, or raise --gpu-memory",
+        ),
         (["parity", "missing"], "missing is not a bundle"),
         (["parity", "{bundle}", "-"], "no line that can be decoded"),
         (["parity", "{bundle}", "--runtime", "nosuch", "-"], "no runtime 'nosuch'"),
@@ -588,7 +812,7 @@ def test_closed_stdin_is_an_error_of_the_user(decode: Run) -> None:
     assert "stdin" in one_error(decode(stdin=None))
 
 
-@pytest.mark.parametrize("command", ["decode", "parity"])
+@pytest.mark.parametrize("command", ["decode", "parity", "build"])
 def test_a_classifier_bundle_is_refused(run: Run, classifier_bundle: Path, command: str) -> None:
     outcome = run(command, classifier_bundle)
     assert outcome.code == 2
@@ -605,6 +829,13 @@ def test_a_classifier_bundle_is_refused(run: Run, classifier_bundle: Path, comma
         ["inspect", "a", "b"],
         ["export", "x.pt", "--heads", "0"],
         ["export", "x.pt", "--heads", "three"],
+        ["export", "x.pt", "--target", "tflite"],
+        ["build"],
+        ["build", "x", "--max-batch", "0"],
+        ["build", "x", "--gpu-memory", "0"],
+        ["build", "x", "--library", "cudnn"],
+        ["decode", "x", "--precision", "fp8"],
+        ["parity", "x", "--precision", "float16"],
         ["decode", "x", "--input-format", "xml"],
         ["decode", "x", "--nosuch"],
         ["train"],

@@ -15,8 +15,21 @@ MODULES = {
     ".".join(("tfexport", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in sorted(ROOT.rglob("*.py"))
 }
-EXPORT_SIDE = ("tfexport.models", "tfexport.export")
+EXPORT_SIDE = (
+    "tfexport.models",
+    "tfexport.export",
+    "tfexport.graph_modules",
+    "tfexport.selfcheck",
+    "tfexport.optimize",
+    "tfexport.engine",
+    "tfexport.plan",
+    "tfexport.targets",
+    "tfexport.triton",
+)
 DECODE_SIDE = ("tfexport.runtimes", "tfexport.search", "tfexport.translate")
+SHARED = ("config", "contract", "bundle", "tokenizers", "errors", "gpu", "kept")
+PYTORCH_RUNTIMES = ("tfexport.runtimes.pytorch", "tfexport.runtimes.pytorch_static")
+HEAVY = {"torch", "onnx", "onnx_ir", "onnxscript", "safetensors", "lightning", "cuda", "tensorrt", "tensorrt_rtx"}
 
 
 class Imports(ast.NodeVisitor):
@@ -45,6 +58,12 @@ class Imports(ast.NodeVisitor):
                 self.visit(child)
         else:
             self.generic_visit(node)
+
+
+def imports_by_name(source: str) -> bool:
+    """Whether a module is imported whose name is computed, which `Imports` cannot follow."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return any(ast.unparse(call.func).endswith(("import_module", "__import__")) for call in calls)
 
 
 def imports(source: str, package: str, *, at_import: bool = False) -> set[str]:
@@ -106,6 +125,9 @@ class K:
     assert imports(source, "tfexport") == {*always, "e", "h.i", "tfexport.search"}
     assert imports(source, "tfexport", at_import=True) == always
     assert imports("from ..errors import TfexportError", "tfexport.models") == {"tfexport.errors"}
+    for call in ("importlib.import_module(name)", "import_module('onnx')", "__import__(name)"):
+        assert imports_by_name(f"def f():\n    return {call}")
+    assert not imports_by_name("import importlib.util\nimportlib.util.find_spec('onnx')")
 
 
 def test_all_modules_are_looked_at() -> None:
@@ -122,24 +144,44 @@ def test_export_side_does_not_import_the_decode_side(module: str) -> None:
 @pytest.mark.parametrize("module", [module for module in MODULES if within(module, DECODE_SIDE)])
 def test_decode_side_does_not_import_the_export_side(module: str) -> None:
     found = {name for name in imports_of(module) if within(name, EXPORT_SIDE)}
-    if module == "tfexport.runtimes.pytorch":  # it runs the canonical model itself
+    if module in PYTORCH_RUNTIMES:  # they run the canonical model itself
         found = {name for name in found if not within(name, ("tfexport.models",))}
     assert not found
 
 
+@pytest.mark.parametrize("module", SHARED)
+def test_what_both_sides_read_imports_neither(module: str) -> None:
+    assert not {name for name in imports_of(f"tfexport.{module}") if within(name, EXPORT_SIDE + DECODE_SIDE)}
+
+
 def test_torch_is_imported_only_where_models_are_made_or_run() -> None:
-    allowed = {"tfexport.export", "tfexport.train", "tfexport.data", "tfexport.runtimes.pytorch"}
-    found = importers("torch", "lightning", "safetensors.torch")
-    assert {module for module in found if not within(module, ("tfexport.models",))} <= allowed
-    assert "tfexport.models.transformer" in found
+    allowed = {"export", "graph_modules", "selfcheck", "train", "data"}
+    found = {
+        module
+        for module in importers("torch", "lightning", "safetensors.torch")
+        if not within(module, ("tfexport.models", *PYTORCH_RUNTIMES))
+    }
+    assert found == {f"tfexport.{module}" for module in allowed}
+    assert {"tfexport.models.transformer", "tfexport.runtimes.pytorch"} <= importers("torch")
 
 
 def test_onnxruntime_is_imported_only_by_the_self_check_and_the_runtime() -> None:
-    assert importers("onnxruntime") == {"tfexport.export", "tfexport.runtimes.ort"}
+    assert importers("onnxruntime") == {"tfexport.selfcheck", "tfexport.runtimes.ort"}
 
 
-def test_onnx_is_imported_only_by_the_export() -> None:
-    assert importers("onnx", "onnx_ir", "onnxscript") == {"tfexport.export"}
+def test_onnx_is_imported_only_by_what_makes_and_changes_graphs() -> None:
+    found = importers("onnx", "onnx_ir", "onnxscript")
+    assert found == {"tfexport.export", "tfexport.optimize", "tfexport.engine"}
+
+
+def test_cuda_is_imported_only_by_the_search_for_a_gpu_and_the_memory_of_one() -> None:
+    assert importers("cuda") == {"tfexport.gpu", "tfexport.runtimes.cuda"}
+
+
+def test_tensorrt_is_imported_by_name_by_the_engines_and_their_runtime_and_nothing_else_is() -> None:
+    assert importers("tensorrt", "tensorrt_rtx") == set()
+    found = {module for module, path in MODULES.items() if imports_by_name(path.read_text(encoding="utf-8"))}
+    assert found == {"tfexport.engine", "tfexport.runtimes.trt"}
 
 
 def test_the_command_line_loads_nothing_heavy() -> None:
@@ -148,7 +190,14 @@ def test_the_command_line_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("module", ["tfexport.runtimes", "tfexport.runtimes.ort", "tfexport.translate"])
-def test_decoding_does_not_load_torch(module: str) -> None:
+def test_decoding_on_the_cpu_loads_onnxruntime_and_nothing_heavier(module: str) -> None:
     loaded = {name.split(".")[0] for name in loaded_with(module)}
     assert "numpy" in loaded  # the closure is not empty
-    assert not loaded & {"torch", "onnx", "onnxscript", "safetensors", "lightning"}
+    assert not loaded & HEAVY
+
+
+@pytest.mark.parametrize("module", ["tfexport.targets", "tfexport.runtimes.trt"])
+def test_engines_are_built_and_run_without_torch(module: str) -> None:
+    loaded = {name.split(".")[0] for name in loaded_with(module)}
+    assert "tfexport" in loaded
+    assert not loaded & {"torch", "onnxruntime", "safetensors", "lightning"}

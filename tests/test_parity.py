@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +14,10 @@ import torch
 from tiny import SRC_VOCAB, TinyCheckpoint
 
 from tfexport.bundle import open_bundle
+from tfexport.contract import Precision
 from tfexport.errors import TfexportError
 from tfexport.models.transformer import Transformer
-from tfexport.parity import Errors, ParityReport, check, compare, random_sources
+from tfexport.parity import LIMITS, Errors, Limits, ParityReport, check, compare, random_sources
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search import SearchOptions
@@ -113,13 +117,74 @@ def test_errors_do_not_pass_over_nan() -> None:
     errors = Errors()
     errors.add(np.zeros(3, np.float32), np.array([0.0, np.nan, 0.0], np.float32))
     errors.add(np.zeros(3, np.float32), np.ones(3, np.float32))
-    report = ParityReport("x", 10.0, 1, sentences=1, identical=1, logits=errors)
+    report = report_of("float32", sentences=1, identical=1, logits=errors, limits=Limits(10.0, 1.0, 1.0))
     assert np.isnan(errors.max)
     assert not report.passed
 
 
+def report_of(precision: Precision, *, limits: Limits | None = None, **found: Any) -> ParityReport:
+    """A report that passes but for what was `found`."""
+    perfect = {"sentences": 10, "identical": 10, "steps": 10_000, "top1_agree": 10_000}
+    return ParityReport("x", precision, limits or LIMITS[precision], 1, **{**perfect, **found})
+
+
 def test_report_of_nothing_does_not_pass() -> None:
-    assert not ParityReport("x", 1.0, 1).passed
+    for precision in LIMITS:
+        assert not ParityReport("x", precision, LIMITS[precision], 1).passed
+        assert not report_of(precision, sentences=0, identical=0, steps=0, top1_agree=0).passed
+
+
+@pytest.mark.parametrize(
+    ("precision", "most", "fewest"),
+    [("float32", 1e-4, 10_000), ("float16", 0.1, 9_990), ("bfloat16", 1.0, 9_900)],
+)
+def test_limits_of_each_precision(precision: Precision, most: float, fewest: int) -> None:
+    """All of float32's best tokens must be the same, 99.9 % of float16's and 99 % of bfloat16's."""
+    above = most * 1.001
+    assert report_of(precision, logits=Errors(most), cross={"cross.0.key": Errors(most)}).passed
+    assert not report_of(precision, logits=Errors(above)).passed
+    assert not report_of(precision, cross={"cross.0.key": Errors(0.0), "cross.0.value": Errors(above)}).passed
+    assert not report_of(precision, logits=Errors(math.nan)).passed
+    assert not report_of(precision, cross={"cross.0.key": Errors(math.nan), "cross.0.value": Errors(0.0)}).passed
+    assert report_of(precision, top1_agree=fewest).passed
+    assert not report_of(precision, top1_agree=fewest - 1).passed
+
+
+def test_a_float16_report_with_998_of_1000_best_tokens_fails() -> None:
+    assert not report_of("float16", top1_agree=9_980).passed
+    assert report_of("float16", top1_agree=9_995).passed
+
+
+def test_a_float32_sentence_that_differs_fails_and_one_in_half_precision_is_only_told() -> None:
+    for precision in LIMITS:
+        report = report_of(precision, identical=9, different=[4])
+        assert report.passed == (precision != "float32")
+        assert report.to_dict()["different"] == [4]
+        assert report.to_dict()["precision"] == precision
+
+
+def test_half_precision_is_compared_with_float32_and_held_to_its_own_limits(half_bundle: Path) -> None:
+    (report,) = check(half_bundle, LINES, ["ort-cpu"], precision="float16", say=silent)
+    assert report.passed
+    assert (report.precision, report.limits) == ("float16", LIMITS["float16"])
+    assert 1e-5 < report.logits.max < 0.1  # it is not float32 that was compared
+    assert 1e-5 < report.cross_max < 0.1
+    (strict,) = check(half_bundle, LINES, ["ort-cpu"], precision="float16", tolerance=1e-4, say=silent)
+    assert not strict.passed
+    assert strict.limits == replace(LIMITS["float16"], error=1e-4)
+    assert strict.to_dict()["limits"] == {"error": 1e-4, "top1": 0.999, "identical": 0.0}
+
+
+def test_half_precision_of_other_weights_fails(
+    half_bundle: Path, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    weights = torch.load(tiny_checkpoint.path, weights_only=True)
+    weights["decoder.fc_out.bias"][5] += 0.2
+    torch.save(weights, tmp_path / "other.pt")
+    options: dict[str, Any] = {"checkpoint": tmp_path / "other.pt", "precision": "float16", "say": silent}
+    (report,) = check(half_bundle, LINES, ["ort-cpu"], **options)
+    assert not report.passed
+    assert report.logits.max == pytest.approx(0.2, abs=0.05)
 
 
 def test_random_sources_are_valid_ids(tiny_bundle: Path) -> None:

@@ -1,7 +1,9 @@
-"""The runtimes: one protocol, one result; the ONNX Runtime cache is written in place, grows, and follows its rows."""
+"""The runtimes on the CPU: one protocol, one result; the cache is written in place, grows, and follows its rows."""
 
 from __future__ import annotations
 
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from tiny import BOS, SRC_VOCAB, TGT_VOCAB
 from tfexport.bundle import open_bundle
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.runtimes import RUNTIMES, load_runtime
-from tfexport.runtimes.ort import OrtRuntime
+from tfexport.runtimes.device import host_array
+from tfexport.runtimes.ort import ort_cpu
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search import SearchOptions, pad, search
 
@@ -72,29 +75,52 @@ def test_selected_rows_continue_the_rows_they_name(runtime: Any, reference: Torc
             assert state.rows == len(rows)
 
 
+def cache_of(state: Any) -> np.ndarray:
+    """The keys and values of all layers [blocks, rows, heads, cache, head_dim], as they lie in memory."""
+    return host_array(state._cache["all"])
+
+
 def test_cache_is_written_in_place(tiny_bundle: Path) -> None:
-    runtime = OrtRuntime(open_bundle(tiny_bundle), threads=1)
+    runtime = ort_cpu(open_bundle(tiny_bundle), threads=1)
     src_ids, src_len = pad(SOURCES[:2], 1)
     state = runtime.encode(src_ids, src_len)
-    buffers = state._cache.buffers
+    cache = state._cache["all"]
+    before = cache_of(state).copy()
+    assert not before.any()
     for step in range(3):
         _, state = runtime.step(state, np.array([BOS, BOS]))
-        assert all(now is before for now, before in zip(state._cache.buffers, buffers, strict=True))
-        for buffer in buffers:
-            filled = buffer.any(axis=(0, 1, 3))
-            assert filled.tolist() == [slot <= step for slot in range(buffer.shape[2])]
+        assert state._cache["all"] == cache  # the same address, too
+        found = cache_of(state)
+        changed = (found != before).any(axis=(2, 4))  # [blocks, rows, cache]
+        assert changed.tolist() == np.broadcast_to(np.arange(found.shape[3]) == step, changed.shape).tolist()
+        before = found.copy()
 
 
 def test_garbage_in_unused_slots_changes_nothing(tiny_bundle: Path) -> None:
-    runtime = OrtRuntime(open_bundle(tiny_bundle), threads=1)
+    runtime = ort_cpu(open_bundle(tiny_bundle), threads=1)
     src_ids, src_len = pad(SOURCES[:2], 1)
     results = []
     for garbage in (0.0, 1e6):
         state = runtime.encode(src_ids, src_len)
-        for buffer in state._cache.buffers:
-            buffer[:] = garbage
+        cache_of(state)[:] = garbage
         results.append([runtime.step(state, np.array([BOS, 5]))[0].copy() for _ in range(4)])
     assert np.array_equal(*results)
+
+
+def test_what_an_earlier_batch_left_in_memory_changes_nothing(tiny_bundle: Path) -> None:
+    """Memory is used again, and a NaN would poison sums even where a mask hides it."""
+    runtime = ort_cpu(open_bundle(tiny_bundle), threads=1)
+    src_ids, src_len = pad(SOURCES[:2], 1)
+    results, addresses = [], []
+    for _ in range(2):
+        state = runtime.encode(src_ids, src_len)
+        addresses.append(state._cache["all"].address)
+        results.append([runtime.step(state, np.array([BOS, 5]))[0].copy() for _ in range(18)])  # over the growth
+        cache_of(state)[:] = np.nan
+        host_array(state._cross["all"])[:] = np.nan
+        del state
+    assert np.array_equal(*results)
+    assert addresses[0] == addresses[1]
 
 
 @pytest.mark.parametrize("beam", [1, 4])
@@ -118,14 +144,31 @@ def test_padding_may_be_anything(runtime: Any) -> None:
 
 
 def test_unknown_runtime_names_those_there_are(tiny_bundle: Path) -> None:
-    with pytest.raises(RuntimeUnavailable, match="ort-cpu, torch"):
+    with pytest.raises(RuntimeUnavailable, match="Use one of: ort-cpu, ort-cuda, tensorrt, torch, torch-cuda"):
         load_runtime("ort-gpu", open_bundle(tiny_bundle))
 
 
-def test_missing_library_names_the_extra_that_brings_it(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "tfexport.runtimes.ort", None)
-    with pytest.raises(RuntimeUnavailable, match=r"pip install 'tfexport\[cpu\]'"):
-        load_runtime("ort-cpu", open_bundle(tiny_bundle))
+@pytest.mark.parametrize(
+    ("name", "module", "extra"),
+    [
+        ("ort-cpu", "ort", "cpu"),
+        ("ort-cuda", "ort", "cuda"),
+        ("tensorrt", "trt", "tensorrt-rtx"),
+        ("torch", "pytorch", "export"),
+        ("torch-cuda", "pytorch", "export"),
+    ],
+)
+def test_missing_library_names_the_extra_that_brings_it(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, f"tfexport.runtimes.{module}", None)
+    with pytest.raises(RuntimeUnavailable, match=rf"pip install 'tfexport\[{extra}\]'"):
+        load_runtime(name, open_bundle(tiny_bundle))
+
+
+def test_every_extra_that_is_named_exists() -> None:
+    extras = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    assert set(RUNTIMES.values()) <= set(extras["project"]["optional-dependencies"])
 
 
 def test_weights_that_are_not_numbers_are_an_error_not_a_translation(tiny_bundle: Path) -> None:

@@ -28,7 +28,8 @@ from references import decode as naive
 from torch import Tensor
 
 from tfexport.errors import TfexportError
-from tfexport.search import COMPACT_BELOW, Hypothesis, SearchOptions, pad, search
+from tfexport.runtimes.base import Best, best_of
+from tfexport.search import COMPACT_BELOW, Hypothesis, SearchOptions, _without_early_eos, pad, search
 
 # A sum of -inf and inf, or a limit that overflows, first shows as a warning of NumPy.
 pytestmark = pytest.mark.filterwarnings("error")
@@ -404,6 +405,94 @@ def test_a_logit_of_minus_infinity_is_an_impossible_token(beam: int) -> None:
     found = run(model, SOURCES[:2], vocab=6, beam=beam, nbest=beam, max_length=3)
     assert {token for hypotheses in found for h in hypotheses for token in h.ids} <= {EOS, 3}
     assert all(math.isfinite(h.log_prob) for hypotheses in found for h in hypotheses)
+
+
+# --- the best tokens
+
+
+def test_best_tokens_are_sorted_and_of_equals_the_lower_comes_first() -> None:
+    logits = np.array([[1, 3, 2, 3, 1, 3], [5, 5, 5, 5, 5, 5], [0, 9, 1, 9, 2, 9]], dtype=np.float32)
+    for count, wanted in (
+        (1, [[1], [0], [1]]),
+        (2, [[1, 3], [0, 1], [1, 3]]),
+        (4, [[1, 3, 5, 2], [0, 1, 2, 3], [1, 3, 5, 4]]),
+        (6, [[1, 3, 5, 2, 0, 4], [0, 1, 2, 3, 4, 5], [1, 3, 5, 4, 2, 0]]),
+    ):
+        assert best_of(logits, count).ids.tolist() == wanted
+
+
+@given(
+    rows=st.lists(st.lists(st.integers(-3, 3), min_size=7, max_size=7), min_size=1, max_size=4),
+    count=st.integers(1, 9),
+)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_best_tokens_are_those_of_a_stable_sort(rows: list[list[int]], count: int) -> None:
+    logits = np.array(rows, dtype=np.float32)
+    best = best_of(logits, count)
+    order = np.argsort(-logits, axis=1, kind="stable")[:, :count]  # as many as there are, where count is larger
+    assert best.ids.tolist() == order.tolist()
+    exact = logits.astype(np.float64)
+    log_probs = exact - np.logaddexp.reduce(exact, axis=1, keepdims=True)
+    assert best.log_probs.dtype == np.float64
+    np.testing.assert_allclose(best.log_probs, np.take_along_axis(log_probs, order, axis=1), atol=1e-6)
+
+
+def test_log_probabilities_neither_overflow_nor_vanish() -> None:
+    best = best_of(np.array([[30000.0, 29999.0, -30000.0], [-3e38, 0.0, -math.inf]], dtype=np.float32), 3)
+    assert best.ids.tolist() == [[0, 1, 2], [1, 0, 2]]
+    assert best.log_probs[0] == pytest.approx([-0.313262, -1.313262, -60000.313262], abs=1e-5)
+    assert best.log_probs[1].tolist() == [0.0, pytest.approx(-3e38), -math.inf]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [[math.nan, 1, 2, 3], [3, 2, 1, math.nan], [0, math.inf, 0, 0], [math.inf, -math.inf, 0, 0], [-math.inf] * 4],
+)
+def test_best_tokens_of_what_cannot_be_sorted_are_refused_by_the_search(broken: list[float]) -> None:
+    logits = np.array([[4, 3, 2, 1], broken], dtype=np.float32)
+    best = best_of(logits, 2)
+    assert best.ids.shape == best.log_probs.shape == (2, 2)
+    assert np.isnan(best.log_probs[1]).all()
+    with pytest.raises(TfexportError, match="not finite numbers"):
+        _without_early_eos(best, 1, 2, EOS, SearchOptions())
+
+
+EARLY = SearchOptions(min_length=3, max_length=9)
+
+
+def candidates(*ids: int) -> Best:
+    """One row: these tokens, of log-probabilities -1, -2, ..."""
+    return Best(-np.arange(1, len(ids) + 1, dtype=np.float32)[None], np.array([ids]))
+
+
+def shown(best: Best) -> list[tuple[int, float]]:
+    return list(zip(best.ids[0].tolist(), best.log_probs[0].tolist(), strict=True))
+
+
+def test_an_early_eos_is_taken_out_and_the_others_keep_their_order_and_log_probabilities() -> None:
+    assert shown(_without_early_eos(candidates(5, EOS, 7, 8), 3, 3, EOS, EARLY)) == [(5, -1), (7, -3), (8, -4)]
+    assert shown(_without_early_eos(candidates(EOS, 5, 7, 8), 1, 3, EOS, EARLY)) == [(5, -2), (7, -3), (8, -4)]
+    assert shown(_without_early_eos(candidates(5, 7, 8, EOS), 1, 3, EOS, EARLY)) == [(5, -1), (7, -2), (8, -3)]
+
+
+def test_where_eos_is_no_candidate_the_one_too_many_goes() -> None:
+    assert shown(_without_early_eos(candidates(5, 6, 7, 8), 1, 3, EOS, EARLY)) == [(5, -1), (6, -2), (7, -3)]
+
+
+def test_eos_stays_once_the_minimal_length_is_reached() -> None:
+    for best in (candidates(5, EOS, 7), candidates(5, EOS, 7, 8)):
+        assert shown(_without_early_eos(best, 4, 3, EOS, EARLY)) == [(5, -1), (EOS, -2), (7, -3)]
+
+
+def test_of_a_vocabulary_smaller_than_the_beam_an_early_eos_comes_last_and_is_impossible() -> None:
+    found = shown(_without_early_eos(candidates(1, EOS, 0), 2, 6, EOS, EARLY))
+    assert found == [(1, -1), (0, -3), (EOS, -math.inf)]
+
+
+def test_an_early_eos_is_taken_out_of_each_row_by_itself() -> None:
+    rows = [candidates(5, EOS, 7), candidates(5, 6, 7), candidates(EOS, 6, 7)]
+    best = Best(np.concatenate([row.log_probs for row in rows]), np.concatenate([row.ids for row in rows]))
+    assert _without_early_eos(best, 1, 2, EOS, EARLY).ids.tolist() == [[5, 7], [5, 6], [6, 7]]
 
 
 # --- helpers and the fake itself

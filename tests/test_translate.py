@@ -16,10 +16,10 @@ from tokenizers import Tokenizer, models
 from tfexport.bundle import Bundle, Origin
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import FloatArray, IntArray
+from tfexport.runtimes.base import Best, IntArray
 from tfexport.search import Hypothesis, SearchOptions
 from tfexport.tokenizers import TextTokenizer, word_tokenizer
-from tfexport.translate import WINDOW_BATCHES, Reader, Result, Unreadable, Writer, translate
+from tfexport.translate import WINDOW_BATCHES, Reader, Result, Unreadable, Writer, source_lengths, translate
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", "a", "b", "c", "d"]
 A, B, C, D, UNK = 4, 5, 6, 7, 3
@@ -199,6 +199,12 @@ def test_tokens_are_looked_up_as_they_stand_and_text_is_tokenized() -> None:
     assert Reader(CONFIG, lower, "tokens").ids(b"A b") == [UNK, B, EOS]
 
 
+def test_the_lengths_to_plan_for_are_those_of_the_lines_that_can_be_decoded() -> None:
+    reader = Reader(CONFIG, VOCABULARY, "text")  # adds an eos, reads at most 6 ids
+    lines = [b"\xef\xbb\xbfa b\n", b"\n", b"a\n", b"\xff\n", b"a a a a a\n", b"a a a a a a\n"]
+    assert source_lengths(reader, lines) == [3, 2, 6]
+
+
 # --- writing
 
 
@@ -282,7 +288,8 @@ def bundle(folder: Path, config: ModelConfig = CONFIG, **tokenizers: TextTokeniz
     """As much of a bundle as a reader and a writer look at."""
     for side, tokenizer in tokenizers.items():
         (folder / f"{side}.json").write_text(json.dumps(tokenizer.to_dict()), encoding="utf-8")
-    return Bundle(folder, config, Origin("", "", {}), {}, {side: f"{side}.json" for side in tokenizers})
+    names = {side: f"{side}.json" for side in tokenizers}
+    return Bundle(folder, config, Origin("", "", {}), graphs=(), engines=(), tokenizers=names, files={})
 
 
 def test_text_is_the_format_where_there_is_a_vocabulary_and_ids_where_there_is_none(tmp_path: Path) -> None:
@@ -326,10 +333,9 @@ class EndsAtOnce:
         self.rows = len(src_len)
         return self
 
-    def step(self, state: EndsAtOnce, tokens: IntArray) -> tuple[FloatArray, EndsAtOnce]:
-        logits = np.zeros((len(tokens), SIZE), dtype=np.float32)
-        logits[:, EOS] = 9
-        return logits, self
+    def best(self, state: EndsAtOnce, tokens: IntArray, count: int) -> tuple[Best, EndsAtOnce]:
+        shape = (len(tokens), count)
+        return Best(np.zeros(shape, dtype=np.float32), np.full(shape, EOS)), self
 
 
 def test_a_window_of_one_answers_each_line_before_it_reads_the_next() -> None:

@@ -26,7 +26,7 @@ CACHE = tuple(32 * 2**power for power in range(10))
 BATCH = tuple(2**power for power in range(15))
 SRC_BLOCK = 32
 
-KEPT = 32
+KEPT = 256
 """Sets of compiled code's buffers that wait for the next batch of their sizes; the one longest unused goes first."""
 
 Spec = tuple[tuple[int, ...], torch.dtype]
@@ -66,12 +66,20 @@ class Pool:
         for index in reversed(range(len(self._free))):
             if self._free[index][0] == specs:
                 return Lease(self, *self._free.pop(index))
+        try:
+            tensors = self._new(specs)
+        except torch.OutOfMemoryError:
+            self._free.clear()
+            tensors = self._new(specs)
+        return Lease(self, specs, tensors)
+
+    def _new(self, specs: tuple[Spec, ...]) -> list[Tensor]:
         tensors = [torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in specs]
         if self._compiled:
             for tensor in tensors:
                 # A CUDA graph takes other inputs by copy, and none that it writes to.
                 torch._dynamo.mark_static_address(tensor)
-        return Lease(self, specs, tensors)
+        return tensors
 
     def give_back(self, specs: tuple[Spec, ...], tensors: list[Tensor]) -> None:
         if self._compiled:

@@ -1,0 +1,172 @@
+"""What a run found, as JSON with every number and as a Markdown table."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from tfexport.contract import short_name
+
+PACKAGES = (
+    *("tfexport", "torch", "triton", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt_rtx", "transformers"),
+    *("numpy", "onnx", "cuda-bindings", "nvidia-cudnn-cu13", "sacrebleu"),
+)
+
+
+def machine(device: str) -> dict[str, Any]:
+    """Hardware and software of this run; None for what is not there or does not tell."""
+    facts: dict[str, Any] = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(sys.orig_argv),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cpu": _cpu(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "versions": {package: _version(package) for package in PACKAGES},
+        "gpu": None,
+    }
+    if device == "cuda":
+        import torch
+
+        properties = torch.cuda.get_device_properties(0)
+        facts["gpu"] = {
+            "name": properties.name,
+            "compute_capability": f"{properties.major}.{properties.minor}",
+            "memory_mib": properties.total_memory / 2**20,
+            "driver": _driver(),
+            "torch_cuda": torch.version.cuda,
+        }
+    return facts
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    try:
+        found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor()
+
+
+def _driver() -> str | None:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return None
+
+
+def write(record: Mapping[str, Any], path: Path) -> None:
+    """Write `path`.json and `path`.md, in place of older ones."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Path(f"{path}.json").write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    Path(f"{path}.md").write_text(markdown(record), encoding="utf-8")
+
+
+def markdown(record: Mapping[str, Any]) -> str:
+    """The tables of a run, with what one needs to know to read them."""
+    facts, options = record["machine"], record["options"]
+    gpu = facts["gpu"]
+    where = f"{gpu['name']}, driver {gpu['driver']}" if gpu else "no GPU, computed on the CPU"
+    versions = ", ".join(f"{name} {found}" for name, found in facts["versions"].items() if found)
+    lines = [
+        f"# {where}",
+        "",
+        f"{facts['date']}, {facts['cpu']} ({facts['cpus']} CPUs), Python {facts['python']}; {versions}.",
+        "",
+        f"Model: {record['model']}.",
+        "",
+        "```",
+        facts["command"],
+        "```",
+    ]
+    if record["parity"]:
+        lines += ["", *_parity(record["parity"])]
+    if record["benchmark"]:
+        lines += ["", *_benchmark(record["benchmark"], options)]
+    return "\n".join(lines) + "\n"
+
+
+def _parity(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = [
+        "## Parity",
+        "",
+        "Against the same model in float32 PyTorch on the CPU. Tokens are decoded freely; logits are compared along "
+        "PyTorch's greedy output. `passed` holds the limits of `tfexport parity`.",
+        "",
+    ]
+    bleu = any(row.get("bleu") is not None for row in rows)
+    head = ["runtime", "precision", "batch", "beam", "tokens identical", "largest logit error", "best token the same"]
+    table = []
+    for row in rows:
+        cells = [row["runtime"], short_name(row["precision"]), row["batch"], row["beam"]]
+        if row["error"]:
+            table.append([*cells, row["error"], "", "", *[""] * bleu, ""])
+            continue
+        forced, error = row["steps"] is not None, row["logits_max_error"]
+        cells.append(f"{row['identical']} of {row['sentences']}")
+        cells.append((error if isinstance(error, str) else f"{error:.1e}") if forced else "")
+        cells.append(f"{row['top1_agree']} of {row['steps']}" if forced else "")
+        if bleu:
+            cells.append(f"{row['bleu']:.2f} ({row['bleu_reference']:.2f})")
+        table.append([*cells, {True: "yes", False: "NO", None: ""}[row["passed"]]])
+    return lines + _table([*head, *["BLEU (reference)"] * bleu, "passed"], table)
+
+
+def _benchmark(rows: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[str]:
+    lines = [
+        "## Speed",
+        "",
+        f"Every sentence is decoded to exactly {options['tokens']} tokens. {options['repeats']} repeats after "
+        f"{options['warmup']} for warm-up, round robin over the runtimes of a precision; median, and 10th to 90th "
+        "percentile in brackets. Tokens are those of the best hypothesis; their rate is that of the whole search, encoder "
+        "included. A step is the time from tokens on the host to the best tokens on the host. The ratio is that of the "
+        f"rates in the same round, to {options['runtimes'][0]} in the same precision. `hugging-face` computes its output "
+        "projection in the precision too, the others in float32.",
+        "",
+        "Memory: `alloc` is the peak that PyTorch's allocator gave out, `free` how far the free GPU memory fell, both "
+        "since before the runtime was loaded; earlier settings of the same runtime are in it.",
+        "",
+    ]
+    head = ["runtime", "precision", "batch", "beam", "tokens/s", "ms a step", "ratio", "GPU memory, MiB"]
+    table = []
+    for row in rows:
+        cells = [row["runtime"], short_name(row["precision"]), row["batch"], row["beam"]]
+        if row["error"]:
+            table.append([*cells, row["error"], "", "", ""])
+            continue
+        memory = row["memory"]
+        kind = {"torch.cuda.max_memory_allocated": "alloc", "cudaMemGetInfo": "free"}
+        cells += [_spread(row["tokens_per_second"], 0), _spread(row["step_ms"], 3), _spread(row["ratio"], 2)]
+        table.append([*cells, f"{memory['mib']:.0f} {kind[memory['how']]}" if memory else ""])
+    return lines + _table(head, table)
+
+
+def _spread(found: Mapping[str, float] | None, digits: int) -> str:
+    if found is None:
+        return ""
+    median, p10, p90 = (f"{found[key]:.{digits}f}" for key in ("median", "p10", "p90"))
+    return f"{median} ({p10} to {p90})"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    def line(cells: Sequence[Any]) -> str:
+        return f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |"
+
+    return [line(head), line(["---"] * len(head)), *map(line, rows)]

@@ -1,0 +1,243 @@
+"""Every GPU runtime on a real GPU, held to PyTorch on the CPU: `make gpu`. Without a GPU all of it is skipped, and says so.
+
+The model is the embedded German-English one, on sentences like those that it was trained on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+import torch
+
+from tfexport.bundle import Bundle, open_bundle
+from tfexport.contract import PRECISIONS, Precision
+from tfexport.demo import embedded_checkpoint
+from tfexport.errors import RuntimeUnavailable
+from tfexport.export import export
+from tfexport.gpu import find_gpu
+from tfexport.models.checkpoint import load_checkpoint
+from tfexport.parity import LIMITS, compare
+from tfexport.runtimes import load_runtime
+from tfexport.runtimes.base import Runtime
+from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search import SearchOptions, pad, search
+from tfexport.translate import Reader
+
+
+def has_gpu() -> bool:
+    try:
+        find_gpu()
+    except RuntimeUnavailable:  # also where cuda-bindings is not installed, of which PyTorch has its own
+        return torch.cuda.is_available()
+    return True
+
+
+NOT_RUN = "no NVIDIA GPU here: this was not run"
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not has_gpu(), reason=NOT_RUN)]
+
+RUNTIMES = ("torch-cuda", "torch-cuda-compiled", "ort-cuda", "tensorrt")
+WHO = (
+    *("Ein Mann", "Eine Frau", "Ein kleiner Junge", "Ein Mädchen in einem roten Kleid", "Ein brauner Hund"),
+    *("Ein Kind mit einem blauen Hut", "Eine ältere Dame", "Ein Radfahrer"),
+)
+DOES = (
+    *("spielt am Strand mit einem roten Ball.", "läuft durch den Schnee.", "sitzt auf einer Bank im Park."),
+    *(
+        "springt über einen Zaun.",
+        "steht vor einem großen Gebäude und schaut in die Kamera.",
+        "geht eine Straße entlang.",
+    ),
+    *("wartet an einer Haltestelle auf den Bus.", "liegt im Gras.", "schläft.", "überquert einen Fluss."),
+)
+SENTENCES = [f"{who} {does}" for who, does in itertools.product(WHO, DOES)]
+
+
+@pytest.fixture(scope="session")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model in all precisions, with TensorRT engines where a TensorRT is installed."""
+    directory = tmp_path_factory.mktemp("gpu") / "de-en"
+    export(load_checkpoint(embedded_checkpoint(), {}), directory, precisions=list(PRECISIONS.values()))
+    build = [
+        sys.executable,
+        "-m",
+        "tfexport",
+        "build",
+        str(directory),
+        "--precision",
+        ",".join(PRECISIONS),
+        "--gpu",
+        "here",
+    ]
+    done = subprocess.run(build, capture_output=True, text=True, timeout=1800)
+    if done.returncode not in (0, 2):  # 2: none is installed, or none that builds for this GPU
+        pytest.fail(done.stderr)
+    print(done.stdout, done.stderr)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def bundle(directory: Path) -> Bundle:
+    return open_bundle(directory)
+
+
+@pytest.fixture(scope="session")
+def reference(bundle: Bundle) -> TorchRuntime:
+    return TorchRuntime.from_bundle(bundle)
+
+
+@pytest.fixture(scope="session")
+def sources(bundle: Bundle) -> list[list[int]]:
+    reader = Reader.of(bundle, "text")
+    return [reader.ids(sentence.encode()) for sentence in SENTENCES]
+
+
+def load(name: str, bundle: Bundle, precision: Precision) -> Runtime[Any]:
+    if name == "torch-cuda-compiled":
+        return TorchRuntime.from_bundle(bundle, device="cuda", precision=precision, compiled=True)
+    return load_runtime(name, bundle, precision=precision)
+
+
+def not_here(name: str, error: Exception) -> NoReturn:
+    pytest.skip(f"{name} is not here: this was not run ({error})")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(name, precision) for name in RUNTIMES for precision in PRECISIONS],
+    ids=[f"{name}-{precision}" for name in RUNTIMES for precision in PRECISIONS],
+)
+def runtime(request: pytest.FixtureRequest, bundle: Bundle) -> Iterator[Runtime[Any]]:
+    name, short = request.param
+    if name == "tensorrt" and not any(engine.precision == PRECISIONS[short] for engine in bundle.engines):
+        pytest.skip(f"{name} has no engines for this GPU: this was not run (see what `tfexport build --gpu here` says)")
+    try:
+        yield load(name, bundle, PRECISIONS[short])
+    except RuntimeUnavailable as error:
+        not_here(name, error)
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+
+
+def free_memory() -> int:
+    torch.cuda.synchronize()
+    return torch.cuda.mem_get_info()[0]
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize("batch_size", [1, 32])
+def test_parity(
+    runtime: Runtime[Any], reference: TorchRuntime, sources: list[list[int]], batch_size: int, beam: int
+) -> None:
+    """In float32 every token; in half precision the best token at 99.9 % (float16) and 99 % (bfloat16) of the steps."""
+    some = sources if batch_size > 1 else sources[::8]
+    report = compare(reference, runtime, some, SearchOptions(beam=beam, max_length=64), batch_size=batch_size)
+    assert report.passed, report.to_dict()
+    if runtime.precision == "float32":
+        assert report.identical == len(some)
+    assert report.top1_agree >= {"float32": 1.0, "float16": 0.999, "bfloat16": 0.99}[runtime.precision] * report.steps
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_rows_follow_their_hypotheses_through_every_cache(
+    runtime: Runtime[Any], reference: TorchRuntime, sources: list[list[int]], beam: int
+) -> None:
+    """70 steps, past the caches of 32 and of 64 slots, with beams reordered and sentences dropped on the way."""
+    src_ids, src_len = pad(sources[:5], reference.config.pad_id)
+    random = np.random.default_rng(0)
+    targets = random.integers(4, reference.config.tgt_vocab_size, (5 * beam, 70))
+    targets[:, 0] = reference.config.bos_id
+    state = runtime.encode(src_ids, src_len, beam=beam)
+    history = np.zeros((5 * beam, 0), dtype=np.int64)
+    sentence = np.repeat(np.arange(5), beam)
+    drops = {20: [0, 1, 3, 4], 40: [1, 2], 60: [1]}  # of the sentences that are left
+    for position in range(70):
+        tokens = targets[: state.rows, position]
+        logits, state = runtime.step(state, tokens)
+        history = np.concatenate([history, tokens[:, None]], axis=1)
+        if position % 9 == 8 or position in (0, 31, 32, 63, 64, 69):
+            wanted = reference.teacher_forced(src_ids[sentence], src_len[sentence], history)[:, -1]
+            assert np.abs(logits - wanted).max() <= LIMITS[runtime.precision].error
+        groups = np.arange(state.rows).reshape(-1, beam)
+        if position in drops:
+            groups = groups[drops[position]]
+        if position % 3 == 0:  # from time to time two reorders follow each other, and often none
+            groups = random.permuted(groups, axis=1)
+        rows = groups.ravel()
+        if len(rows) != state.rows or (rows != np.arange(len(rows))).any():
+            state, history, sentence = state.select(rows), history[rows], sentence[rows]
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_no_step_takes_memory_and_known_shapes_take_none_again(
+    runtime: Runtime[Any], sources: list[list[int]], beam: int
+) -> None:
+    src_ids, src_len = pad(sources[:8], runtime.config.pad_id)
+    reordered = np.arange(8 * beam).reshape(8, beam)[:, ::-1].ravel()
+
+    def decode() -> tuple[list[int], list[np.ndarray]]:
+        """The free memory after each step, and the best tokens."""
+        state = runtime.encode(src_ids, src_len, beam=beam)
+        tokens = np.full(8 * beam, runtime.config.bos_id)
+        free, found = [], []
+        for _ in range(30):
+            best, state = runtime.best(state, tokens, 2 * beam)
+            tokens = best.ids[:, 0]
+            found.append(best.ids)
+            state = state.select(reordered)
+            free.append(free_memory())
+        return free, found
+
+    _, first = decode()
+    search(runtime, sources[:3], SearchOptions(beam=beam, max_length=40))  # other shapes in between
+    decode()  # both sets of the cache are recorded for both orders by now
+    before = free_memory()
+    free, again = decode()
+    assert set(free[5:]) == {free[5]}
+    assert free_memory() == before
+    assert all(np.array_equal(one, other) for one, other in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_no_node_of_ort_cuda_falls_back_to_the_cpu(
+    bundle: Bundle, precision: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "tfexport.runtimes.ort"):
+        try:
+            load("ort-cuda", bundle, PRECISIONS[precision])
+        except RuntimeUnavailable as error:
+            not_here("ort-cuda", error)
+    assert [record.getMessage() for record in caplog.records if "do not run in" in record.getMessage()] == []
+
+
+def test_pytorch_compiles_to_cuda_graphs(bundle: Bundle, sources: list[list[int]]) -> None:
+    """PyTorch runs code without them, and says nothing, where something stands in their way."""
+    from torch._dynamo.utils import counters
+
+    try:
+        runtime = load("torch-cuda-compiled", bundle, "float32")
+    except RuntimeUnavailable as error:
+        not_here("torch-cuda-compiled", error)
+    torch._dynamo.reset()
+    counters.clear()
+    for _ in range(3):
+        search(runtime, sources[:4], SearchOptions(beam=4, max_length=20))
+    assert counters["inductor"]["cudagraph_skips"] == 0
+    # Inputs that a graph would have to copy into memory of its own.
+    assert counters["inductor"]["cudagraph_recorded_non_static_inputs"] == 0
+
+
+def test_float32_means_float32_in_pytorch(bundle: Bundle) -> None:
+    torch.set_float32_matmul_precision("high")
+    try:
+        load("torch-cuda", bundle, "float32")
+    except RuntimeUnavailable as error:
+        not_here("torch-cuda", error)
+    assert torch.get_float32_matmul_precision() == "highest"
