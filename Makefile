@@ -4,7 +4,7 @@ VENV ?= .venv
 # What `make gpu` measures: a bundle in fp32, fp16 and bf16. By default the embedded model, exported to build/gpu.
 BUNDLE ?=
 
-.PHONY: demo test gpu constraints clean
+.PHONY: demo test engines gpu constraints clean
 
 demo: $(VENV)/export.done
 	$(VENV)/bin/tfexport demo
@@ -14,6 +14,10 @@ test: $(VENV)/dev.done
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n 2 --dist loadfile
+
+# Builds TensorRT engines ahead of time, without a GPU, and lists their sizes and seconds.
+engines: $(VENV)/dev.done
+	OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/engines.py
 
 # Parity, then speed, with the packages of $(PYTHON) itself: a machine with a GPU brings the PyTorch that fits it.
 # Without a GPU every test is skipped, and the second command says so and fails.
@@ -28,7 +32,7 @@ $(VENV)/export.done: pyproject.toml constraints.txt
 
 $(VENV)/dev.done: pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[export,cpu,train,spacy,dev]'
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[export,cpu,tensorrt-rtx,train,spacy,dev]'
 	touch $@
 
 constraints: $(VENV)/dev.done

@@ -47,7 +47,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_there_are_commands() -> None:
-    assert {shlex.split(command)[1] for command in COMMANDS} == {"inspect", "export", "parity", "build", "decode", "train"}
+    assert {shlex.split(command)[1] for command in COMMANDS} == {
+        "inspect",
+        "export",
+        "parity",
+        "build",
+        "decode",
+        "train",
+    }
 
 
 @pytest.mark.parametrize("number", range(len(COMMANDS)), ids=lambda number: COMMANDS[number][:60])

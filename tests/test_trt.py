@@ -163,8 +163,8 @@ def test_engines_for_something_else_are_one_line_that_names_what_to_rebuild(bund
     build = rf"tfexport build {bundle.directory} --gpu sm120"
     cases: list[tuple[Bundle, Any, str]] = [
         (changed(bundle), None, rf"are for sm89, this GPU is sm120\. Rebuild: {build}\.$"),
-        (changed(bundle, gpu="sm120", version="98.0"), None, rf"built by tensorrt_rtx 98\.0, installed is tensorrt_rtx 99\.1\. "
-         rf"Install that version, or rebuild: {build}\.$"),
+        (changed(bundle, gpu="sm120", version="98.0"), None,
+         rf"built by tensorrt_rtx 98\.0, installed is tensorrt_rtx 99\.1\. Install that version, or rebuild: {build}\.$"),
         (changed(bundle), "bfloat16", rf"has no TensorRT bf16 engines, only fp32\. Build them: {build} --precision bf16\.$"),
         (dataclasses.replace(bundle, engines=()), None, rf"has no TensorRT engines\. Build them: {build}\.$"),
     ]  # fmt: skip
