@@ -372,6 +372,8 @@ def random_transformer(**changes: Any) -> Transformer:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
+        if model.output_bias is not None:
+            model.output_bias[model.config.eos_id] += 4  # ends outputs soon
     return model
 
 
@@ -393,6 +395,7 @@ def test_hugging_face_computes_the_same(changes: dict[str, Any]) -> None:
     options = SearchOptions(max_length=20)
     wanted = [hypotheses[0].ids for hypotheses in search(TorchRuntime(model), sources, options)]
     assert peer.decode(sources, options) == wanted
+    assert (min(map(len, wanted)) < 11) == (model.output_bias is not None)
     for beam in (1, 4):
         forced = peer.decode(sources, timing.Setting(sources, beam, tokens=11).options)
         assert {len(output) for output in forced} == {11}

@@ -337,13 +337,31 @@ def test_export_in_half_precision(
     assert bundle.precisions == ["float32", "float16", *["bfloat16"] * ("bf16" in given)]
 
 
-@pytest.mark.usefixtures("quick_export")
-def test_a_plan_that_cannot_be_built_is_refused_before_the_export(
-    run: Run, here: Path, tiny_checkpoint: TinyCheckpoint
+@pytest.fixture
+def export_engines(run: Run, here: Path, tiny_checkpoint: TinyCheckpoint, quick_export: None) -> Run:
+    """`tfexport export --target tensorrt` for a GPU that is not here."""
+
+    def run_export(*arguments: object) -> Outcome:
+        flags = ("--target", "tensorrt", "--gpu", "sm89", "--gpu-memory", "0.1")
+        return run("export", here, *tiny_checkpoint.flags, *flags, *arguments)
+
+    return run_export
+
+
+def test_engines_that_cannot_be_built_are_refused_before_the_export(export_engines: Run, here: Path) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="the tensorrt-rtx extra is not installed")
+    assert "this plan needs about" in one_error(export_engines("--max-batch", "100000"))
+    assert "--cache is '7-9'" in one_error(export_engines("--cache", "7-9"))
+    assert "does not build for h200. It knows sm" in one_error(export_engines("--gpu", "sm89,h200"))
+    assert [path.name for path in here.parent.iterdir()] == ["tiny.pt"]
+
+
+@pytest.mark.parametrize("library", ["tensorrt", "tensorrt_rtx"])
+def test_a_missing_library_is_told_before_the_export(
+    export_engines: Run, here: Path, monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:
-    arguments = ("export", here, *tiny_checkpoint.flags, "--target", "tensorrt", "--gpu", "sm89", "--gpu-memory", "0.1")
-    assert "this plan needs about" in one_error(run(*arguments, "--max-batch", "100000"))
-    assert "--cache is '7-9'" in one_error(run(*arguments, "--cache", "7-9"))
+    monkeypatch.setitem(sys.modules, library, None)
+    assert f"needs {library}, which is not installed" in one_error(export_engines("--library", library))
     assert [path.name for path in here.parent.iterdir()] == ["tiny.pt"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import struct
 import subprocess
 from collections.abc import Callable, Iterator
@@ -326,13 +327,25 @@ def test_rows_that_are_selected_wrongly_are_found(altered_export: Callable, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_best_tokens_that_are_not_the_best_are_found(altered_export: Callable, tmp_path: Path) -> None:
-    def smallest(graph: onnx.GraphProto) -> None:
-        best = next(node for node in graph.node if node.op_type == "TopK")
-        next(attribute for attribute in best.attribute if attribute.name == "largest").i = 0
+def worst_tokens(graph: onnx.GraphProto) -> None:
+    best = next(node for node in graph.node if node.op_type == "TopK")
+    next(attribute for attribute in best.attribute if attribute.name == "largest").i = 0
 
-    with pytest.raises(TfexportError, match=r"decoder_step\.onnx computes best\."):
-        altered_export(smallest, "decoder_step.onnx", tmp_path / "bundle")
+
+def no_ids(graph: onnx.GraphProto) -> None:
+    """The log-probabilities are right, but all are said to be those of token 0."""
+    best = next(node for node in graph.node if node.op_type == "TopK")
+    best.output[1] = "found"
+    graph.node.append(onnx.helper.make_node("Sub", ["found", "found"], ["best.ids"]))
+
+
+@pytest.mark.parametrize(("change", "name"), [(worst_tokens, "best.log_probs"), (no_ids, "best.ids")])
+def test_best_tokens_that_are_not_the_best_are_found(
+    altered_export: Callable, tmp_path: Path, change: Callable[[onnx.GraphProto], None], name: str
+) -> None:
+    with pytest.raises(TfexportError, match=rf"decoder_step\.onnx computes {re.escape(name)} "):
+        altered_export(change, "decoder_step.onnx", tmp_path / "bundle")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_dialect_that_computes_something_else_is_not_exported(

@@ -24,7 +24,6 @@ EXPORT_SIDE = (
     "tfexport.engine",
     "tfexport.plan",
     "tfexport.targets",
-    "tfexport.triton",
 )
 DECODE_SIDE = ("tfexport.runtimes", "tfexport.search", "tfexport.translate")
 SHARED = ("config", "contract", "bundle", "tokenizers", "errors", "gpu", "kept")

@@ -171,6 +171,20 @@ def test_compiled_code_meets_its_buffers_again(static: Make, reference: TorchRun
 
 
 @pytest.mark.usefixtures("uncompiled")
+def test_compiled_code_changes_to_much_smaller_batches_only(static: Make, reference: TorchRuntime) -> None:
+    runtime = static(compiled=True)
+    src_ids, src_len = pad(SOURCES, PAD)
+    state = runtime.encode(src_ids, src_len)
+    left = np.arange(8)
+    for rows, places in (([1, 2, 5], 8), ([0, 2], 2), ([1], 2)):
+        state, left = state.select(np.array(rows)), left[rows]
+        assert isinstance(state, StaticState)
+        assert (state.rows, len(state._tokens)) == (len(rows), places)
+    logits, _ = runtime.step(state, np.array([BOS]))
+    assert np.abs(logits - reference.teacher_forced(src_ids[left], src_len[left], np.array([[BOS]]))[:, 0]).max() < 1e-5
+
+
+@pytest.mark.usefixtures("uncompiled")
 def test_batches_on_their_way_share_no_buffers(static: Make, reference: TorchRuntime) -> None:
     runtime = static(compiled=True)
     batches = [pad([source], PAD) for source in (SOURCES[0], SOURCES[4])]

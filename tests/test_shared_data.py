@@ -36,7 +36,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
         read_vocabulary(TUTORIAL / "tgt_vocab.json"),
     )
     checkpoint = load_checkpoint(TUTORIAL / "model.pt", {"n_heads": 8}, tokenizers=vocabularies)
-    return open_bundle(export(checkpoint, tmp_path_factory.mktemp("tutorial") / "bundle").directory)
+    directory = tmp_path_factory.mktemp("tutorial") / "bundle"
+    return open_bundle(export(checkpoint, directory, precisions=("float16",)).directory)
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +80,27 @@ def test_parity_on_the_real_checkpoint(bundle: Bundle, expected: list[dict[str, 
     assert report.cross_max <= 1e-4
     assert report.logits.max <= 1e-4
     assert report.passed
+
+
+def test_parity_in_float16_on_the_real_checkpoint(bundle: Bundle, expected: list[dict[str, Any]]) -> None:
+    """What `LIMITS` allows beyond what was measured is not used up."""
+    lines = [" ".join(map(str, record["src"])).encode() for record in expected[:300]]
+    (report,) = check(
+        bundle.directory,
+        lines,
+        ["ort-cpu"],
+        checkpoint=TUTORIAL / "model.pt",
+        max_length=50,
+        precision="float16",
+        input_format="ids",
+        threads=1,
+        say=lambda _: None,
+    )
+    assert report.passed
+    assert report.steps > 3000
+    assert report.top1_agree >= 0.9995 * report.steps
+    assert 1e-4 < report.logits.max < 0.05
+    assert report.identical >= 0.98 * report.sentences
 
 
 def test_embedded_default_translates_the_test_set(tmp_path: Path) -> None:

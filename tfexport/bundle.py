@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tfexport import contract
 from tfexport.config import ModelConfig
@@ -28,6 +28,10 @@ PORTABLE = "portable"
 """In place of a GPU generation: an engine for all generations that TensorRT for RTX knows."""
 MANIFEST = "manifest.json"
 TOKENIZER_FILES = {"source": "source_tokenizer.json", "target": "target_tokenizer.json"}
+
+
+Library = Literal["tensorrt", "tensorrt_rtx"]
+"""What builds and runs engines: TensorRT, and TensorRT for RTX."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Engine:
     file: str
     role: Role
     precision: Precision
-    library: Literal["tensorrt", "tensorrt_rtx"]
+    library: Library
     version: str
     """Of the library: engines are not read by another one."""
     gpu: str
@@ -163,14 +167,12 @@ def open_bundle(directory: Path) -> Bundle:
             directory,
             ModelConfig.from_dict(manifest["config"], where=str(path)),
             Origin(str(source["sha256"]), str(source["family"]), dict(source["given"])),
-            tuple(
-                Graph(*(graph[key] for key in ("file", "role", "precision", "dialect"))) for graph in manifest["graphs"]
-            ),
-            tuple(Engine(**engine) for engine in manifest["engines"]),
+            tuple(map(_read_graph, manifest["graphs"])),
+            tuple(map(_read_engine, manifest["engines"])),
             {str(side): str(name) for side, name in manifest["tokenizers"].items()},
             files,
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise BundleError(f"{path} cannot be read: {error!r}. Export the checkpoint again.") from error
     named = {graph.file for graph in bundle.graphs} | {engine.file for engine in bundle.engines}
     unlisted = sorted({contract.WEIGHTS_FILE, *named, *bundle.tokenizers.values()} - set(files))
@@ -179,6 +181,43 @@ def open_bundle(directory: Path) -> Bundle:
     for name, sha256 in files.items():
         _verify(directory, name, sha256)
     return bundle
+
+
+def _read_graph(fields: Mapping[str, Any]) -> Graph:
+    """Raises KeyError, TypeError or ValueError where the manifest has something else."""
+    names = {key: str(fields[key]) for key in ("file", "role", "dialect")}
+    return Graph(names["file"], _role(fields), _precision(fields), names["dialect"])  # type: ignore[arg-type]
+
+
+def _read_engine(fields: Mapping[str, Any]) -> Engine:
+    """Raises KeyError, TypeError or ValueError where the manifest has something else."""
+    if fields["library"] not in get_args(Library):
+        raise ValueError(f"{fields['library']!r} is no library of engines")
+    return Engine(
+        file=str(fields["file"]),
+        role=_role(fields),
+        precision=_precision(fields),
+        library=fields["library"],
+        version=str(fields["version"]),
+        gpu=str(fields["gpu"]),
+        cache=int(fields["cache"]),
+        profile={
+            str(name): [[int(size) for size in shape] for shape in shapes] for name, shapes in fields["profile"].items()
+        },
+        seconds=float(fields["seconds"]),
+    )
+
+
+def _role(fields: Mapping[str, Any]) -> Role:
+    if fields["role"] not in get_args(Role):
+        raise ValueError(f"{fields['role']!r} is no role of a graph")
+    return fields["role"]
+
+
+def _precision(fields: Mapping[str, Any]) -> Precision:
+    if fields["precision"] not in get_args(Precision):
+        raise ValueError(f"{fields['precision']!r} is no precision")
+    return fields["precision"]
 
 
 def _verify(directory: Path, name: str, sha256: str) -> None:

@@ -12,18 +12,16 @@ import importlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import onnx
 
 from tfexport import contract, kept
-from tfexport.bundle import PORTABLE, Bundle, Engine, open_bundle, with_engines
+from tfexport.bundle import PORTABLE, Bundle, Engine, Library, open_bundle, with_engines
 from tfexport.contract import GraphSpec, Precision
 from tfexport.errors import EngineError, RuntimeUnavailable
 from tfexport.gpu import find_gpu
 from tfexport.plan import LengthPlan, Profile
-
-Library = Literal["tensorrt", "tensorrt_rtx"]
 
 HERE = "here"
 """The GPU of the machine that builds."""

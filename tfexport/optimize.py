@@ -46,7 +46,8 @@ def shape_nodes(model: ir.Model) -> set[ir.Node]:
     found: set[ir.Node] = set()
     for node in model.graph:  # in topological order
         sources = [value.producer() for value in node.inputs if value is not None and value.const_value is None]
-        if node.op_type == "Shape" or (sources and node.op_type in arithmetic and all(s in found for s in sources)):
+        is_arithmetic = node.op_type in arithmetic and not any(map(_is_weight, node.inputs))
+        if node.op_type == "Shape" or (sources and is_arithmetic and all(source in found for source in sources)):
             found.add(node)
     return found
 
@@ -58,11 +59,14 @@ def use_lengths(model: ir.Model) -> int:
                   length ───────────────────────> Attention(q, k, v, nonpad_kv_seqlen)
 
     Exact where the mask is True for the first `length` keys of a row and for nothing else, which is what the pattern
-    says. A mask made in any other way (a causal one, one that is an input) stays.
+    says. A mask made in any other way (a causal one, one that is an input) stays, and so does one beside `is_causal`,
+    which counts queries from the end of the keys where it is told lengths.
     """
     changed = 0
     for node in model.graph:
-        if node.op_type == "Attention" and len(node.inputs) == 4 and (length := _length_of(node.inputs[3])) is not None:
+        if node.op_type != "Attention" or len(node.inputs) != 4 or node.attributes.get_int("is_causal", 0):
+            continue
+        if (length := _length_of(node.inputs[3])) is not None:
             node.resize_inputs(7)
             node.replace_input_with(3, None)
             node.replace_input_with(6, length)
@@ -73,33 +77,31 @@ def use_lengths(model: ir.Model) -> int:
 
 def _length_of(mask: ir.Value | None) -> ir.Value | None:
     """The lengths [batch] that a mask was made from, if it is the mask of the first `length` keys."""
-    less = _before(mask, {"Expand", "Unsqueeze"})
-    if less is None or less.op_type != "Less":
-        return None
-    counted = _before(less.inputs[0], set())
-    length = less.inputs[1]
-    unsqueeze = length.producer() if length is not None else None
-    if counted is None or counted.op_type != "Range" or unsqueeze is None or unsqueeze.op_type != "Unsqueeze":
+    expand = _producer(mask, "Expand")
+    spread = _producer(expand.inputs[0] if expand is not None else mask, "Unsqueeze")
+    # [batch, keys] to [batch, 1, 1, keys]. A mask [queries, keys], such as a causal one, gets its axes before these.
+    less = (
+        _producer(spread.inputs[0], "Less") if spread is not None and _constants(spread.inputs[1]) == [1, 2] else None
+    )
+    counted = _producer(less.inputs[0], "Range") if less is not None else None
+    column = _producer(less.inputs[1], "Unsqueeze") if less is not None else None
+    if counted is None or column is None or _constants(column.inputs[1]) not in ([1], [-1]):
         return None
     start, step = counted.inputs[0], counted.inputs[2]
-    if _constant(start) != 0 or _constant(step) != 1 or _constant(unsqueeze.inputs[1]) not in (1, -1):
-        return None
-    return unsqueeze.inputs[0]
+    return column.inputs[0] if _constants(start) == [0] and _constants(step) == [1] else None
 
 
-def _before(value: ir.Value | None, passed: set[str]) -> ir.Node | None:
-    """The node that `value` comes from, looking through nodes of the types `passed`."""
+def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    """The node that `value` comes from, if it is of this type."""
     node = value.producer() if value is not None else None
-    while node is not None and node.op_type in passed:
-        first = node.inputs[0]
-        node = first.producer() if first is not None else None
-    return node
+    return node if node is not None and node.op_type == op_type else None
 
 
-def _constant(value: ir.Value | None) -> int | None:
-    if value is None or value.const_value is None or value.const_value.size != 1:
-        return None
-    return int(value.const_value.numpy().item())
+def _constants(value: ir.Value | None) -> list[int]:
+    """The numbers of a small constant; none of anything else."""
+    if value is None or value.const_value is None or _is_weight(value):
+        return []
+    return [int(number) for number in value.const_value.numpy().ravel()]
 
 
 def require_no_masks(model: ir.Model) -> None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tfexport.bundle import PORTABLE, Engine
+from tfexport.bundle import PORTABLE, Engine, Library
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
-from tfexport.engine import HERE, Builder, Library, build_engines
+from tfexport.engine import HERE, Builder, build_engines
 from tfexport.errors import RuntimeUnavailable
 from tfexport.gpu import find_gpu
 from tfexport.plan import LengthPlan, PlanCost, cost

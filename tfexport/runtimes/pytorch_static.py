@@ -26,6 +26,9 @@ CACHE = tuple(32 * 2**power for power in range(10))
 BATCH = tuple(2**power for power in range(15))
 SRC_BLOCK = 32
 
+SHRINK = 4
+"""Compiled code goes on with a smaller batch when it is so many times smaller: to compile for one takes seconds."""
+
 KEPT = 256
 """Sets of compiled code's buffers that wait for the next batch of their sizes; the one longest unused goes first."""
 
@@ -162,6 +165,7 @@ class StaticDecoder:
         self.model, self.config = model, model.config
         self.device, self.dtype = model.encoder.tokens.weight.device, model.encoder.tokens.weight.dtype
         self.buckets = buckets or static_buckets(model.config, few_shapes=compiled)
+        self.shrink = SHRINK if compiled else 1
         self.pool = Pool(self.device, compiled=compiled)
         on_device = self.device.type == "cuda" if best_on_device is None else best_on_device
         self.best_count = min(BEST, model.config.tgt_vocab_size) if on_device else 0
@@ -286,7 +290,7 @@ class StaticState:
         slots = self._slots[groups[:, 0] // self._beam]
         parents = slots[:, None] * self._beam + groups % self._beam  # [sentences, beam], rows of the buffers
         batch = self._decoder.buckets.batch_for(len(slots), self._beam)
-        if batch < self._batch:
+        if batch < self._batch and batch * self._decoder.shrink <= self._batch:
             return self._smaller(batch, slots, parents)
         self._live(slots)
         index = np.arange(self._batch * self._beam)
