@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fakes import tiny_config
 from tiny import BOS, MAX_LENGTH, PAD, SRC_VOCAB, TGT_VOCAB
 from torch import Tensor
 
 from tfexport.bundle import open_bundle
 from tfexport.contract import BEST, Precision
 from tfexport.errors import RuntimeUnavailable, TfexportError
+from tfexport.models.transformer import Transformer
 from tfexport.runtimes import pytorch_static
 from tfexport.runtimes.base import best_of
 from tfexport.runtimes.buckets import Buckets
@@ -255,6 +257,15 @@ def test_best_tokens_are_those_of_the_logits(static: Make, reference: TorchRunti
         best, _ = runtime.best(runtime.encode(src_ids, src_len), tokens, count)
         assert np.array_equal(best.ids, wanted.ids)
         assert np.abs(best.log_probs - wanted.log_probs).max() <= tolerance
+
+
+def test_a_small_vocabulary_is_ranked_whole() -> None:
+    model = Transformer(tiny_config(src_vocab_size=9, tgt_vocab_size=9))
+    runtime = TorchRuntime(model, static=StaticDecoder(model, best_on_device=True))
+    batch = np.array([[4, 5]]), np.array([2])
+    best, _ = runtime.best(runtime.encode(*batch), np.array([1]), 12)
+    logits, _ = TorchRuntime(model).step(TorchRuntime(model).encode(*batch), np.array([1]))
+    assert np.array_equal(best.ids, best_of(logits, 12).ids)
 
 
 def test_of_a_step_only_the_best_tokens_leave_the_device(static: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,10 +210,7 @@ def build(
 
     bundle = open_bundle(directory)
     request = engine_request(precision, gpu, library, max_batch, max_beam, max_source, cache, gpu_memory)
-    # A dry run may ask about precisions that would have to be exported first.
-    for wanted in request.precisions if not dry_run else ():
-        bundle.graph("decoder_step", wanted)
-    bundle.graph("decoder_step")
+    bundle.graph("decoder_step")  # a classifier has none
     if plan_for is not None:
         with opened(plan_for) as lines:
             lengths = source_lengths(Reader.of(bundle, input_format), lines)
