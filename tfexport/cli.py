@@ -423,7 +423,7 @@ def _explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, TfexportError):
         return text, 2
     if isinstance(error, ModuleNotFoundError):
-        extra = "train" if error.name in ("lightning", "sacrebleu") else "export"
+        extra = {"lightning": "train", "sacrebleu": "train", "onnxruntime": "cpu"}.get(error.name or "", "export")
         return f"this command needs {error.name}, which is not installed: pip install 'tfexport[{extra}]'.", 2
     if isinstance(error, MemoryError):
         return f"not enough memory: {text}. Use a smaller --beam or --batch-size.", 2

@@ -11,13 +11,13 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxscript
 import torch
 from onnxscript.values import Opset
 
@@ -30,7 +30,7 @@ from tfexport.models.checkpoint import Checkpoint
 from tfexport.models.files import save_weights
 from tfexport.models.precision import in_precision
 from tfexport.optimize import require_no_masks, shape_nodes, simplify, use_lengths
-from tfexport.selfcheck import TOLERANCE, self_check
+from tfexport.selfcheck import ONNX_RUNTIME, TOLERANCE, self_check
 
 OPSET = 24
 
@@ -80,7 +80,7 @@ def export(
 
 
 def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
-    packages = ("torch", "onnx", "onnxscript", "onnxruntime", "numpy")
+    packages = {package.__name__: package.__version__ for package in (torch, onnx, onnxscript, np)}
     return {
         "source": {
             "file": checkpoint.path.name,
@@ -89,7 +89,7 @@ def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
             "given": checkpoint.given,
             "notes": list(checkpoint.notes),
         },
-        "versions": {"tfexport": __version__, **{package: version(package) for package in packages}},
+        "versions": {"tfexport": __version__, **packages, "onnxruntime": ONNX_RUNTIME},
     }
 
 

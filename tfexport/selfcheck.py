@@ -13,6 +13,9 @@ from tfexport import contract
 from tfexport.errors import TfexportError
 from tfexport.graph_modules import Model, arguments_of, grouped, module_of, random_inputs
 
+ONNX_RUNTIME: str = onnxruntime.__version__
+"""The version that graphs are checked with."""
+
 TOLERANCE: dict[contract.Precision, float] = {"float32": 1e-4, "float16": 2e-2}
 """Largest difference to float32 PyTorch that is accepted, relative to the tensor's root mean square (at least 1), for
 each precision that ONNX Runtime's CPU provider runs. Different orders of summation in float32 stay below 1e-5. One
