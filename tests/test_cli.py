@@ -352,7 +352,7 @@ def test_engines_that_cannot_be_built_are_refused_before_the_export(export_engin
     pytest.importorskip("tensorrt_rtx", reason="the tensorrt-rtx extra is not installed")
     assert "this plan needs about" in one_error(export_engines("--max-batch", "100000"))
     assert "--cache is '7-9'" in one_error(export_engines("--cache", "7-9"))
-    assert "does not build for h200. It knows sm" in one_error(export_engines("--gpu", "sm89,h200"))
+    assert "does not build for sm90. It knows sm" in one_error(export_engines("--gpu", "sm89,sm90"))
     assert [path.name for path in here.parent.iterdir()] == ["tiny.pt"]
 
 
@@ -498,8 +498,8 @@ def last_error(outcome: Outcome) -> str:
 
 def test_a_gpu_that_is_not_known_is_named_with_those_that_are(build: Run, own_bundle: Path) -> None:
     pytest.importorskip("tensorrt_rtx", reason="the tensorrt-rtx extra is not installed")
-    line = last_error(build("--gpu", "sm89,h200"))
-    assert "does not build for h200. It knows sm" in line
+    line = last_error(build("--gpu", "sm89,sm90"))
+    assert "does not build for sm90. It knows sm" in line
     assert open_bundle(own_bundle).engines == ()
 
 

@@ -109,8 +109,8 @@ def test_engines_of_other_gpus_and_precisions_stay_and_the_same_ones_are_replace
         own, smaller, precisions=["float32"], gpus=["sm89"], library="tensorrt_rtx", built=lambda engine, size: None
     )
     engines = {engine.file for engine in open_bundle(own).engines}
-    assert first - engines == {"decoder_step.fp32.cache32.sm89.engine"}
-    assert not (own / "decoder_step.fp32.cache32.sm89.engine").exists()
+    assert first - engines == {"decoder_step.fp32.cache32.sm89.tensorrt_rtx.engine"}
+    assert not (own / "decoder_step.fp32.cache32.sm89.tensorrt_rtx.engine").exists()
 
 
 def test_a_failing_build_leaves_the_bundle_as_it_was(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:

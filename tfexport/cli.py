@@ -153,7 +153,7 @@ def export(
     # What cannot be built or written is told before the export, which takes longer.
     if target == "tensorrt":
         request = engine_request(precision, gpu, library, max_batch, max_beam, max_source, cache, gpu_memory)
-        request.check()
+        request.check(loaded.config)
         for cost in request.costs(loaded.config, say):
             print_plan(cost)
     if target == "triton":

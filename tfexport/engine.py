@@ -81,7 +81,7 @@ def _variant(
         started = time.monotonic()
         workspace = fitted.workspace(bundle.config)
         content = builder.build(bundle.graph(role, precision), graphs[role], profile, cache, gpu, workspace)
-        variant = [contract.short_name(precision), *([f"cache{cache}"] if cache else []), gpu]
+        variant = [contract.short_name(precision), *([f"cache{cache}"] if cache else []), gpu, builder.library]
         engine = Engine(
             file=".".join([role, *variant, "engine"]),
             role=role,

@@ -44,7 +44,7 @@ class LengthPlan:
 
     def __post_init__(self) -> None:
         if min(self.max_batch, self.max_beam, self.max_source, *self.cache, len(self.cache)) < 1:
-            raise EngineError(f"{self} has a size below 1. Give sizes above 0.")
+            raise EngineError("the length plan has a size below 1. Give sizes above 0.")
 
     @classmethod
     def for_lengths(cls, lengths: Sequence[int], *, max_batch: int = 32, max_beam: int = 4) -> LengthPlan:
@@ -77,8 +77,9 @@ class LengthPlan:
         source = min(self.max_source, config.max_source_length) // step * step
         if not source:
             raise EngineError(
-                f"d_model {config.d_model} in {contract.short_name(precision)} needs sources padded to {step} ids, but the "
-                f"model reads {config.max_source_length}. Use fp32, or decode with ort-cuda."
+                f"d_model {config.d_model} in {contract.short_name(precision)} needs sources padded to {step} ids, and "
+                f"there may be {min(self.max_source, config.max_source_length)}. Raise --max-source, use fp32, or decode "
+                "with ort-cuda."
             )
         sizes = sorted({_up(size, step) for size in self.cache})
         needed = (
@@ -135,7 +136,7 @@ class LengthPlan:
             "self-attention caches (two sets)": 2 * self.max_rows * max(self.cache) * token_bytes,
             "cross keys and values (two sets)": 2 * self.max_batch * self.max_source * token_bytes,
             "logits": self.max_rows * config.tgt_vocab_size * ITEM_SIZES["float32"],
-            "workspace, at most": self.workspace(config),
+            "workspace": self.workspace(config),
         }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from tfexport.bundle import PORTABLE, Engine, Library
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
 from tfexport.engine import HERE, Builder, build_engines
-from tfexport.errors import RuntimeUnavailable
+from tfexport.errors import EngineError, RuntimeUnavailable
 from tfexport.gpu import find_gpu
 from tfexport.plan import LengthPlan, PlanCost, cost
 
@@ -33,11 +34,18 @@ class EngineRequest:
     """Bytes."""
 
     def resolved(self, say: Callable[[str], None]) -> tuple[tuple[str, ...], Library, int]:
-        """GPUs, library and memory, with what was left open chosen and said."""
+        """GPUs, library and memory, with what was left open chosen and said.
+
+        Raises:
+            EngineError: something is no name of a GPU generation.
+        """
         try:
             here = find_gpu()
         except RuntimeUnavailable:
             here = None
+        unknown = [gpu for gpu in self.gpus if not re.fullmatch(rf"sm\d+|{PORTABLE}|{HERE}", gpu)]
+        if unknown:
+            raise EngineError(f"there is no GPU generation {unknown[0]!r}. Give such as sm89, {PORTABLE} or {HERE}.")
         gpus = self.gpus or (HERE if here else PORTABLE,)
         if not self.gpus:
             say(
@@ -64,13 +72,19 @@ class EngineRequest:
             for precision in self.precisions
         ]
 
-    def check(self) -> None:
+    def check(self, config: ModelConfig) -> None:
         """Raise now what `build` would raise at once.
 
         Raises:
+            EngineError: the model is a classifier.
             EngineError: the library does not build for one of the GPUs.
             RuntimeUnavailable: the library, or a GPU that is asked for, is not here.
         """
+        if config.is_classifier:
+            raise EngineError(
+                "this is an encoder classifier, which has nothing to decode. Export it without --target tensorrt, and "
+                "run its graph with ONNX Runtime."
+            )
         gpus, library, _ = self.resolved(lambda _: None)
         builder = Builder(library)
         for gpu in gpus:
