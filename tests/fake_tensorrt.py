@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from tfexport.bundle import Bundle, Engine, open_bundle, with_engines
+from tfexport.bundle import Bundle, Engine, open_bundle
+from tfexport.bundle_writer import with_engines
 from tfexport.contract import Precision, graphs_of, short_name
 from tfexport.plan import LengthPlan
 

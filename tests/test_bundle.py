@@ -20,7 +20,8 @@ import torch
 from tiny import HEADS, IDS, TGT_VOCAB, TinyCheckpoint
 
 from tfexport import __version__
-from tfexport.bundle import FORMAT, Engine, new_bundle, open_bundle, with_engines
+from tfexport.bundle import FORMAT, Engine, open_bundle
+from tfexport.bundle_writer import new_bundle, with_engines
 from tfexport.errors import BundleError, TfexportError
 from tfexport.export import export
 from tfexport.models.checkpoint import load_checkpoint

@@ -26,8 +26,9 @@ from tiny import BOS, ENCODER, EOS, IDS, SRC_VOCAB, TGT_VOCAB, TinyCheckpoint, r
 from typer.testing import CliRunner
 
 from tfexport import __version__
+from tfexport.__main__ import main
 from tfexport.bundle import open_bundle
-from tfexport.cli import app, main
+from tfexport.cli import app
 from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.gpu import Gpu
 
@@ -132,7 +133,7 @@ def test_help_says_the_exit_codes() -> None:
 
 IMPORTED = """
 import json, sys
-from tfexport.cli import main
+from tfexport.__main__ import main
 for arguments in {arguments}:
     sys.argv = ["tfexport", *arguments]
     try:

@@ -26,7 +26,7 @@ EXPORT_SIDE = (
     "tfexport.targets",
 )
 DECODE_SIDE = ("tfexport.runtimes", "tfexport.search", "tfexport.translate")
-SHARED = ("config", "contract", "bundle", "tokenizers", "errors", "gpu", "kept")
+SHARED = ("config", "contract", "bundle", "bundle_writer", "tokenizers", "errors", "gpu", "kept")
 PYTORCH_RUNTIMES = ("tfexport.runtimes.pytorch", "tfexport.runtimes.pytorch_static")
 HEAVY = {"torch", "onnx", "onnx_ir", "onnxscript", "safetensors", "lightning", "cuda", "tensorrt", "tensorrt_rtx"}
 

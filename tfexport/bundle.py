@@ -1,19 +1,14 @@
 """The bundle: the folder that export writes and every runtime reads.
 
-`manifest.json` names each file with its sha256, so that a changed or cut file is never decoded from. A bundle is written
-into a temporary folder beside its place and moved there when it is whole.
+`manifest.json` names each file with its sha256, so that a changed or cut file is never decoded from.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
@@ -241,144 +236,3 @@ def file_sha256(path: Path) -> str:
     """The sha256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_manifest(
-    folder: Path, config: ModelConfig, graphs: Sequence[contract.GraphSpec], facts: Mapping[str, Any]
-) -> None:
-    """Write the manifest of the files that lie in `folder`; `facts` are added to it."""
-    entries = [
-        {
-            "role": graph.role,
-            "file": graph.file,
-            "precision": graph.precision,
-            "dialect": graph.dialect,
-            "float32_islands": contract.float32_islands(graph),
-            **contract.describe(graph, config),
-        }
-        for graph in graphs
-    ]
-    tokenizers = {side: name for side, name in TOKENIZER_FILES.items() if (folder / name).exists()}
-    _write(folder, {**facts, "config": config.to_dict(), "graphs": entries, "engines": [], "tokenizers": tokenizers})
-
-
-def _write(folder: Path, manifest: Mapping[str, Any]) -> None:
-    files = {
-        path.name: {"sha256": file_sha256(path), "bytes": path.stat().st_size}
-        for path in sorted(folder.iterdir())
-        if path.name != MANIFEST
-    }
-    complete = {"format": FORMAT, **manifest, "files": files}
-    (folder / MANIFEST).write_text(json.dumps(complete, indent=1) + "\n", encoding="utf-8")
-
-
-@contextmanager
-def with_engines(bundle: Bundle, engines: list[Engine]) -> Iterator[Path]:
-    """A folder to write engine files into; when the block ends well, `engines` are those that the bundle has.
-
-    The block fills `engines`, and may keep some that the bundle has already. The bundle is replaced as a whole.
-
-    Raises:
-        BundleError: the files cannot be written.
-    """
-    manifest = json.loads((bundle.directory / MANIFEST).read_text(encoding="utf-8"))
-    with new_bundle(bundle.directory, force=True) as folder:
-        for name in bundle.files:
-            link_or_copy(bundle.directory / name, folder / name)
-        yield folder
-        kept = {engine.file for engine in engines}
-        for engine in bundle.engines:
-            if engine.file not in kept:
-                (folder / engine.file).unlink()
-        _write(folder, {**manifest, "engines": [asdict(engine) for engine in engines]})
-
-
-def link_or_copy(source: Path, target: Path) -> None:
-    """Give `source` a second name, or copy it."""
-    try:
-        os.link(source, target)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(source, target)
-
-
-@contextmanager
-def new_bundle(directory: Path, *, force: bool = False) -> Iterator[Path]:
-    """A folder to write a bundle into, moved to `directory` when the block ends well and removed when it does not.
-
-    Raises:
-        BundleError: there is something at `directory` already (`force` replaces a bundle, nothing else), or the
-            files cannot be written.
-    """
-    directory = directory.resolve()  # a link to a bundle stays a link
-    _refuse_to_overwrite(directory, force)
-    folder: Path | None = None
-    try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".partial", dir=directory.parent))
-        yield folder
-        _make_durable(folder)
-        _refuse_to_overwrite(directory, force)  # again: an export takes long enough for something to come there
-        move_into_place(folder, directory)
-    except OSError as error:
-        raise BundleError(
-            f"cannot write the bundle {directory}: {error.strerror or error}. Nothing was changed there: make room, or "
-            "give another folder with -o."
-        ) from error
-    finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _refuse_to_overwrite(directory: Path, force: bool) -> None:
-    if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
-        return
-    if not _is_bundle(directory):
-        raise BundleError(
-            f"{directory} exists and is not a bundle, so it is not replaced. Give another folder with -o."
-        )
-    if not force:
-        raise BundleError(f"{directory} exists. Replace it with --force, or give another folder with -o.")
-
-
-def _is_bundle(directory: Path) -> bool:
-    """Whether a folder looks like a bundle of any format: other programs, too, have a manifest.json."""
-    try:
-        manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(manifest, dict) and {"format", "graphs", "files"} <= set(manifest)
-
-
-def _make_durable(folder: Path) -> None:
-    """Flush to the disk before the move says that the bundle is whole, and give it ordinary permissions."""
-    umask = os.umask(0)
-    os.umask(umask)
-    for path in folder.iterdir():
-        path.chmod(0o666 & ~umask)
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    folder.chmod(0o777 & ~umask)
-
-
-def move_into_place(folder: Path, directory: Path) -> None:
-    """Rename `folder` to `directory`, in the place of what is there.
-
-    Raises:
-        OSError: that is not possible; then everything is as it was, as far as it can be.
-    """
-    if not (directory.exists() and any(directory.iterdir())):
-        folder.rename(directory)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".old", dir=directory.parent))
-    try:
-        directory.rename(old)  # onto the empty folder just made, which holds the name
-        try:
-            folder.rename(directory)
-        except BaseException:
-            with suppress(OSError):
-                old.rename(directory)
-            raise
-    finally:
-        # Only what is no longer needed: after a failure that could not be undone, the old bundle is all there is.
-        if directory.exists():
-            shutil.rmtree(old, ignore_errors=True)

@@ -17,7 +17,8 @@ from typing import Any
 import onnx
 
 from tfexport import contract, kept
-from tfexport.bundle import PORTABLE, Bundle, Engine, Library, open_bundle, with_engines
+from tfexport.bundle import PORTABLE, Bundle, Engine, Library, open_bundle
+from tfexport.bundle_writer import with_engines
 from tfexport.contract import GraphSpec, Precision
 from tfexport.errors import EngineError, RuntimeUnavailable
 from tfexport.gpu import find_gpu

@@ -22,7 +22,8 @@ import torch
 from onnxscript.values import Opset
 
 from tfexport import __version__, contract
-from tfexport.bundle import TOKENIZER_FILES, new_bundle, write_manifest
+from tfexport.bundle import TOKENIZER_FILES
+from tfexport.bundle_writer import new_bundle, write_manifest
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
 from tfexport.graph_modules import Model, arguments_of, grouped, module_of, random_inputs

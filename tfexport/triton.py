@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from tfexport import __version__, contract
-from tfexport.bundle import MANIFEST, Bundle, link_or_copy, move_into_place
+from tfexport.bundle import MANIFEST, Bundle
+from tfexport.bundle_writer import link_or_copy, move_into_place
 from tfexport.config import ModelConfig
 from tfexport.contract import Dialect, GraphSpec, Precision, TensorSpec
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
