@@ -23,7 +23,7 @@ engines: $(VENV)/dev.done
 # Without a GPU every test is skipped, and the second command says so and fails.
 gpu:
 	PYTHONPATH=. $(PYTHON) -m pytest -m gpu -rs -v tests/gpu
-	PYTHONPATH=. $(PYTHON) benchmarks/gpu.py $(if $(BUNDLE),$(BUNDLE),--export build/gpu) $(GPU_FLAGS)
+	PYTHONPATH=. $(PYTHON) benchmarks/gpu.py $(if $(BUNDLE),$(BUNDLE),--export build/gpu --input benchmarks/sentences.de) $(GPU_FLAGS)
 
 $(VENV)/export.done: pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)

@@ -5,7 +5,6 @@ The model is the embedded German-English one, on sentences like those that it wa
 
 from __future__ import annotations
 
-import itertools
 import logging
 import subprocess
 import sys
@@ -44,20 +43,7 @@ NOT_RUN = "no NVIDIA GPU here: this was not run"
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not has_gpu(), reason=NOT_RUN)]
 
 RUNTIMES = ("torch-cuda", "torch-cuda-compiled", "ort-cuda", "tensorrt")
-WHO = (
-    *("Ein Mann", "Eine Frau", "Ein kleiner Junge", "Ein Mädchen in einem roten Kleid", "Ein brauner Hund"),
-    *("Ein Kind mit einem blauen Hut", "Eine ältere Dame", "Ein Radfahrer"),
-)
-DOES = (
-    *("spielt am Strand mit einem roten Ball.", "läuft durch den Schnee.", "sitzt auf einer Bank im Park."),
-    *(
-        "springt über einen Zaun.",
-        "steht vor einem großen Gebäude und schaut in die Kamera.",
-        "geht eine Straße entlang.",
-    ),
-    *("wartet an einer Haltestelle auf den Bus.", "liegt im Gras.", "schläft.", "überquert einen Fluss."),
-)
-SENTENCES = [f"{who} {does}" for who, does in itertools.product(WHO, DOES)]
+SENTENCES = Path(__file__).parents[2] / "benchmarks" / "sentences.de"
 
 
 @pytest.fixture(scope="session")
@@ -96,7 +82,7 @@ def reference(bundle: Bundle) -> TorchRuntime:
 @pytest.fixture(scope="session")
 def sources(bundle: Bundle) -> list[list[int]]:
     reader = Reader.of(bundle, "text")
-    return [reader.ids(sentence.encode()) for sentence in SENTENCES]
+    return [reader.ids(line) for line in SENTENCES.read_bytes().splitlines()]
 
 
 def load(name: str, bundle: Bundle, precision: Precision) -> Runtime[Any]:
