@@ -7,6 +7,7 @@ past and present at one address. `tensorrt` and `tensorrt_rtx` differ as the rea
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,6 +71,8 @@ def module(enqueue: Callable[[Callable[[], None]], None], *, rtx: bool) -> Any:
         Logger=SimpleNamespace(ERROR=1),
         TensorIOMode=SimpleNamespace(INPUT="input", OUTPUT="output"),
         ExecutionContextAllocationStrategy=SimpleNamespace(USER_MANAGED="user"),
+        ComputeCapability=SimpleNamespace(SM75=0, SM80=1, SM89=2, SM120=3),
+        DynamicShapesKernelSpecializationStrategy=SimpleNamespace(EAGER="eager"),
         contexts=[],
     )
     library.Logger = lambda severity: None
@@ -112,7 +115,7 @@ class FakeEngine:
     def create_runtime_config(self) -> Any:
         assert hasattr(self.library, "CudaGraphStrategy"), "only TensorRT for RTX has this"
         cache = SimpleNamespace(serialize=lambda: b"kernels", deserialize=lambda content: content == b"kernels")
-        settings = SimpleNamespace(cuda_graph_strategy=None, strategy=None, cache=None)
+        settings = Settings()
         settings.create_runtime_cache = lambda: cache
         settings.set_runtime_cache = lambda given: setattr(settings, "cache", given)
         settings.set_execution_context_allocation_strategy = lambda given: setattr(settings, "strategy", given)
@@ -121,17 +124,23 @@ class FakeEngine:
     def create_execution_context(self, given: Any) -> FakeContext:
         if hasattr(self.library, "CudaGraphStrategy"):
             assert (given.strategy, given.cuda_graph_strategy) == ("user", "whole")
+            assert given.dynamic_shapes_kernel_specialization_strategy == "eager"
             assert given.cache is not None
         else:
             assert given == "user"
-        context = FakeContext(self)
-        self.library.contexts.append(context)
+        context = FakeContext(self, given)
+        self.library.contexts.append(weakref.ref(context))
         return context
 
 
+class Settings(SimpleNamespace):
+    """An `IRuntimeConfig`."""
+
+
 class FakeContext:
-    def __init__(self, engine: FakeEngine):
+    def __init__(self, engine: FakeEngine, settings: Any):
         self.engine = engine
+        self.settings = weakref.ref(settings) if isinstance(settings, Settings) else lambda: self
         self.addresses: dict[str, int] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.scratch = 0
@@ -163,10 +172,14 @@ class FakeContext:
         for name in engine.outputs:
             if past := engine.get_aliased_input_tensor(name):
                 assert self.addresses[name] == self.addresses[past], f"{past} is not written in place"
-        engine.enqueue(self._run)
+        # What is recorded here computes in the context's memory, but does not keep the context.
+        context = weakref.ref(self)
+        engine.enqueue(lambda: FakeContext._run(context()))
         return True
 
-    def _run(self) -> None:
+    def _run(self: FakeContext | None) -> None:
+        assert self is not None, "a context was freed though its recorded graph is still in use"
+        assert self.settings() is not None, "the runtime config was freed before its context"
         self.runs += 1
         binding = self.engine.session.io_binding()
         for name, node in self.engine.inputs.items():

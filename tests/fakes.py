@@ -11,7 +11,7 @@ import numpy as np
 
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
-from tfexport.runtimes.base import Best, FloatArray, IntArray, best_of
+from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, best_of
 
 Ids = tuple[int, ...]
 Model = Callable[[Ids, Ids], FloatArray]
@@ -123,6 +123,7 @@ class ScriptedRuntime:
 
     def __init__(self, model: Model, config: ModelConfig):
         self.config = config
+        self.capacity = Capacity.of_model(config)
         self.rows: list[list[int]] = []
         """For every search, the rows of each of its steps."""
         self._model = model

@@ -245,8 +245,42 @@ def test_what_was_not_planned_for_is_refused_before_anything_runs(
     assert graphs.encoder.runs == 0
 
 
-def test_a_translation_longer_than_planned_is_refused(tiny_bundle: Path, gpu: FakeCudart) -> None:
+def test_a_translation_ends_where_the_plan_does(tiny_bundle: Path, gpu: FakeCudart) -> None:
     graphs = LateGraphs(tiny_bundle, gpu, Buckets((4, 8), None, None, remedy="Ask for less."))
     runtime = LoopRuntime("late", open_bundle(tiny_bundle).config, graphs)
+    for hypotheses in search(runtime, SOURCES[:2], SearchOptions(min_length=12)):
+        assert len(hypotheses[0].ids) == 8
+        assert not hypotheses[0].finished
+    state = runtime.encode(*pad(SOURCES[:2], 1))
+    for _ in range(8):
+        _, state = runtime.step(state, np.array([BOS, 5]))
     with pytest.raises(TfexportError, match=r"a translation of 9 tokens is more than the 8 planned for\. Ask for less"):
-        search(runtime, SOURCES[:2], SearchOptions(min_length=12))
+        runtime.step(state, np.array([BOS, 5]))
+
+
+def test_reorders_may_follow_each_other_at_once(runtime: LoopRuntime, tiny_bundle: Path) -> None:
+    src_ids, src_len = pad(SOURCES[:2], 1)
+    logits = []
+    for decoder in (runtime, ort_cpu(open_bundle(tiny_bundle), threads=1)):
+        state = decoder.encode(src_ids, src_len, beam=3)
+        _, state = decoder.step(state, np.array([5, 6, 7, 8, 9, 10]))
+        for rows in ([1, 2, 0, 3, 5, 4], [0, 0, 2, 5, 4, 3], [2, 1, 0, 4, 3, 5]):
+            state = state.select(np.array(rows))
+        logits.append(decoder.step(state, np.array([11, 12, 13, 14, 15, 16]))[0])
+    assert np.abs(logits[0] - logits[1]).max() < 1e-5
+
+
+def test_memory_that_waits_unused_is_given_up_where_it_is_missing(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode(memory: int) -> int:
+        """Batches of many shapes; returns the most memory that was in use."""
+        gpu = use(FakeCudart(memory=memory), monkeypatch)
+        runtime = LoopRuntime("late", open_bundle(tiny_bundle).config, LateGraphs(tiny_bundle, gpu, BUCKETS))
+        for beam in (1, 2, 3):
+            for count in (1, 3, 11):
+                search(runtime, SOURCES[:count], SearchOptions(beam=beam))
+        return gpu.in_use
+
+    most = decode(1 << 30)
+    assert decode(most * 4 // 5) <= most * 4 // 5

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import EOS, Model, ScriptedRuntime, constant_model, echo_model, random_model, tiny_config
+from fakes import EOS, Model, ScriptedRuntime, ScriptedState, constant_model, echo_model, random_model, tiny_config
 from tokenizers import Tokenizer, models
 
 from tfexport.bundle import Bundle, Origin
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import Best, IntArray
+from tfexport.runtimes.base import Best, Capacity, IntArray
 from tfexport.search import Hypothesis, SearchOptions
 from tfexport.tokenizers import TextTokenizer, word_tokenizer
 from tfexport.translate import WINDOW_BATCHES, Reader, Result, Unreadable, Writer, source_lengths, translate
@@ -326,6 +326,7 @@ class EndsAtOnce:
 
     name = "ends-at-once"
     config = CONFIG
+    capacity = Capacity.of_model(CONFIG)
     cross: tuple[()] = ()
     rows = 0
 
@@ -404,3 +405,35 @@ def test_padding_in_a_source_is_marked(tmp_path: Path) -> None:
         reader.ids(f"5 6 {CONFIG.pad_id}".encode())
     one_id = CONFIG.replace(pad_id=CONFIG.eos_id)  # there it is an ordinary id too
     assert Reader(one_id, None, "ids").ids(f"5 {one_id.pad_id}".encode()) == [5, one_id.pad_id]
+
+
+# --- a runtime that takes less than the model
+
+
+class SmallRuntime(ScriptedRuntime):
+    """Takes 4 source ids, 3 tokens and 6 rows."""
+
+    def __init__(self) -> None:
+        super().__init__(echo_model(100), tiny_config())
+        self.capacity = Capacity(source=4, target=3, batch=5, rows=6)
+        self.batches: list[tuple[int, int]] = []
+
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> ScriptedState:
+        assert src_ids.shape[1] <= 4
+        self.batches.append((len(src_len), beam))
+        return super().encode(src_ids, src_len, beam=beam)
+
+
+@pytest.mark.parametrize(("beam", "largest"), [(1, 5), (2, 3), (3, 2), (6, 1)])
+def test_lines_that_a_runtime_does_not_take_are_marked_and_the_others_decoded_in_its_sizes(
+    beam: int, largest: int
+) -> None:
+    runtime = SmallRuntime()
+    reader = Reader(runtime.config, None, "ids")
+    lines = [b"5 6", b"5 6 7 8 9", b"7", b"5 6 7 8", b"6", b"9", b"8", b"7 7"]
+    results = list(translate(runtime, reader, lines, SearchOptions(beam=beam)))
+    assert [r.status for r in results] == ["ok", "too_long", "ok", "length_limit", "ok", "ok", "ok", "ok"]
+    assert results[1].message == "5 ids, this runtime takes at most 4: build with a larger --max-source"
+    assert results[3].hypotheses[0].ids == (5, 6, 7)
+    assert max(size for size, _ in runtime.batches) == largest
+    assert sum(size for size, _ in runtime.batches) == 7

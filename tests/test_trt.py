@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tfexport.bundle import PORTABLE, Bundle, open_bundle
 from tfexport.errors import EngineError, RuntimeUnavailable, TfexportError
 from tfexport.plan import LengthPlan
 from tfexport.runtimes import load_runtime
+from tfexport.runtimes.base import Capacity
 from tfexport.runtimes.ort import ort_cpu
 from tfexport.runtimes.trt import usable_engines
 from tfexport.search import SearchOptions, search
@@ -25,7 +27,7 @@ from tfexport.search import SearchOptions, search
 RANDOM = np.random.default_rng(4)
 SOURCES = [RANDOM.integers(4, SRC_VOCAB, length).tolist() for length in (7, 1, 16, 3, 12, 5, 9, 2, 15, 4)]
 PLAN = LengthPlan(max_batch=10, max_beam=3, max_source=16, cache=(8, 16, 24))
-VERSIONS = {"tensorrt_rtx": fake_tensorrt.VERSION}
+LIBRARIES = {"tensorrt_rtx": fake_tensorrt.module(lambda work: None, rtx=True)}
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +57,10 @@ def library(request: pytest.FixtureRequest, gpu: FakeCudart, monkeypatch: pytest
     return stand_in
 
 
+def runs_of(library: Any) -> int:
+    return sum(context().runs for context in library.contexts)
+
+
 @pytest.mark.parametrize("beam", [1, 3])
 def test_searches_find_what_they_find_on_the_cpu(bundle: Bundle, library: Any, gpu: FakeCudart, beam: int) -> None:
     options = SearchOptions(beam=beam, nbest=beam, min_length=4)
@@ -72,10 +78,10 @@ def test_steps_are_recorded_once_for_each_shape_and_replayed(bundle: Bundle, lib
     for _ in range(2):
         search(runtime, SOURCES, SearchOptions(beam=3))
     contexts, captures = len(library.contexts), gpu.counts["capture"]
-    launches, runs = gpu.counts["launch"], sum(context.runs for context in library.contexts)
+    launches, runs = gpu.counts["launch"], runs_of(library)
     search(runtime, SOURCES, SearchOptions(beam=3))
     assert (len(library.contexts), gpu.counts["capture"]) == (contexts, captures), "known shapes are not bound again"
-    ran = sum(context.runs for context in library.contexts) - runs
+    ran = runs_of(library) - runs
     if hasattr(library, "CudaGraphStrategy"):  # records by itself
         assert (captures, gpu.counts["launch"]) == (0, 0)
     else:
@@ -84,7 +90,10 @@ def test_steps_are_recorded_once_for_each_shape_and_replayed(bundle: Bundle, lib
 
 
 def test_compiled_kernels_are_kept_for_the_next_process(bundle: Bundle, library: Any) -> None:
-    search(load_runtime("tensorrt", bundle), SOURCES, SearchOptions(beam=3))
+    runtime = load_runtime("tensorrt", bundle)
+    search(runtime, SOURCES, SearchOptions(beam=3))
+    del runtime
+    gc.collect()
     names = [path.name for path in kept.folder().glob("kernels-*")] if kept.folder().exists() else []
     assert len(names) == (5 if hasattr(library, "CudaGraphStrategy") else 0)  # of every engine
     assert all(kept.load(name) == b"kernels" for name in names)
@@ -147,16 +156,52 @@ def changed(bundle: Bundle, **fields: Any) -> Bundle:
 def test_engines_for_this_gpu_are_taken_and_portable_ones_after_them(bundle: Bundle) -> None:
     own, portable = changed(bundle), changed(bundle, gpu=PORTABLE)
     both = dataclasses.replace(bundle, engines=portable.engines + own.engines)
-    assert {e.gpu for e in usable_engines(both, None, VERSIONS, "sm89")} == {"sm89"}
-    assert {e.gpu for e in usable_engines(both, None, VERSIONS, "sm120")} == {PORTABLE}
-    assert len(usable_engines(both, None, VERSIONS, "sm120")) == 5
+    assert {e.gpu for e in usable_engines(both, None, LIBRARIES, "sm89")} == {"sm89"}
+    assert {e.gpu for e in usable_engines(both, None, LIBRARIES, "sm120")} == {PORTABLE}
+    assert len(usable_engines(both, None, LIBRARIES, "sm120")) == 5
+
+
+def test_portable_engines_are_for_what_the_library_knows_from_ampere_on(bundle: Bundle) -> None:
+    portable = changed(bundle, gpu=PORTABLE)
+    for generation in ("sm80", "sm89", "sm120"):
+        assert usable_engines(portable, None, LIBRARIES, generation)
+    for generation in ("sm75", "sm90"):
+        with pytest.raises(EngineError, match=rf"are for portable, this GPU is {generation}\. Rebuild"):
+            usable_engines(portable, None, LIBRARIES, generation)
+
+
+@pytest.mark.parametrize("library", ["tensorrt_rtx"], indirect=True)
+def test_a_damaged_engine_says_build_and_leaves_the_other_runtimes_alone(
+    bundle: Bundle, library: Any, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(bundle.directory, tmp_path / "copy"))
+    damaged = next(engine for engine in bundle.engines if engine.library == "tensorrt_rtx")
+    (copy / damaged.file).write_bytes(b"cut")
+    opened = open_bundle(copy)
+    assert search(load_runtime("ort-cpu", opened, threads=1), SOURCES, SearchOptions())
+    with pytest.raises(TfexportError, match=r"is not what was written .*Build again: tfexport build"):
+        load_runtime("tensorrt", opened)
+
+
+@pytest.mark.parametrize("library", ["tensorrt_rtx"], indirect=True)
+@pytest.mark.parametrize(
+    "profile", [{}, {"src_ids": [[1, 1]]}, {"src_ids": [[1], [1], [1]], "src_len": [[1], [1], [1]]}]
+)
+def test_a_profile_that_says_too_little_is_refused(bundle: Bundle, library: Any, profile: Any) -> None:
+    with pytest.raises(EngineError, match=r"does not say what .* was built for\. Build again"):
+        load_runtime("tensorrt", changed(bundle, profile=profile))
+
+
+@pytest.mark.parametrize("library", ["tensorrt_rtx"], indirect=True)
+def test_capacity_is_what_the_engines_were_built_for(bundle: Bundle, library: Any) -> None:
+    assert load_runtime("tensorrt", bundle).capacity == Capacity(source=16, target=20, batch=10, rows=30)
 
 
 def test_half_precision_comes_first_where_none_is_asked_for(bundle: Bundle) -> None:
     half = changed(bundle, precision="float16")
     both = dataclasses.replace(bundle, engines=bundle.engines + half.engines)
-    assert {e.precision for e in usable_engines(both, None, VERSIONS, "sm89")} == {"float16"}
-    assert {e.precision for e in usable_engines(both, "float32", VERSIONS, "sm89")} == {"float32"}
+    assert {e.precision for e in usable_engines(both, None, LIBRARIES, "sm89")} == {"float16"}
+    assert {e.precision for e in usable_engines(both, "float32", LIBRARIES, "sm89")} == {"float32"}
 
 
 def test_engines_for_something_else_are_one_line_that_names_what_to_rebuild(bundle: Bundle) -> None:
@@ -170,7 +215,7 @@ def test_engines_for_something_else_are_one_line_that_names_what_to_rebuild(bund
     ]  # fmt: skip
     for given, precision, message in cases:
         with pytest.raises(EngineError, match=message):
-            usable_engines(given, precision, VERSIONS, "sm120")
+            usable_engines(given, precision, LIBRARIES, "sm120")
 
 
 def test_without_a_library_the_extra_is_named(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,15 @@ class Bundle:
             f"{self.directory} has no {short} {role} graph for this runtime. Export again with --precision {short}."
         )
 
+    def engine(self, engine: Engine) -> Path:
+        """The path of an engine, verified.
+
+        Raises:
+            BundleError: it is missing or altered.
+        """
+        _verify(self.directory, engine.file, self.files[engine.file], f"Build again: tfexport build {self.directory}.")
+        return self.directory / engine.file
+
     @property
     def weights(self) -> Path:
         """The canonical float32 weights, safetensors."""
@@ -173,8 +182,10 @@ def open_bundle(directory: Path) -> Bundle:
     unlisted = sorted({contract.WEIGHTS_FILE, *named, *bundle.tokenizers.values()} - set(files))
     if unlisted:
         raise BundleError(f"{path} does not list {', '.join(unlisted)}. Export the checkpoint again.")
+    engines = {engine.file for engine in bundle.engines}
     for name, sha256 in files.items():
-        _verify(directory, name, sha256)
+        if name not in engines:  # these are verified by who runs them: a damaged one can be built again
+            _verify(directory, name, sha256, "Export the checkpoint again.")
     return bundle
 
 
@@ -215,7 +226,7 @@ def _precision(fields: Mapping[str, Any]) -> Precision:
     return fields["precision"]
 
 
-def _verify(directory: Path, name: str, sha256: str) -> None:
+def _verify(directory: Path, name: str, sha256: str, remedy: str) -> None:
     pure = PurePosixPath(name)
     if pure.name != name or name in ("", ".", ".."):
         raise BundleError(
@@ -225,11 +236,9 @@ def _verify(directory: Path, name: str, sha256: str) -> None:
     try:
         found = file_sha256(path)
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
-        raise BundleError(
-            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}. Export the checkpoint again."
-        ) from error
+        raise BundleError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}. {remedy}") from error
     if found != sha256:
-        raise BundleError(f"{path} is not what was exported (its sha256 differs). Export the checkpoint again.")
+        raise BundleError(f"{path} is not what was written (its sha256 differs). {remedy}")
 
 
 def file_sha256(path: Path) -> str:

@@ -34,12 +34,14 @@ def write_manifest(
         for graph in graphs
     ]
     tokenizers = {side: name for side, name in TOKENIZER_FILES.items() if (folder / name).exists()}
-    _write(folder, {**facts, "config": config.to_dict(), "graphs": entries, "engines": [], "tokenizers": tokenizers})
+    facts = {**facts, "config": config.to_dict(), "graphs": entries, "engines": [], "tokenizers": tokenizers}
+    _write(folder, facts, {})
 
 
-def _write(folder: Path, manifest: Mapping[str, Any]) -> None:
+def _write(folder: Path, manifest: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Write the manifest of the files in `folder`, of which those `known` keep their entries."""
     files = {
-        path.name: {"sha256": file_sha256(path), "bytes": path.stat().st_size}
+        path.name: known.get(path.name) or {"sha256": file_sha256(path), "bytes": path.stat().st_size}
         for path in sorted(folder.iterdir())
         if path.name != MANIFEST
     }
@@ -54,18 +56,36 @@ def with_engines(bundle: Bundle, engines: list[Engine]) -> Iterator[Path]:
     The block fills `engines`, and may keep some that the bundle has already. The bundle is replaced as a whole.
 
     Raises:
-        BundleError: the files cannot be written.
+        BundleError: the files cannot be written, something else lies among them, or the bundle was changed meanwhile.
     """
-    manifest = json.loads((bundle.directory / MANIFEST).read_text(encoding="utf-8"))
-    with new_bundle(bundle.directory, force=True) as folder:
+    path = bundle.directory / MANIFEST
+    before = path.read_bytes()
+    manifest = json.loads(before)
+    others = sorted({path.name for path in bundle.directory.iterdir()} - {*bundle.files, MANIFEST})
+    if others:  # the folder is replaced as a whole
+        raise BundleError(
+            f"{bundle.directory} holds files that are not the bundle's: {', '.join(others[:5])}. Move them elsewhere."
+        )
+    with new_bundle(bundle.directory, force=True, remedy="make room there") as folder:
         for name in bundle.files:
-            link_or_copy(bundle.directory / name, folder / name)
+            with suppress(FileNotFoundError):  # an engine that was lost; everything else was just verified
+                link_or_copy(bundle.directory / name, folder / name)
         yield folder
         kept = {engine.file for engine in engines}
         for engine in bundle.engines:
             if engine.file not in kept:
-                (folder / engine.file).unlink()
-        _write(folder, {**manifest, "engines": [asdict(engine) for engine in engines]})
+                (folder / engine.file).unlink(missing_ok=True)
+        # What was not written now keeps its checksum: it may be damaged, and must not pass for whole.
+        known = {n: entry for n, entry in manifest["files"].items() if _is_same(bundle.directory / n, folder / n)}
+        there = [asdict(engine) for engine in engines if (folder / engine.file).exists()]
+        _write(folder, {**manifest, "engines": there}, known)
+        if path.read_bytes() != before:
+            raise BundleError(f"{bundle.directory} was changed by another program meanwhile. Build again.")
+
+
+def _is_same(old: Path, new: Path) -> bool:
+    """Whether `new` is what `link_or_copy` made of `old`."""
+    return new.exists() and old.exists() and (old.samefile(new) or old.read_bytes() == new.read_bytes())
 
 
 def link_or_copy(source: Path, target: Path) -> None:
@@ -77,7 +97,9 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 @contextmanager
-def new_bundle(directory: Path, *, force: bool = False) -> Iterator[Path]:
+def new_bundle(
+    directory: Path, *, force: bool = False, remedy: str = "make room, or give another folder with -o"
+) -> Iterator[Path]:
     """A folder to write a bundle into, moved to `directory` when the block ends well and removed when it does not.
 
     Raises:
@@ -96,8 +118,7 @@ def new_bundle(directory: Path, *, force: bool = False) -> Iterator[Path]:
         move_into_place(folder, directory)
     except OSError as error:
         raise BundleError(
-            f"cannot write the bundle {directory}: {error.strerror or error}. Nothing was changed there: make room, or "
-            "give another folder with -o."
+            f"cannot write the bundle {directory}: {error.strerror or error}. Nothing was changed there: {remedy}."
         ) from error
     finally:
         if folder is not None:

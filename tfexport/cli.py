@@ -13,9 +13,11 @@ import typer
 from tfexport.console import (
     opened,
     print_engine,
+    print_export,
     print_inspection,
     print_parity,
     print_plan,
+    print_repository,
     say,
     warned,
     with_progress,
@@ -42,6 +44,8 @@ from tfexport.options import (
     MaxSource,
     PlanFor,
     PrecisionOption,
+    ServedBeam,
+    ServedBy,
     Threads,
     engine_request,
     hints_of,
@@ -116,17 +120,17 @@ def export(
     library: LibraryOption = "auto",
     max_batch: MaxBatch = 32,
     max_beam: MaxBeam = 4,
-    max_source: MaxSource = 128,
-    cache: CacheSizes = "32,64,128",
+    max_source: MaxSource = None,
+    cache: CacheSizes = None,
     gpu_memory: GpuMemory = None,
-    runtime: Annotated[str, typer.Option(help="What a Triton server decodes with.")] = "ort-cpu",
-    beam: Annotated[int, typer.Option(min=1, help="Beam width of a Triton server.")] = 1,
+    runtime: ServedBy = "ort-cpu",
+    beam: ServedBeam = 1,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
 ) -> None:
     """Export a checkpoint to a bundle: ONNX graphs, weights, tokenizers and a manifest, checked against PyTorch."""
-    from tfexport.contract import short_name
     from tfexport.export import export as run_export
     from tfexport.models.checkpoint import load_checkpoint
+    from tfexport.targets import EnginesTarget, GraphsTarget, TritonTarget, telling_of_lost_engines
 
     hints = hints_of(
         checkpoint,
@@ -145,37 +149,27 @@ def export(
     if directory == checkpoint:
         directory = checkpoint.with_name(f"{checkpoint.name}.bundle")
     precision = precision or ("fp16" if target == "tensorrt" else "fp32")
-    # What cannot be built or written is told before the export, which takes longer.
+    wanted = GraphsTarget(precisions_of(precision))
     if target == "tensorrt":
-        request = engine_request(precision, gpu, library, max_batch, max_beam, max_source, cache, gpu_memory)
-        request.check(loaded.config)
-        for cost in request.costs(loaded.config, say):
-            print_plan(cost)
-    if target == "triton":
-        from tfexport.triton import check_request, write_repository
-
-        served = precisions_of(precision)[0]
-        repository = directory.with_name(f"{directory.name}.triton")
-        check_request(repository, runtime=runtime, precision=served, force=force)
-    with working(f"exporting {checkpoint}"):
-        exported = run_export(loaded, directory, precisions=precisions_of(precision), force=force)
-    for note in loaded.notes:
-        say(f"note: {note}")
-    if loaded.tokenizers.source is None or (loaded.tokenizers.target is None and not loaded.config.is_classifier):
-        say("note: a side has no vocabulary and is decoded as ids only; --src-vocab and --tgt-vocab add them")
-    errors = ", ".join(f"{error:.1e} in {short_name(name)}" for name, error in exported.max_errors.items())
-    print(f"exported {directory}: family {loaded.family}, largest error against PyTorch {errors}")
-    if target == "tensorrt":
-        request.build(directory, print_engine)
-    if target == "triton":
-        from tfexport.bundle import open_bundle
-
-        written = write_repository(
-            open_bundle(directory), repository, runtime=runtime, precision=served, beam=beam, force=force
+        request = engine_request(
+            precision,
+            gpu,
+            library,
+            max_batch=max_batch,
+            max_beam=max_beam,
+            max_source=max_source,
+            cache=cache,
+            gpu_memory=gpu_memory,
         )
-        for note in written.notes:
-            say(f"note: {note}")
-        print(f"wrote {written.directory} in {short_name(served)}: {', '.join(written.models)}")
+        wanted = EnginesTarget(request.precisions, request)
+    elif target == "triton":
+        wanted = TritonTarget(wanted.precisions, directory, runtime, beam, force)
+    wanted.check(loaded.config)
+    with telling_of_lost_engines(directory):
+        with working(f"exporting {checkpoint}"):
+            exported = run_export(loaded, directory, precisions=wanted.precisions, force=force)
+        print_export(loaded, exported)
+        wanted.write(directory)
     print(
         "next: run encoder_classifier.onnx with ONNX Runtime"
         if loaded.config.is_classifier
@@ -191,8 +185,8 @@ def build(
     library: LibraryOption = "auto",
     max_batch: MaxBatch = 32,
     max_beam: MaxBeam = 4,
-    max_source: MaxSource = 128,
-    cache: CacheSizes = "32,64,128",
+    max_source: MaxSource = None,
+    cache: CacheSizes = None,
     plan_for: PlanFor = None,
     input_format: InputFormatOption = None,
     gpu_memory: GpuMemory = None,
@@ -204,7 +198,17 @@ def build(
     from tfexport.translate import Reader, source_lengths
 
     bundle = open_bundle(directory)
-    request = engine_request(precision, gpu, library, max_batch, max_beam, max_source, cache, gpu_memory)
+    request = engine_request(
+        precision,
+        gpu,
+        library,
+        max_batch=max_batch,
+        max_beam=max_beam,
+        max_source=max_source,
+        cache=cache,
+        gpu_memory=gpu_memory,
+        plan_for=plan_for,
+    )
     bundle.graph("decoder_step")  # a classifier has none
     if plan_for is not None:
         with opened(plan_for) as lines:
@@ -215,6 +219,42 @@ def build(
     if not dry_run:
         request.build(directory, print_engine)
         print(f"next: tfexport decode {directory} INPUT --runtime tensorrt, on such a GPU")
+
+
+@app.command()
+def triton(
+    directory: BundleDir,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Repository folder; by default DIR.triton.")
+    ] = None,
+    runtime: ServedBy = "ort-cpu",
+    precision: PrecisionOption = None,
+    beam: ServedBeam = 1,
+    max_length: MaxLength = 256,
+    batch_size: BatchSize = 32,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing repository.")] = False,
+) -> None:
+    """Write a bundle as a model repository of Triton Inference Server. PyTorch is not needed.
+
+    The precision is fp32 by default, with --runtime tensorrt that of the bundle's engines.
+    """
+    from tfexport.bundle import open_bundle
+    from tfexport.triton import beside, served_precision, write_repository
+
+    bundle = open_bundle(directory)
+    served = precisions_of(precision)[0] if precision else served_precision(bundle, runtime)
+    written = write_repository(
+        bundle,
+        output or beside(directory),
+        runtime=runtime,
+        precision=served,
+        beam=beam,
+        max_length=max_length,
+        batch_size=batch_size,
+        force=force,
+    )
+    print_repository(written, served)
+    print(f"next: tritonserver --model-repository={written.directory}")
 
 
 @app.command()

@@ -14,10 +14,13 @@ from tfexport.errors import TfexportError
 
 if TYPE_CHECKING:
     from tfexport.bundle import Engine
-    from tfexport.models.checkpoint import Inspection
+    from tfexport.contract import Precision
+    from tfexport.export import Exported
+    from tfexport.models.checkpoint import Checkpoint, Inspection
     from tfexport.parity import ParityReport
     from tfexport.plan import PlanCost
     from tfexport.translate import Result
+    from tfexport.triton import Repository
 
 Item = TypeVar("Item")
 
@@ -131,6 +134,23 @@ def print_inspection(inspection: Inspection) -> None:
     for name, flag in inspection.missing.items():
         print(f"not in the file: {name} (give {flag})")
     print("vocabulary: in the file" if inspection.vocabulary else "vocabulary: none (give --src-vocab and --tgt-vocab)")
+
+
+def print_export(loaded: Checkpoint, exported: Exported) -> None:
+    """What was exported, and what whoever did it should know."""
+    for note in loaded.notes:
+        say(f"note: {note}")
+    if loaded.tokenizers.source is None or (loaded.tokenizers.target is None and not loaded.config.is_classifier):
+        say("note: a side has no vocabulary and is decoded as ids only; --src-vocab and --tgt-vocab add them")
+    errors = ", ".join(f"{error:.1e} in {short_name(name)}" for name, error in exported.max_errors.items())
+    print(f"exported {exported.directory}: family {loaded.family}, largest error against PyTorch {errors}")
+
+
+def print_repository(repository: Repository, precision: Precision) -> None:
+    """A Triton model repository that was written."""
+    for note in repository.notes:
+        say(f"note: {note}")
+    print(f"wrote {repository.directory} in {short_name(precision)}: {', '.join(repository.models)}")
 
 
 def print_parity(report: ParityReport) -> None:

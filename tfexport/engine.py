@@ -9,6 +9,7 @@ What TensorRT would get wrong without a word is refused before anything is built
 from __future__ import annotations
 
 import importlib
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -97,6 +98,10 @@ def _variant(
         yield engine, content
 
 
+WITHOUT_FLOAT32_PRODUCTS = ("sm75",)
+"""Generations that TensorRT for RTX names but builds no float32 matrix product for, which every decoder step has."""
+
+
 class Builder:
     """One of the two libraries, ready to build.
 
@@ -126,14 +131,16 @@ class Builder:
         Raises:
             EngineError: this library cannot build for it.
         """
-        if gpu == HERE:
+        if gpu == HERE and self.library == "tensorrt":
             return find_gpu().generation
         if self.library == "tensorrt":
             raise EngineError(
                 f"full TensorRT builds on the GPU itself, not ahead of time for {gpu}. Use --gpu here, or --library "
                 "tensorrt_rtx."
             )
-        known = [name.lower() for name in self.trt.ComputeCapability.__members__ if name.startswith("SM")]
+        gpu = find_gpu().generation if gpu == HERE else gpu
+        names = [name.lower() for name in self.trt.ComputeCapability.__members__ if name.startswith("SM")]
+        known = [name for name in names if name not in WITHOUT_FLOAT32_PRODUCTS]
         if gpu not in (*known, PORTABLE):
             raise EngineError(
                 f"TensorRT for RTX {self.trt.__version__} does not build for {gpu}. It knows {', '.join(known)} and "
@@ -157,15 +164,25 @@ class Builder:
         for name, sizes in profile.items():
             shapes.set_shape(name, *sizes)
         settings.add_optimization_profile(shapes)
-        timings = f"timings-{self.trt.__version__}-{gpu}"
         if self.library == "tensorrt":  # TensorRT for RTX times nothing when it builds
-            settings.set_timing_cache(settings.create_timing_cache(kept.load(timings)), ignore_mismatch=False)
+            self._use_timings(settings)
         engine = self._builder.build_serialized_network(network, settings)
         if engine is None:
             raise EngineError(f"TensorRT cannot build {path.name} for {gpu}: {self._complaints()}")
-        if self.library == "tensorrt":
-            kept.keep(timings, memoryview(settings.get_timing_cache().serialize()))
+        if self.library == "tensorrt" and (timings := settings.get_timing_cache()) is not None:
+            kept.keep(self._timings, memoryview(timings.serialize()))
         return memoryview(engine)
+
+    @property
+    def _timings(self) -> str:
+        """The file of kernel timings, which hold for one version on one GPU."""
+        return f"timings-{self.trt.__version__}-{re.sub(r'[^A-Za-z0-9]+', '-', find_gpu().name)}"
+
+    def _use_timings(self, settings: Any) -> None:
+        for content in (kept.load(self._timings), b""):  # without those of before where TensorRT refuses them
+            timings = settings.create_timing_cache(content)
+            if timings is not None and settings.set_timing_cache(timings, ignore_mismatch=False):
+                return
 
     def parse(self, model: onnx.ModelProto, path: Path) -> Any:
         """`model` as a TensorRT network whose attention layers may be decomposed; weights are read beside `path`.

@@ -27,5 +27,9 @@ class TokenizerError(TfexportError):
     """A vocabulary or tokenizer file that cannot be used."""
 
 
+class DeviceMemoryError(TfexportError):
+    """A GPU whose memory is full."""
+
+
 class RuntimeUnavailable(TfexportError):
     """A runtime whose library is not installed, or that does not exist."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tfexport.errors import RuntimeUnavailable, TfexportError
+from tfexport.errors import DeviceMemoryError, RuntimeUnavailable, TfexportError
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,12 @@ def checked(result: tuple[Any, ...]) -> Any:
     """The value of a call of the CUDA runtime, which gives its error first.
 
     Raises:
-        TfexportError: the call failed.
+        DeviceMemoryError: the GPU's memory is full.
+        TfexportError: the call failed otherwise.
     """
     error, *values = result
     if error.name == "cudaErrorMemoryAllocation":
-        raise TfexportError(
+        raise DeviceMemoryError(
             "the GPU's memory is full. Decode with a smaller --batch-size or --beam, or end other programs on it."
         )
     if error.name != "cudaSuccess":

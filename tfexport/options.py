@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from tfexport.console import say
-from tfexport.errors import TfexportError
+from tfexport.errors import RuntimeUnavailable, TfexportError
 
 if TYPE_CHECKING:
     from tfexport.contract import Precision
@@ -48,14 +49,18 @@ LibraryOption = Annotated[
 ]
 MaxBatch = Annotated[int, typer.Option("--max-batch", min=1, help="Most sentences at once in an engine.")]
 MaxBeam = Annotated[int, typer.Option("--max-beam", min=1, help="Widest beam in an engine.")]
-MaxSource = Annotated[int, typer.Option("--max-source", min=1, help="Most source ids in an engine.")]
-CacheSizes = Annotated[str, typer.Option("--cache", help="Cache slots of the engines, such as 32,64,128.")]
+MaxSource = Annotated[
+    int | None, typer.Option("--max-source", min=1, help="Most source ids in an engine; by default 128.")
+]
+CacheSizes = Annotated[str | None, typer.Option("--cache", help="Cache slots of the engines; by default 32,64,128.")]
 PlanFor = Annotated[
     Path | None, typer.Option("--plan-for", metavar="TEXT", help="Take lengths from this source text instead.")
 ]
 GpuMemory = Annotated[
     float | None, typer.Option("--gpu-memory", min=0.1, help="GiB of the GPU that will run the engines.")
 ]
+ServedBy = Annotated[str, typer.Option("--runtime", help="What a Triton server decodes with.")]
+ServedBeam = Annotated[int, typer.Option("--beam", min=1, help="Beam width of a Triton server.")]
 
 
 def precisions_of(given: str) -> tuple[Precision, ...]:
@@ -66,35 +71,59 @@ def precisions_of(given: str) -> tuple[Precision, ...]:
     wrong = [name for name in names if name not in PRECISIONS]
     if wrong:
         raise TfexportError(f"there is no precision {wrong[0]!r}. Give one or more of {', '.join(PRECISIONS)}.")
-    return tuple(PRECISIONS[name] for name in names)
+    return tuple(PRECISIONS[name] for name in dict.fromkeys(names))
+
+
+def gpus_of(given: str | None) -> tuple[str, ...]:
+    """`sm89,SM120` to the names of GPU generations; none where nothing is given."""
+    if given is None:
+        return ()
+    names = [name.strip().lower() for name in given.split(",")]
+    if not all(names):
+        raise TfexportError(f"--gpu is {given!r}, with an empty name. Give names as in sm89,sm120.")
+    return tuple(dict.fromkeys(names))
 
 
 def engine_request(
     precision: str,
     gpus: str | None,
     library: Literal["auto", "tensorrt", "tensorrt_rtx"],
+    *,
     max_batch: int,
     max_beam: int,
-    max_source: int,
-    cache: str,
+    max_source: int | None,
+    cache: str | None,
     gpu_memory: float | None,
+    plan_for: Path | None = None,
 ) -> EngineRequest:
-    """The engines that the flags ask for."""
+    """The engines that the flags ask for; with `plan_for` the lengths of their plan are still to be set."""
     from tfexport.plan import LengthPlan
-    from tfexport.targets import EngineRequest
 
-    sizes = cache.split(",")
+    try:
+        from tfexport.targets import EngineRequest
+    except ModuleNotFoundError as error:
+        if error.name != "onnx":
+            raise
+        raise RuntimeUnavailable(
+            "building engines needs onnx, which is not installed: pip install 'tfexport[tensorrt-rtx]'."
+        ) from error
+    if plan_for is not None and (cache is not None or max_source is not None):
+        raise TfexportError("--plan-for takes the place of --cache and --max-source. Give one of them.")
+    sizes = ["32", "64", "128"] if cache is None else cache.split(",")
     if not all(size.strip().isdecimal() for size in sizes):
         raise TfexportError(f"--cache is {cache!r}, not numbers of slots. Give them as in 32,64,128.")
     plan = LengthPlan(
         max_batch=max_batch,
         max_beam=max_beam,
-        max_source=max_source,
+        max_source=128 if max_source is None else max_source,
         cache=tuple(sorted({int(size) for size in sizes})),
     )
-    names = tuple(name.strip() for name in gpus.split(",")) if gpus else ()
-    memory = None if gpu_memory is None else int(gpu_memory * 2**30)
-    return EngineRequest(plan, precisions_of(precision), names, library, memory)
+    memory = None if gpu_memory is None else gpu_memory * 2**30
+    if memory is not None and not math.isfinite(memory):
+        raise TfexportError(f"--gpu-memory is {gpu_memory}, not a size in GiB. Give that of the GPU, such as 24.")
+    return EngineRequest(
+        plan, precisions_of(precision), gpus_of(gpus), library, None if memory is None else int(memory)
+    )
 
 
 def hints_of(checkpoint: Path, config: Path | None, **flags: int | None) -> dict[str, Any]:

@@ -140,6 +140,7 @@ def compare(
     if tolerance is not None:
         limits = replace(limits, error=tolerance)
     report = ParityReport(runtime.name, runtime.precision, limits, options.beam)
+    batch_size = runtime.capacity.batch_size(batch_size, options.beam)
     batch: list[Sequence[int]] = []
     for source in sources:
         batch.append(source)

@@ -1,6 +1,7 @@
 """Greedy and beam search over any runtime, in NumPy.
 
-Ties break the same way on every runtime: the lower beam first, then the lower token id. Scores are summed in float64.
+Ties break the same way wherever the host or ONNX Runtime's CPU provider ranks tokens: the lower beam first, then the lower
+token id. A GPU may rank equal logits in any order. Scores are summed in float64.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def search(runtime: Runtime[State], sources: Sequence[Sequence[int]], options: S
         return []
     src_ids, src_len = pad(sources, runtime.config.pad_id)
     state = runtime.encode(src_ids, src_len, beam=options.beam)
-    limits = options.limits(runtime.config, src_len)
+    limits = np.minimum(options.limits(runtime.config, src_len), runtime.capacity.target)
     if options.beam == 1:
         return [[hypothesis] for hypothesis in _greedy(runtime, state, limits, options)]
     return _beam(runtime, state, limits, options)

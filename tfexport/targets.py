@@ -1,19 +1,25 @@
-"""What `export --target` and `build` do beyond the graphs: TensorRT engines, with their cost told before."""
+"""What `export --target` and `build` do beyond the graphs: TensorRT engines, with their cost told before, and a Triton
+model repository.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tfexport.bundle import PORTABLE, Engine, Library
+from tfexport import triton
+from tfexport.bundle import MANIFEST, PORTABLE, Engine, Library, open_bundle
 from tfexport.config import ModelConfig
+from tfexport.console import print_engine, print_plan, print_repository, say
 from tfexport.contract import Precision
 from tfexport.engine import HERE, Builder, build_engines
-from tfexport.errors import EngineError, RuntimeUnavailable
+from tfexport.errors import EngineError, RuntimeUnavailable, TfexportError
 from tfexport.gpu import find_gpu
 from tfexport.plan import LengthPlan, PlanCost, cost
 
@@ -37,7 +43,7 @@ class EngineRequest:
         """GPUs, library and memory, with what was left open chosen and said.
 
         Raises:
-            EngineError: something is no name of a GPU generation.
+            EngineError: something is no name of a GPU generation, or full TensorRT is to build for a GPU elsewhere.
         """
         try:
             here = find_gpu()
@@ -55,6 +61,12 @@ class EngineRequest:
         if library == "auto":
             full = HERE in gpus and importlib.util.find_spec("tensorrt") is not None
             library = "tensorrt" if full else "tensorrt_rtx"
+        elsewhere = [gpu for gpu in gpus if gpu != HERE]
+        if library == "tensorrt" and elsewhere:
+            raise EngineError(
+                f"full TensorRT builds on the GPU itself, not ahead of time for {elsewhere[0]}. Use --gpu here, or "
+                "--library tensorrt_rtx."
+            )
         memory = self.gpu_memory or (here.memory if here and HERE in gpus else None)
         if memory is None:
             say(f"note: {ASSUMED_MEMORY >> 30} GiB of GPU memory are assumed; --gpu-memory says how much there is")
@@ -98,3 +110,84 @@ class EngineRequest:
         """
         gpus, library, _ = self.resolved(lambda _: None)
         return build_engines(directory, self.plan, precisions=self.precisions, gpus=gpus, library=library, built=built)
+
+
+@dataclass(frozen=True)
+class GraphsTarget:
+    """`--target onnx`: the graphs alone."""
+
+    precisions: tuple[Precision, ...]
+
+    def check(self, config: ModelConfig) -> None:
+        """Before the export, which takes longer: raise what `write` would raise of any bundle of such a model."""
+
+    def write(self, directory: Path) -> None:
+        """After the export: add to the bundle at `directory`, or beside it, and print what."""
+
+
+@dataclass(frozen=True)
+class EnginesTarget(GraphsTarget):
+    """`--target tensorrt`: engines in the bundle."""
+
+    request: EngineRequest
+
+    def check(self, config: ModelConfig) -> None:
+        self.request.check(config)
+        for cost in self.request.costs(config, say):
+            print_plan(cost)
+
+    def write(self, directory: Path) -> None:
+        self.request.build(directory, print_engine)
+
+
+@dataclass(frozen=True)
+class TritonTarget(GraphsTarget):
+    """`--target triton`: beside the bundle a model repository, in the first precision."""
+
+    bundle: Path
+    runtime: str
+    beam: int
+    force: bool
+
+    def check(self, config: ModelConfig) -> None:
+        if self.runtime == "tensorrt":
+            raise TfexportError(
+                "a bundle has no TensorRT engines when it is exported. Export it with --precision fp16 alone, then "
+                f"`tfexport build {self.bundle}`, then `tfexport triton {self.bundle} --runtime tensorrt`."
+            )
+        repository = triton.beside(self.bundle)
+        triton.check_request(repository, runtime=self.runtime, precision=self.precisions[0], force=self.force)
+
+    def write(self, directory: Path) -> None:
+        written = triton.write_repository(
+            open_bundle(directory),
+            triton.beside(directory),
+            runtime=self.runtime,
+            precision=self.precisions[0],
+            beam=self.beam,
+            force=self.force,
+        )
+        print_repository(written, self.precisions[0])
+
+
+@contextmanager
+def telling_of_lost_engines(directory: Path) -> Iterator[None]:
+    """Say, when the block ends, how many of the engines of the bundle at `directory` it has removed."""
+    before = _engine_files(directory)
+    try:
+        yield
+    finally:
+        lost = before - _engine_files(directory)
+        if lost:
+            say(
+                f"note: the bundle's {len(lost)} TensorRT engines are gone with it: build them again with tfexport build"
+            )
+
+
+def _engine_files(directory: Path) -> set[str]:
+    """The names of the engines of a bundle; none where there is no bundle that can be read."""
+    try:
+        manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+        return {str(engine["file"]) for engine in manifest["engines"]}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return set()

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from tfexport.bundle import Bundle
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError, TokenizerError
-from tfexport.runtimes.base import Runtime
+from tfexport.runtimes.base import Capacity, Runtime
 from tfexport.search import Hypothesis, SearchOptions, search
 from tfexport.tokenizers import TextTokenizer
 
@@ -213,15 +213,30 @@ def _translate_window(
     readable: list[tuple[int, list[int]]] = []
     for number, raw in chunk:
         try:
-            readable.append((number, reader.ids(raw)))
+            readable.append((number, _within(runtime.capacity, reader.ids(raw))))
         except Unreadable as problem:
             results[number] = Result(number, problem.status, str(problem), ())
     readable.sort(key=lambda item: len(item[1]))
+    batch_size = runtime.capacity.batch_size(batch_size, options.beam)
     for start in range(0, len(readable), batch_size):
         batch = readable[start : start + batch_size]
         for (number, _), found in zip(batch, search(runtime, [ids for _, ids in batch], options), strict=True):
             results[number] = _result(number, found)
     return [results[number] for number, _ in chunk]
+
+
+def _within(capacity: Capacity, ids: list[int]) -> list[int]:
+    """`ids`, if the runtime takes so many.
+
+    Raises:
+        Unreadable: it takes fewer, though the model would read them.
+    """
+    if len(ids) > capacity.source:
+        most = capacity.source
+        raise Unreadable(
+            "too_long", f"{len(ids)} ids, this runtime takes at most {most}: build with a larger --max-source"
+        )
+    return ids
 
 
 def _result(number: int, hypotheses: list[Hypothesis]) -> Result:

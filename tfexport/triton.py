@@ -127,6 +127,20 @@ def write_repository(
     return Repository(directory, tuple(model.config["name"] for model in models), tuple(notes))
 
 
+def beside(directory: Path) -> Path:
+    """Where the model repository of the bundle at `directory` lies when no other place is given."""
+    if directory.name in ("", ".."):
+        directory = directory.resolve()
+    return directory.with_name(f"{directory.name}.triton")
+
+
+def served_precision(bundle: Bundle, runtime: str) -> Precision:
+    """What is served when no precision is given: that of the engines where they decode, as `load_runtime` chooses."""
+    built = {engine.precision for engine in bundle.engines} if runtime == "tensorrt" else set()
+    order: tuple[Precision, ...] = ("float16", "bfloat16", "float32")
+    return next((precision for precision in order if precision in built), "float32")
+
+
 def check_request(directory: Path, *, runtime: str, precision: Precision, force: bool) -> None:
     """Raise what `write_repository` would raise of any bundle, before there is one.
 

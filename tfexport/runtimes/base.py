@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
@@ -21,6 +22,30 @@ class Best(NamedTuple):
     """[rows, count]; float32, or float64 where it was computed so."""
     ids: IntArray
     """[rows, count]"""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The sizes that a runtime takes; None where only memory sets a limit."""
+
+    source: int
+    """Most source ids."""
+    target: int
+    """Most generated tokens."""
+    batch: int | None = None
+    """Most sentences at once."""
+    rows: int | None = None
+    """Most rows, batch * beam."""
+
+    @classmethod
+    def of_model(cls, config: ModelConfig) -> Capacity:
+        """What the model's positions allow."""
+        return cls(config.max_source_length, config.max_target_length)
+
+    def batch_size(self, wanted: int, beam: int) -> int:
+        """The number of sentences, up to `wanted`, that are taken at once with a beam; at least one."""
+        sizes = (wanted, self.batch, None if self.rows is None else self.rows // beam)
+        return max(1, min(size for size in sizes if size is not None))
 
 
 class DecoderState(Protocol):
@@ -64,6 +89,11 @@ class Runtime(Protocol[State]):
     @property
     def precision(self) -> Precision:
         """Of the weights and activations."""
+        ...
+
+    @property
+    def capacity(self) -> Capacity:
+        """The sizes that it takes; beyond them `encode` and `step` raise TfexportError."""
         ...
 
     def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> State:

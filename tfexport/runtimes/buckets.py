@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
+from tfexport.runtimes.base import Capacity
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,15 @@ class Buckets:
     """Most rows, batch * beam."""
     remedy: str = ""
     """What to do when a size is above all of them."""
+
+    def capacity(self, config: ModelConfig) -> Capacity:
+        """What of the model's capacity fits into these sizes."""
+        return Capacity(
+            min(config.max_source_length, max(self.src or (config.max_source_length,))),
+            min(config.max_target_length, max(self.cache)),
+            max(self.batch) if self.batch else None,
+            self.rows,
+        )
 
     def cache_for(self, slots: int) -> int:
         return self._smallest(self.cache, slots, "a translation of {} tokens")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 from cuda.bindings import runtime as cudart
@@ -54,10 +55,13 @@ class CudaMirror:
 
 
 class CudaGraph:
-    """Work that was recorded once and is enqueued as a whole."""
+    """Work that was recorded once and is enqueued as a whole.
 
-    def __init__(self, graph: Any, stream: int):
-        self._stream = stream
+    It keeps what recorded it: the memory that the work computes in belongs to that.
+    """
+
+    def __init__(self, graph: Any, stream: int, recorded: Call):
+        self._stream, self._recorded = stream, recorded
         self._graph = checked(cudart.cudaGraphInstantiate(graph, 0))
         checked(cudart.cudaGraphDestroy(graph))
 
@@ -99,13 +103,18 @@ class CudaDevice:
     def capture(self, enqueue: Call) -> Call:
         """Record `enqueue`; it must have run once before, so that what it sets up lazily is no part of the record."""
         mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        collecting = gc.isenabled()
+        gc.disable()  # a collection could free memory, which would end the recording
         checked(cudart.cudaStreamBeginCapture(self.stream, mode))
         try:
             enqueue()
         except BaseException:
             cudart.cudaStreamEndCapture(self.stream)
             raise
-        return CudaGraph(checked(cudart.cudaStreamEndCapture(self.stream)), self.stream)
+        finally:
+            if collecting:
+                gc.enable()
+        return CudaGraph(checked(cudart.cudaStreamEndCapture(self.stream)), self.stream, enqueue)
 
     def synchronize(self) -> None:
         checked(cudart.cudaStreamSynchronize(self.stream))

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
 from tfexport.contract import BEST, ITEM_SIZES, Precision, cache_names
-from tfexport.runtimes.base import Best, FloatArray, IntArray, best_of
+from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, best_of
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.device import Call, Device, DeviceTensor, Mirror, to_float32
 from tfexport.runtimes.memory import Pool, Region
@@ -98,6 +98,10 @@ class LoopRuntime:
     @property
     def precision(self) -> Precision:
         return self._graphs.precision
+
+    @property
+    def capacity(self) -> Capacity:
+        return self._graphs.buckets.capacity(self._config)
 
     def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> LoopState:
         buckets, sentences = self._graphs.buckets, len(src_len)
@@ -204,6 +208,7 @@ class LoopState:
             runtime.mirror(self._io[name]) for name in ("tokens", "position", "index", "best.log_probs", "best.ids")
         )
         self._logits: Mirror | None = None  # only for who asks: it may be large
+        self._index_is_read = True  # False while its copy to the device may still be under way
         self._tokens.array[:] = config.bos_id  # what empty places go on reading
 
     @property
@@ -244,6 +249,7 @@ class LoopState:
         for result in results:
             result.pull()
         self._runtime.graphs.device.synchronize()
+        self._index_is_read = True
         self._filled += 1
 
     def _bound_step(self) -> Call:
@@ -274,8 +280,11 @@ class LoopState:
         index = np.arange(self._batch * self._beam)
         index[self._places] = sources.ravel()
         if (index != np.arange(len(index))).any():
+            if not self._index_is_read:
+                self._runtime.graphs.device.synchronize()
             self._index.array[:] = index
             self._index.push()
+            self._index_is_read = False
             self._cache = self._runtime.gather(self._cache, self._io["index"])
         return self
 

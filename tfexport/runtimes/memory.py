@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Mapping
 
 from tfexport.contract import ALIGNMENT
+from tfexport.errors import DeviceMemoryError
 from tfexport.runtimes.device import Device, DeviceTensor, Memory
 
 
@@ -25,11 +26,20 @@ class Pool:
         size = size_class(nbytes)
         fitting = [memory for memory in self._free if memory.nbytes == size]
         if not fitting:
-            return self.device.allocate(size)
+            return self._allocate(size)
         # Always the lowest: a batch like the last one then meets the same addresses, and what was recorded for them.
         memory = min(fitting, key=lambda piece: piece.address)
         self._free.remove(memory)
         return memory
+
+    def _allocate(self, size: int) -> Memory:
+        try:
+            return self.device.allocate(size)
+        except DeviceMemoryError:
+            if not self._free:
+                raise
+        self._free.clear()  # what waits for its next use must not be what is missing now
+        return self.device.allocate(size)
 
     def give_back(self, memory: Memory) -> None:
         self._free.append(memory)

@@ -24,7 +24,6 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 CACHE_BLOCK = 16
 """On the CPU: slots of the smallest cache, and by which it grows. The kernels read the whole cache, also empty slots."""
 
-CUDA_CACHE = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 CUDA_BATCH = tuple(2**power for power in range(15))
 SRC_BLOCK = 32
 
@@ -59,6 +58,7 @@ def ort_cuda(bundle: Bundle, *, precision: Precision = "float32", threads: int |
         )
     from tfexport.runtimes.cuda import CudaDevice
 
+    onnxruntime.preload_dlls()  # the libraries of CUDA and cuDNN that pip installed are on no search path
     graphs = OrtGraphs(bundle, precision, CudaDevice(), cuda_buckets(bundle, precision), threads=threads)
     return LoopRuntime("ort-cuda", bundle.config, graphs)
 
@@ -72,14 +72,13 @@ def cpu_buckets(max_target_length: int) -> Buckets:
 def cuda_buckets(bundle: Bundle, precision: Precision) -> Buckets:
     """Few shapes, so that their recorded graphs are soon met again."""
     config = bundle.config
-    step = aligned_length(config.d_model, precision)
-    cache = [-(-size // step) * step for size in CUDA_CACHE]
-    enough = sum(size < config.max_target_length for size in cache) + 1
+    step = max(SRC_BLOCK, aligned_length(config.d_model, precision))
+    cache = [step]
+    while cache[-1] < config.max_target_length:
+        cache.append(2 * cache[-1])
     longest = config.max_source_length
-    src = range(SRC_BLOCK, longest, SRC_BLOCK)
-    return Buckets(
-        tuple(cache[:enough]), CUDA_BATCH, (*src, longest), remedy="Use a smaller --batch-size, or shorter lines."
-    )
+    src = (*range(step, longest, step), longest)
+    return Buckets(tuple(cache), CUDA_BATCH, src, remedy="Use a smaller --batch-size, or shorter lines.")
 
 
 class OrtGraphs:
@@ -108,7 +107,7 @@ class OrtExecutable:
 
     def __init__(self, graph: Path, device: Device, threads: int | None = None, *, record: bool = True):
         self._device = device
-        self._session = _session(graph, device, threads)
+        self._session = _session(graph, device, threads, record=record)
         self._inputs = {node.name for node in self._session.get_inputs()}
         self._outputs = {node.name for node in self._session.get_outputs()}
         self._graph_ids = itertools.count(1) if record else itertools.repeat(-1)
@@ -126,11 +125,25 @@ class OrtExecutable:
                 binding.bind_output(name, *arguments)
         if self._device.name == "cpu":
             return lambda: self._session.run_with_iobinding(binding)
-        options = onnxruntime.RunOptions()
-        options.add_run_config_entry("gpu_graph_id", str(next(self._graph_ids)))
-        # The loop waits for the stream itself, once, after the copies that follow.
-        options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-        return lambda: self._session.run_with_iobinding(binding, options)
+        return _Recorded(self._session, binding, next(self._graph_ids))
+
+
+class _Recorded:
+    """Runs of one binding on a GPU, which ONNX Runtime records under a number and replays."""
+
+    def __init__(self, session: onnxruntime.InferenceSession, binding: Any, graph_id: int):
+        self._session, self._binding, self._graph_id = session, binding, graph_id
+        self._options = onnxruntime.RunOptions()
+        self._options.add_run_config_entry("gpu_graph_id", str(graph_id))
+        # The loop waits for the stream itself, after the copies that follow.
+        self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+
+    def __call__(self) -> None:
+        self._session.run_with_iobinding(self._binding, self._options)
+
+    def __del__(self) -> None:
+        if self._graph_id >= 0:
+            self._session.release_captured_graph(self._graph_id)
 
 
 def report_fallbacks(graph: Path, session: onnxruntime.InferenceSession, provider: str) -> None:
@@ -158,7 +171,7 @@ def usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _session(graph: Path, device: Device, threads: int | None) -> onnxruntime.InferenceSession:
+def _session(graph: Path, device: Device, threads: int | None, *, record: bool) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     # Explicit: by itself ONNX Runtime takes every core of the machine, also those that this process may not use.
     options.intra_op_num_threads = threads or usable_cpus()
@@ -168,7 +181,7 @@ def _session(graph: Path, device: Device, threads: int | None) -> onnxruntime.In
     if device.name == "cuda":
         settings = {
             "user_compute_stream": str(device.stream),
-            "enable_cuda_graph": "1",
+            "enable_cuda_graph": str(int(record)),
             "use_tf32": "0",  # the default rounds float32 factors to 10 bits
         }
         providers = [(CUDA, settings), CPU]
@@ -176,6 +189,11 @@ def _session(graph: Path, device: Device, threads: int | None) -> onnxruntime.In
         session = onnxruntime.InferenceSession(graph, options, providers=providers)
     except Exception as error:  # the library's errors have no common base
         first = str(error).splitlines()[0]
+        if device.name == "cuda" and record:
+            # It refuses to record a graph of which a node does not run on the GPU. Then it runs unrecorded, and that
+            # node is reported.
+            logging.getLogger(__name__).warning("warning: %s is not recorded as a CUDA graph: %s", graph.name, first)
+            return _session(graph, device, threads, record=False)
         raise BundleError(f"ONNX Runtime cannot load {graph}: {first} Export again, or upgrade onnxruntime.") from error
     session.disable_fallback()  # to another provider, silently, after a failure
     if device.name == "cuda" and CUDA not in session.get_providers():

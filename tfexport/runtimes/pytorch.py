@@ -16,7 +16,7 @@ from tfexport.errors import RuntimeUnavailable
 from tfexport.models.checkpoint import build_model
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import KeyValue, Transformer
-from tfexport.runtimes.base import Best, FloatArray, IntArray, best_of
+from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, best_of
 from tfexport.runtimes.pytorch_static import StaticDecoder, StaticState, full_memory_is_an_error
 
 CACHE_BLOCK = 32
@@ -112,6 +112,10 @@ class TorchRuntime:
     def precision(self) -> Precision:
         dtypes: dict[torch.dtype, Precision] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
         return dtypes.get(self._model.encoder.tokens.weight.dtype, "float32")
+
+    @property
+    def capacity(self) -> Capacity:
+        return Capacity.of_model(self.config)
 
     def _tensor(self, array: IntArray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._model.encoder.tokens.weight.device)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tfexport import kept
 from tfexport.bundle import PORTABLE, Bundle, Engine
-from tfexport.contract import ALIGNMENT, Precision, aligned_length, short_name
+from tfexport.contract import ALIGNMENT, Precision, aligned_length, graphs_of, short_name
 from tfexport.errors import EngineError, RuntimeUnavailable
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.device import Call, Device, DeviceTensor, Memory
@@ -40,8 +41,7 @@ def tensorrt(bundle: Bundle, *, precision: Precision | None = None) -> LoopRunti
     from tfexport.runtimes.cuda import CudaDevice
 
     device = CudaDevice()
-    versions = {name: library.__version__ for name, library in libraries.items()}
-    engines = usable_engines(bundle, precision, versions, device.gpu.generation)
+    engines = usable_engines(bundle, precision, libraries, device.gpu.generation)
     graphs = TensorRtGraphs(bundle, engines, libraries[engines[0].library], device)
     return LoopRuntime("tensorrt", bundle.config, graphs)
 
@@ -55,12 +55,12 @@ def _installed() -> dict[str, Any]:
 
 
 def usable_engines(
-    bundle: Bundle, precision: Precision | None, versions: Mapping[str, str], generation: str
+    bundle: Bundle, precision: Precision | None, libraries: Mapping[str, Any], generation: str
 ) -> list[Engine]:
     """The engines of one precision, GPU generation and library that run here, those for this very generation first.
 
     Args:
-        versions: of the installed libraries, by name.
+        libraries: those that are installed, by name.
         generation: of the GPU here, such as `sm89`.
 
     Raises:
@@ -74,12 +74,18 @@ def usable_engines(
         has = ", ".join(sorted({short_name(engine.precision) for engine in bundle.engines}))
         kind = f"{short_name(precision)} engines, only {has}" if has and precision else "engines"
         raise EngineError(f"{bundle.directory} has no TensorRT {kind}. Build them: {rebuild}.")
-    of_gpu = [engine for engine in wanted if engine.gpu in (generation, PORTABLE)]
+    of_gpu = [
+        engine
+        for engine in wanted
+        if engine.gpu == generation
+        or (engine.gpu == PORTABLE and runs_portable_engines(libraries.get(engine.library), generation))
+    ]
     if not of_gpu:
         built = ", ".join(sorted({engine.gpu for engine in wanted}))
         raise EngineError(
             f"the engines in {bundle.directory} are for {built}, this GPU is {generation}. Rebuild: {rebuild}."
         )
+    versions = {name: library.__version__ for name, library in libraries.items()}
     usable = [engine for engine in of_gpu if versions.get(engine.library) == engine.version]
     if not usable:
         built = ", ".join(sorted({f"{engine.library} {engine.version}" for engine in of_gpu}))
@@ -94,6 +100,14 @@ def usable_engines(
     return [engine for engine in usable if all(getattr(engine, field) == getattr(best, field) for field in same)]
 
 
+def runs_portable_engines(library: Any, generation: str) -> bool:
+    """Whether portable engines run on a generation: on those that TensorRT for RTX can name, from Ampere (`sm80`) on."""
+    if library is None:  # not installed, which is said with its version
+        return True
+    known = getattr(library, "ComputeCapability", None)
+    return hasattr(known, generation.upper()) and generation != "sm75"
+
+
 class TensorRtGraphs:
     """The engines of a bundle on one device.
 
@@ -104,10 +118,10 @@ class TensorRtGraphs:
     def __init__(self, bundle: Bundle, engines: Sequence[Engine], library: Any, device: Device):
         self.device = device
         self.precision: Precision = engines[0].precision
+        _check_profiles(bundle, engines)
         self._runtime = library.Runtime(library.Logger(library.Logger.ERROR))
         loaded = {
-            (e.role, e.cache): TensorRtExecutable(bundle.directory / e.file, e, library, self._runtime, device)
-            for e in engines
+            (e.role, e.cache): TensorRtExecutable(bundle.engine(e), e, library, self._runtime, device) for e in engines
         }
         # One for all contexts: they run one after the other on one stream, and each would keep its own otherwise.
         scratch = device.allocate(max(executable.scratch for executable in loaded.values()))
@@ -125,6 +139,18 @@ class TensorRtGraphs:
 
     def step(self, cache: int) -> TensorRtExecutable:
         return self._steps[cache]
+
+
+def _check_profiles(bundle: Bundle, engines: Sequence[Engine]) -> None:
+    graphs = {graph.role: graph for graph in graphs_of(bundle.config, engines[0].precision)}
+    for engine in engines:
+        axes = {tensor.name: len(tensor.axes) for tensor in graphs[engine.role].inputs}
+        found = {name: {len(shape) for shape in shapes} for name, shapes in engine.profile.items() if len(shapes) == 3}
+        if found != {name: {count} for name, count in axes.items()}:
+            raise EngineError(
+                f"the manifest of {bundle.directory} does not say what {engine.file} was built for. Build again: "
+                f"tfexport build {bundle.directory}."
+            )
 
 
 def buckets_of(bundle: Bundle, engines: Sequence[Engine]) -> Buckets:
@@ -160,7 +186,9 @@ class TensorRtExecutable:
         for name in self._names():
             if name.startswith("present."):
                 self._require_alias(path, name)
-        self._kernels = f"kernels-{hashlib.sha256(content).hexdigest()[:16]}"
+        self._is_rtx = hasattr(library, "CudaGraphStrategy")
+        if self._is_rtx:
+            self._settings = self._prepare(f"kernels-{hashlib.sha256(content).hexdigest()[:16]}")
 
     def _names(self) -> list[str]:
         return [self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)]
@@ -174,12 +202,13 @@ class TensorRtExecutable:
             raise EngineError(f"{path.name} does not write {past} in place. Build again: tfexport build {path.parent}.")
 
     def bind(self, tensors: Mapping[str, DeviceTensor]) -> Call:
-        context, keep = self._context()
+        context = self._context()
         for name, tensor in tensors.items():
             assert tensor.address % ALIGNMENT == 0, f"{name} is not aligned"
             if name in self._inputs and not context.set_input_shape(name, tensor.shape):
                 raise EngineError(f"{name} of shape {list(tensor.shape)} is not in the engine's profile. Build again.")
-            context.set_tensor_address(name, tensor.address)
+            if not context.set_tensor_address(name, tensor.address):
+                raise EngineError(f"TensorRT takes no {name}. Build again, or decode with ort-cuda.")
 
         def enqueue() -> None:
             if not context.execute_async_v3(self._device.stream):
@@ -187,9 +216,8 @@ class TensorRtExecutable:
 
         enqueue()  # once before recording: what is set up or compiled lazily is no part of the record
         self._device.synchronize()
-        keep()
         # TensorRT for RTX records by itself; running twice writes the same numbers into the same places.
-        return enqueue if hasattr(self._trt, "CudaGraphStrategy") else self._device.capture(enqueue)
+        return enqueue if self._is_rtx else self._device.capture(enqueue)
 
     @property
     def scratch(self) -> int:
@@ -200,24 +228,35 @@ class TensorRtExecutable:
         """Compute in this memory."""
         self._scratch = scratch
 
-    def _context(self) -> tuple[Any, Callable[[], None]]:
-        """An execution context, and a call that keeps the kernels compiled for it for the next process."""
+    def _prepare(self, name: str) -> Any:
+        """How TensorRT for RTX runs this engine; the kernels that it compiles are kept in a file for the next process."""
         trt = self._trt
-        managed = trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        if not hasattr(trt, "CudaGraphStrategy"):
-            return self._in_scratch(self._engine.create_execution_context(managed)), lambda: None
         settings = self._engine.create_runtime_config()
-        settings.set_execution_context_allocation_strategy(managed)
+        settings.set_execution_context_allocation_strategy(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
         settings.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
-        kernels = settings.create_runtime_cache()
-        if before := kept.load(self._kernels):
-            kernels.deserialize(before)
-        settings.set_runtime_cache(kernels)
-        context = self._in_scratch(self._engine.create_execution_context(settings))
-        return context, lambda: kept.keep(self._kernels, memoryview(kernels.serialize()))
+        # By default kernels for a shape are compiled meanwhile and change in the middle of a run.
+        strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
+        settings.dynamic_shapes_kernel_specialization_strategy = strategy
+        self._compiled = settings.create_runtime_cache()
+        before = kept.load(name)
+        if before:
+            self._compiled.deserialize(before)  # it refuses what it cannot use
+        settings.set_runtime_cache(self._compiled)
+        weakref.finalize(self, _keep_kernels, name, self._compiled)
+        return settings
+
+    def _context(self) -> Any:
+        if self._is_rtx:
+            return self._in_scratch(self._engine.create_execution_context(self._settings))
+        managed = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        return self._in_scratch(self._engine.create_execution_context(managed))
 
     def _in_scratch(self, context: Any) -> Any:
         if context is None:
             raise EngineError("TensorRT cannot prepare an engine for running. Run again with --debug to see why.")
         context.set_device_memory(self._scratch.address, self._scratch.nbytes)
         return context
+
+
+def _keep_kernels(name: str, compiled: Any) -> None:
+    kept.keep(name, memoryview(compiled.serialize()))
