@@ -1,8 +1,8 @@
 # `make demo` and `make test` work on a bare machine: they make their own virtual environment, with pinned versions.
 PYTHON ?= python3
 VENV ?= .venv
-# What `make gpu` measures: a bundle in fp32, fp16 and bf16. By default the embedded model, exported to build/gpu.
 BUNDLE ?=
+GPU_FLAGS ?=
 
 .PHONY: demo test engines gpu constraints clean
 
@@ -20,10 +20,16 @@ engines: $(VENV)/dev.done
 	OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/engines.py
 
 # Parity, then speed, with the packages of $(PYTHON) itself: a machine with a GPU brings the PyTorch that fits it.
-# Without a GPU every test is skipped, and the second command says so and fails.
+# Without a GPU every test is skipped, and the second command says so and fails. It runs also after tests that failed.
+#   BUNDLE     what is measured: a bundle in fp32, fp16 and bf16; by default the embedded model, exported to build/gpu
+#   GPU_FLAGS  more flags of benchmarks/gpu.py, such as real text with its translations, for BLEU:
+#   make gpu BUNDLE=ckpt GPU_FLAGS="--input test.de --references test.en --sentences 1000"
 gpu:
-	PYTHONPATH=. $(PYTHON) -m pytest -m gpu -rs -v tests/gpu
-	PYTHONPATH=. $(PYTHON) benchmarks/gpu.py $(if $(BUNDLE),$(BUNDLE),--export build/gpu --input benchmarks/sentences.de) $(GPU_FLAGS)
+	status=0; \
+	PYTHONPATH=. $(PYTHON) -m pytest -m gpu -rs -v tests/gpu || status=$$?; \
+	PYTHONPATH=. $(PYTHON) benchmarks/gpu.py $(if $(BUNDLE),$(BUNDLE),--export build/gpu --input benchmarks/sentences.de) \
+		$(GPU_FLAGS) || status=$$?; \
+	exit $$status
 
 $(VENV)/export.done: pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)

@@ -5,7 +5,7 @@
     PYTHONPATH=. python benchmarks/gpu.py BUNDLE --device cpu       # the CPU's runtimes
 
 A runtime that is not installed, cannot run here or fails is a row with its error. Exit codes: 0 done, 1 a runtime failed
-parity, 2 nothing could be run.
+parity or crashed in it, 2 nothing could be run.
 """
 
 from __future__ import annotations
@@ -192,11 +192,11 @@ def _placed(
 
 def load(
     bundle: Bundle, precision: Precision, options: argparse.Namespace
-) -> tuple[list[Peer], dict[str, Meter], dict[str, str]]:
+) -> tuple[list[Peer], dict[str, Meter], dict[str, Exception]]:
     """The peers that there are, what measures their memory, and the errors of the others."""
     peers: list[Peer] = []
     meters: dict[str, Meter] = {}
-    missing: dict[str, str] = {}
+    missing: dict[str, Exception] = {}
     for name in options.runtimes:
         meters[name] = Meter(options.device, name.startswith("torch") or name == "hugging-face")
         try:
@@ -204,15 +204,15 @@ def load(
                 lambda name=name: peers.append(load_peer(name, options.device, bundle, precision, options.threads))  # type: ignore[misc]
             )
         except Exception as error:
-            missing[name] = one_line(error)
-            say(f"{name}: {missing[name]}")
+            missing[name] = error
+            say(f"{name}: {one_line(error)}")
     return peers, meters, missing
 
 
 def _speeds(
     peers: Sequence[Peer],
     meters: Mapping[str, Meter],
-    missing: Mapping[str, str],
+    missing: Mapping[str, Exception],
     sources: Sequence[Sequence[int]],
     batch: int,
     beam: int,
@@ -220,16 +220,17 @@ def _speeds(
 ) -> dict[str, dict[str, Any]]:
     """A row of the benchmark table for each runtime."""
     setting = Setting([sources[index % len(sources)] for index in range(batch)], beam, options.tokens)
-    runs = {name: Runs(error=error) for name, error in missing.items()}
+    runs = {name: Runs(error=one_line(error)) for name, error in missing.items()}
     runs |= measure(peers, meters, setting, warmup=options.warmup, repeats=options.repeats)
     return {name: summary(mine, runs[options.runtimes[0]], options.tokens * batch) for name, mine in runs.items()}
 
 
 def _agreements(
-    peers: Sequence[Peer], missing: Mapping[str, str], reference: Reference, batch: int, beam: int
+    peers: Sequence[Peer], missing: Mapping[str, Exception], reference: Reference, batch: int, beam: int
 ) -> dict[str, dict[str, Any]]:
     """A row of the parity table for each runtime."""
-    rows: dict[str, dict[str, Any]] = {name: {"error": error} for name, error in missing.items()}
+    # What tfexport itself refuses to load is not there: no engines, no such precision. Another error is a crash.
+    rows = {name: _failure(name, error, crash=not isinstance(error, TfexportError)) for name, error in missing.items()}
     for peer in peers:
         if peer.name == "hugging-face" and beam > 1:
             rows[peer.name] = {"error": "not compared: its beam search is another one"}
@@ -237,8 +238,13 @@ def _agreements(
         try:
             rows[peer.name] = {"error": None, **agreement(peer, reference, batch, beam)}
         except Exception as error:
-            rows[peer.name] = {"error": one_line(error)}
+            rows[peer.name] = _failure(peer.name, error, crash=not isinstance(error, RuntimeUnavailable))
     return rows
+
+
+def _failure(name: str, error: Exception, *, crash: bool) -> dict[str, Any]:
+    """A row of the parity table for a runtime that gave nothing; one of ours that crashed has not passed."""
+    return {"error": one_line(error), "passed": False if crash and name != "hugging-face" else None}
 
 
 def _free() -> None:

@@ -117,7 +117,7 @@ def _parity(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for row in rows:
         cells = [row["runtime"], short_name(row["precision"]), row["batch"], row["beam"]]
         if row["error"]:
-            table.append([*cells, row["error"], "", "", *[""] * bleu, ""])
+            table.append([*cells, row["error"], "", "", *[""] * bleu, "NO" if row.get("passed") is False else ""])
             continue
         forced, error = row["steps"] is not None, row["logits_max_error"]
         cells.append(f"{row['identical']} of {row['sentences']}")

@@ -488,6 +488,53 @@ def test_engines_that_cannot_be_built_leave_the_bundle_as_it_was(own_bundle: Pat
     assert not leftovers(tmp_path, "own")
 
 
+def test_what_else_lies_in_a_bundle_is_not_lost_to_a_build(own_bundle: Path) -> None:
+    (own_bundle / "NOTES.txt").write_text("mine")
+    before = content(own_bundle)
+    with pytest.raises(BundleError, match=r"holds files that are not the bundle's: NOTES\.txt\. Move them elsewhere"):
+        put_engines(own_bundle, {"one.engine": b"1"})
+    assert content(own_bundle) == before
+
+
+def test_of_two_builds_at_once_the_second_is_told(own_bundle: Path) -> None:
+    first, second = open_bundle(own_bundle), open_bundle(own_bundle)
+    engines: list[Engine] = []
+
+    def slow() -> None:
+        with with_engines(first, engines) as folder:
+            (folder / "slow.engine").write_bytes(b"slow")
+            engines.append(engine("slow.engine"))
+            others: list[Engine] = []
+            with with_engines(second, others) as other:
+                (other / "fast.engine").write_bytes(b"fast")
+                others.append(engine("fast.engine"))
+
+    with pytest.raises(BundleError, match="was changed by another program meanwhile"):
+        slow()
+    assert [e.file for e in open_bundle(own_bundle).engines] == ["fast.engine"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "lost"])
+@pytest.mark.parametrize("links", [True, False])
+def test_a_damaged_engine_is_not_made_whole_by_building_another(
+    own_bundle: Path, damage: str, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(errno.EPERM, "no links")))
+    put_engines(own_bundle, {"one.engine": b"1"})
+    (own_bundle / "one.engine").unlink()
+    if damage == "cut":
+        (own_bundle / "one.engine").write_bytes(b"")
+    put_engines(own_bundle, {"two.engine": b"2"}, keep=["one.engine"])
+    bundle = open_bundle(own_bundle)
+    assert bundle.engine(engine("two.engine")).read_bytes() == b"2"
+    if damage == "lost":
+        assert [e.file for e in bundle.engines] == ["two.engine"]
+    else:
+        with pytest.raises(BundleError, match=r"one\.engine is not what was exported .*Build again: tfexport build"):
+            bundle.engine(engine("one.engine"))
+
+
 def test_engines_are_added_where_there_are_no_hard_links(own_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,10 +30,11 @@ from tfexport import __version__
 from tfexport.__main__ import main
 from tfexport.bundle import open_bundle
 from tfexport.cli import app
-from tfexport.errors import BundleError, RuntimeUnavailable
+from tfexport.engine import Builder
+from tfexport.errors import BundleError, EngineError, RuntimeUnavailable
 from tfexport.gpu import Gpu
 
-COMMANDS = ("inspect", "export", "build", "decode", "parity", "train", "demo", "version")
+COMMANDS = ("inspect", "export", "build", "triton", "decode", "parity", "train", "demo", "version")
 TFEXPORT = Path(sys.executable).with_name("tfexport")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -362,8 +364,27 @@ def test_a_missing_library_is_told_before_the_export(
     export_engines: Run, here: Path, monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
-    assert f"needs {library}, which is not installed" in one_error(export_engines("--library", library))
+    gpu = "here" if library == "tensorrt" else "sm89"
+    assert f"needs {library}, which is not installed" in one_error(export_engines("--library", library, "--gpu", gpu))
     assert [path.name for path in here.parent.iterdir()] == ["tiny.pt"]
+
+
+@pytest.mark.usefixtures("quick_export")
+def test_export_tells_of_the_engines_that_a_replaced_bundle_had(
+    run: Run, here: Path, tiny_checkpoint: TinyCheckpoint
+) -> None:
+    arguments = ("export", here, *tiny_checkpoint.flags, "--force")
+    assert run(*arguments).stderr == ""
+    assert run(*arguments).stderr == ""
+    path = here.with_suffix("") / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, "engines": [{"file": "a.engine"}, {"file": "b.engine"}]}))
+    lost = "note: the bundle's 2 TensorRT engines are gone with it: build them again with tfexport build\n"
+    assert run(*arguments).stderr == lost
+    for unreadable in ("[]", "{", '{"engines": 3}', '{"engines": [3]}', "\x00"):
+        path.write_text(unreadable)
+        outcome = run(*arguments)
+        assert (outcome.code, outcome.stderr) == (0, "")
 
 
 def interrupted(path: Path, flags: list[str], number: int) -> subprocess.CompletedProcess[bytes]:
@@ -450,6 +471,32 @@ def test_what_is_assumed_of_the_gpu_is_said(run: Run, tiny_bundle: Path, monkeyp
     assert run("build", tiny_bundle, "--dry-run", "--gpu", "here").stderr == ""
 
 
+def test_nothing_is_built_twice(build: Run) -> None:
+    once, twice = build("--dry-run"), build("--dry-run", "--precision", "fp32, fp32", "--gpu", "SM89,sm89")
+    assert once.code == 0
+    assert twice == once
+
+
+@pytest.mark.parametrize("gpu", ["portable", "sm89"])
+def test_full_tensorrt_builds_for_no_gpu_elsewhere_and_a_dry_run_says_so(build: Run, gpu: str) -> None:
+    line = one_error(build("--dry-run", "--library", "tensorrt", "--gpu", gpu))
+    with pytest.raises(EngineError) as refused:  # as building itself does
+        Builder.generation(SimpleNamespace(library="tensorrt"), gpu)  # type: ignore[arg-type]
+    assert line == f"error: {refused.value}"
+    assert f"not ahead of time for {gpu}. Use --gpu here, or --library tensorrt_rtx." in line
+
+
+def test_building_without_onnx_names_the_extra_that_brings_it(tiny_bundle: Path) -> None:
+    command = "import sys; sys.modules['onnx'] = None; from tfexport.__main__ import main; main()"
+    for arguments, extra in ((["build", tiny_bundle], "tensorrt-rtx"), (["export", "missing.pt"], "export")):
+        done = subprocess.run(
+            [sys.executable, "-c", command, *arguments], capture_output=True, text=True, env=ENVIRONMENT, timeout=60
+        )
+        assert done.returncode == 2
+        (line,) = done.stderr.splitlines()
+        assert line.endswith(f"needs onnx, which is not installed: pip install 'tfexport[{extra}]'.")
+
+
 def test_lengths_are_planned_from_a_text(build: Run, own_bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_bytes(b"de5 de6\n\nde9 de4\n\xff\n")
     for arguments, stdin in (((tmp_path / "in.txt",), b""), (("-",), (tmp_path / "in.txt").read_bytes())):
@@ -509,7 +556,7 @@ def test_building_without_the_library_names_the_extra(
     build: Run, own_bundle: Path, monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
-    line = last_error(build("--library", library))
+    line = last_error(build("--library", library, "--gpu", "here" if library == "tensorrt" else "sm89"))
     assert f"needs {library}, which is not installed: pip install 'tfexport[{library.replace('_', '-')}]'" in line
     assert open_bundle(own_bundle).engines == ()
 
@@ -791,6 +838,20 @@ def test_parity_of_a_manifest_without_a_source_is_an_error(
         (["build", "{bundle}", "--cache", ""], "--cache is ''"),
         (["build", "{bundle}", "--cache=-32"], "--cache is '-32'"),
         (["build", "{bundle}", "--cache", "0,32"], "has a size below 1. Give sizes above 0"),
+        (["build", "{bundle}", "--gpu", "sm89,"], "--gpu is 'sm89,', with an empty name. Give names as in sm89,sm120"),
+        (["build", "{bundle}", "--gpu", ""], "--gpu is '', with an empty name"),
+        (["build", "{bundle}", "--gpu", "L4"], "there is no GPU generation 'l4'. Give such as sm89, portable or here"),
+        (["build", "{bundle}", "--gpu-memory", "inf"], "--gpu-memory is inf, not a size in GiB. Give that of the GPU"),
+        (["build", "{bundle}", "--gpu-memory", "nan"], "--gpu-memory is nan, not a size in GiB"),
+        (["build", "{bundle}", "--gpu-memory", "1e308"], "--gpu-memory is 1e+308, not a size in GiB"),
+        (
+            ["build", "{bundle}", "--plan-for", "-", "--cache", "32"],
+            "--plan-for takes the place of --cache and --max-source. Give one of them",
+        ),
+        (["build", "{bundle}", "--plan-for", "-", "--max-source", "128"], "--plan-for takes the place of --cache"),
+        (["triton", "missing", "-o", "models"], "missing is not a bundle"),
+        (["triton", "{bundle}", "-o", "models", "--runtime", "nosuch"], "no runtime 'nosuch' in this version"),
+        (["triton", "{bundle}", "-o", "models", "--runtime", "tensorrt"], "Build them with `tfexport build`"),
         (
             ["build", "{bundle}", "--precision=fp32", "--plan-for", "missing.txt"],
             "cannot read missing.txt: No such file",

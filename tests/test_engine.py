@@ -20,6 +20,7 @@ from tfexport.contract import GraphSpec, Precision
 from tfexport.engine import Builder, attentions, build_engines, check_network, freeze_cache, refuse_traps
 from tfexport.errors import BundleError, EngineError, RuntimeUnavailable
 from tfexport.export import export
+from tfexport.gpu import Gpu
 from tfexport.plan import LengthPlan, Profile
 
 tensorrt_rtx = pytest.importorskip("tensorrt_rtx", reason="the tensorrt-rtx extra is not installed: nothing was built")
@@ -138,10 +139,28 @@ def test_a_precision_that_was_not_exported_names_the_flag(tiny_bundle: Path) -> 
 
 def test_a_gpu_that_the_library_does_not_know_is_refused_with_those_it_knows(own: Path) -> None:
     with pytest.raises(
-        EngineError, match=r"does not build for sm90\. It knows sm75, .*sm120.* and portable; .*full TensorRT"
+        EngineError, match=r"does not build for sm90\. It knows sm80, .*sm120.* and portable; .*full TensorRT"
     ):
         build(own, gpus=["sm89", "sm90"])
     assert open_bundle(own).engines == ()
+
+
+@pytest.mark.parametrize(("generation", "gpu"), [((9, 0), "sm90"), ((7, 5), "sm75")])
+def test_a_gpu_that_is_here_may_be_one_that_cannot_be_built_for(
+    generation: tuple[int, int], gpu: str, builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Gpu("A GPU", f"sm{generation[0]}{generation[1]}", 1 << 30)
+    monkeypatch.setattr("tfexport.engine.find_gpu", lambda: found)
+    for asked in ("here", gpu):
+        with pytest.raises(EngineError, match=rf"does not build for {gpu}\. It knows sm80"):
+            builder.generation(asked)
+
+
+def test_float32_products_really_are_missing_on_turing(own: Path, builder: Builder) -> None:
+    """If this fails, sm75 may be offered."""
+    arguments = (open_bundle(own).graph("decoder_step"), graph_of(own, "decoder_step"), profile_of(own, "decoder_step"))
+    with pytest.raises(EngineError, match=r"cannot build decoder_step\.onnx for sm75"):
+        builder.build(*arguments, 16, "sm75", 1 << 26)
 
 
 def test_full_tensorrt_is_not_asked_to_build_for_another_gpu() -> None:
@@ -161,8 +180,8 @@ def test_full_tensorrt_keeps_its_timings(own: Path, tmp_path: Path, monkeypatch:
         set_memory_pool_limit=lambda pool, size: None,
         clear_flag=lambda flag: None,
         add_optimization_profile=lambda shapes: None,
-        create_timing_cache=asked.append,
-        set_timing_cache=lambda cache, ignore_mismatch: None,
+        create_timing_cache=lambda content: asked.append(content) or content,
+        set_timing_cache=lambda timings, ignore_mismatch: timings != b"of another GPU",
         get_timing_cache=lambda: SimpleNamespace(serialize=lambda: b"timings"),
     )
     library = builder._builder
@@ -176,11 +195,15 @@ def test_full_tensorrt_keeps_its_timings(own: Path, tmp_path: Path, monkeypatch:
             build_serialized_network=lambda network, given: b"an engine",
         ),
     )
-    for _ in range(2):
+    monkeypatch.setattr("tfexport.engine.find_gpu", lambda: Gpu("NVIDIA H100 80GB", "sm90", 80 << 30))
+    name = f"timings-{tensorrt_rtx.__version__}-NVIDIA-H100-80GB"
+    for before in (None, None, b"of another GPU"):
+        if before is not None:
+            kept.keep(name, before)
         arguments = (open_bundle(own).graph("encoder"), graph_of(own, "encoder"), profile_of(own, "encoder"), 0, "sm90")
         assert bytes(builder.build(*arguments, 1 << 26)) == b"an engine"
-    assert asked == [b"", b"timings"]
-    assert [path.name for path in kept.folder().iterdir()] == [f"timings-{tensorrt_rtx.__version__}-sm90"]
+    assert asked == [b"", b"timings", b"of another GPU", b""]
+    assert [path.name for path in kept.folder().iterdir()] == [name]
 
 
 def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

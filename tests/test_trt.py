@@ -179,7 +179,7 @@ def test_a_damaged_engine_says_build_and_leaves_the_other_runtimes_alone(
     (copy / damaged.file).write_bytes(b"cut")
     opened = open_bundle(copy)
     assert search(load_runtime("ort-cpu", opened, threads=1), SOURCES, SearchOptions())
-    with pytest.raises(TfexportError, match=r"is not what was written .*Build again: tfexport build"):
+    with pytest.raises(TfexportError, match=r"is not what was exported .*Build again: tfexport build"):
         load_runtime("tensorrt", opened)
 
 

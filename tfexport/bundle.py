@@ -20,7 +20,7 @@ from tfexport.tokenizers import TextTokenizer
 
 FORMAT = 2
 PORTABLE = "portable"
-"""In place of a GPU generation: an engine for all generations that TensorRT for RTX knows."""
+"""In place of a GPU generation: an engine for all that TensorRT for RTX names, from Ampere on."""
 MANIFEST = "manifest.json"
 TOKENIZER_FILES = {"source": "source_tokenizer.json", "target": "target_tokenizer.json"}
 
@@ -238,7 +238,7 @@ def _verify(directory: Path, name: str, sha256: str, remedy: str) -> None:
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         raise BundleError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}. {remedy}") from error
     if found != sha256:
-        raise BundleError(f"{path} is not what was written (its sha256 differs). {remedy}")
+        raise BundleError(f"{path} is not what was exported (its sha256 differs). {remedy}")
 
 
 def file_sha256(path: Path) -> str:

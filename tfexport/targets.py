@@ -133,8 +133,8 @@ class EnginesTarget(GraphsTarget):
 
     def check(self, config: ModelConfig) -> None:
         self.request.check(config)
-        for cost in self.request.costs(config, say):
-            print_plan(cost)
+        for told in self.request.costs(config, say):
+            print_plan(told)
 
     def write(self, directory: Path) -> None:
         self.request.build(directory, print_engine)
