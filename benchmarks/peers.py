@@ -50,6 +50,7 @@ class Timed:
     def __init__(self, runtime: Runtime[Any]):
         self._runtime = runtime
         self.name, self.config, self.precision = runtime.name, runtime.config, runtime.precision
+        self.capacity = runtime.capacity
         self.seconds: list[float] = []
 
     def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> Any:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,7 +23,7 @@ from tiny import SRC_VOCAB
 
 from tfexport.bundle import Bundle, open_bundle
 from tfexport.config import ModelConfig
-from tfexport.errors import TfexportError
+from tfexport.errors import EngineError, RuntimeUnavailable, TfexportError
 from tfexport.models.transformer import Transformer
 from tfexport.parity import random_sources
 from tfexport.runtimes import pytorch_static
@@ -118,6 +122,136 @@ def test_a_runtime_that_fails_parity_fails_the_run_and_one_that_breaks_is_a_row(
     assert {row["passed"] for row in rows_of(record, "parity", "ort-cpu")} == {False}
 
 
+def loader(name: str, error: Exception) -> Callable[..., peers.Peer]:
+    """`load_peer` that fails for one peer."""
+
+    def load(asked: str, *rest: Any) -> peers.Peer:
+        if asked == name:
+            raise error
+        return peers.load_peer(asked, *rest)
+
+    return load
+
+
+def decoder(name: str, error: Exception) -> Callable[..., Any]:
+    """`agreement` in which one peer fails."""
+
+    def agree(peer: peers.Peer, *rest: Any) -> dict[str, Any]:
+        if peer.name == name:
+            raise error
+        return agreement.agreement(peer, *rest)
+
+    return agree
+
+
+@pytest.mark.parametrize(
+    ("place", "failing", "name", "error", "code"),
+    [
+        ("agreement", decoder, "ort-cpu", MemoryError("all gone"), 1),
+        ("agreement", decoder, "ort-cpu", EngineError("TensorRT failed. Do this."), 1),
+        ("agreement", decoder, "ort-cpu", RuntimeUnavailable("Install that."), 0),
+        ("agreement", decoder, "hugging-face", ValueError("not ours"), 0),
+        ("load_peer", loader, "ort-cpu", RuntimeError("segments"), 1),
+        ("load_peer", loader, "ort-cpu", EngineError("no engines for this GPU."), 0),
+        ("load_peer", loader, "ort-cpu", RuntimeUnavailable("Install that."), 0),
+    ],
+)
+def test_a_runtime_that_crashes_fails_the_run_and_one_that_is_not_there_does_not(
+    tiny_bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    failing: Any,
+    name: str,
+    error: Exception,
+    code: int,
+) -> None:
+    monkeypatch.setattr(gpu, place, failing(name, error))
+    arguments = ["--only", "parity", "--precisions", "fp32", "--runtimes", "ort-cpu,hugging-face"]
+    assert gpu.main([str(tiny_bundle), *FEW, *arguments, "--out", str(tmp_path)]) == code
+    rows = rows_of(json.loads((tmp_path / "gpu-cpu.json").read_text()), "parity", name)
+    assert {row["error"] for row in rows if row["beam"] == 1} == {peers.one_line(error)}
+    table = (tmp_path / "gpu-cpu.md").read_text().splitlines()
+    marked = [line.endswith("| NO |") for line in table if line.startswith(f"| {name} | fp32 | 1 | 1 ")]
+    assert marked == [code == 1]
+
+
+def test_a_text_with_its_translations_gives_bleu_for_each_runtime_and_precision(
+    half_bundle: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("sacrebleu", reason="the train extra is not installed")
+    (tmp_path / "in.txt").write_text("de4 de5 de6 de7\nde9 de10\nde11\n")
+    (tmp_path / "ref.txt").write_text("wört4 wört5 wört6 wört7\nwört9 wört10 wört11 wört12\nlast\n")
+    arguments = ["--only", "parity", "--precisions", "fp32,fp16", "--runtimes", "ort-cpu", "--out", str(tmp_path)]
+    arguments += ["--input", str(tmp_path / "in.txt"), "--references", str(tmp_path / "ref.txt")]
+    assert gpu.main([str(half_bundle), *FEW, *arguments]) == 0
+    table = (tmp_path / "gpu-cpu.md").read_text().splitlines()
+    assert sum("| BLEU (reference) |" in line for line in table) == 1
+    for precision in ("fp32", "fp16"):
+        for name in ("torch", "ort-cpu"):
+            rows = [line for line in table if line.startswith(f"| {name} | {precision} | ")]
+            assert len(rows) == 4
+            assert all(re.search(r"\| \d+\.\d\d \(\d+\.\d\d\) \| yes \|$", row) for row in rows)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize("failing", [None, "pytest", "benchmarks/gpu.py"])
+def test_make_gpu_runs_the_tests_and_the_benchmark_and_fails_if_either_does(
+    tmp_path: Path, failing: str | None
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\ncase "$*" in *{failing}*) exit 1;; esac\n')
+    python.chmod(0o755)
+    flags = ["BUNDLE=ckpt", "GPU_FLAGS=--input test.de --references test.en --sentences 1000"]
+    done = subprocess.run(["make", "gpu", f"PYTHON={python}", *flags], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode == 0) == (failing is None), done.stderr
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        "-m pytest -m gpu -rs -v tests/gpu",
+        "benchmarks/gpu.py ckpt --input test.de --references test.en --sentences 1000",
+    ]
+
+
+@pytest.fixture
+def gpu_tests() -> Any:
+    """The module of the tests that need a GPU."""
+    spec = importlib.util.spec_from_file_location("gpu_tests", ROOT / "tests" / "gpu" / "test_gpu.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_engines_that_cannot_be_built_skip_the_tests_of_tensorrt_alone(
+    gpu_tests: Any, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Mock(
+        side_effect=[
+            subprocess.CompletedProcess([], 0, "", ""),
+            subprocess.CompletedProcess([], 3, "", "note: a\nerror: a fault\n"),
+            subprocess.CompletedProcess([], -11, "", ""),
+            subprocess.TimeoutExpired("tfexport build", 1800),
+        ]
+    )
+    monkeypatch.setattr(gpu_tests.subprocess, "run", run)
+    assert [gpu_tests.build_engines(bundle.directory) for _ in range(4)] == [
+        "",
+        "error: a fault",
+        "tfexport build ended with exit code -11",
+        "Command 'tfexport build' timed out after 1800 seconds",
+    ]
+
+    def start(name: str, no_engines: str) -> Any:
+        request = SimpleNamespace(param=(name, "fp16"))
+        return next(gpu_tests.runtime.__wrapped__(request, bundle, no_engines))
+
+    monkeypatch.setattr(gpu_tests, "load", lambda name, *_: name)
+    assert start("ort-cuda", "error: a fault") == "ort-cuda"
+    assert start("tensorrt", "") == "tensorrt"
+    with pytest.raises(pytest.skip.Exception, match=r"this was not run \(error: a fault\)"):
+        start("tensorrt", "error: a fault")
+
+
 def test_the_script_runs_from_the_command_line_and_says_what_it_was_called_with(
     tiny_bundle: Path, tmp_path: Path
 ) -> None:
@@ -186,7 +320,7 @@ class Altered:
     def __init__(self, runtime: TorchRuntime, change: Callable[[FloatArray], FloatArray]):
         self._runtime, self._change = runtime, change
         self.name, self.config, self.precision = runtime.name, runtime.config, runtime.precision
-        self.encode, self.best = runtime.encode, runtime.best
+        self.encode, self.best, self.capacity = runtime.encode, runtime.best, runtime.capacity
 
     def step(self, state: Any, tokens: IntArray) -> tuple[FloatArray, Any]:
         logits, state = self._runtime.step(state, tokens)

@@ -7,13 +7,14 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,7 +29,7 @@ from typer.testing import CliRunner
 
 from tfexport import __version__
 from tfexport.__main__ import main
-from tfexport.bundle import open_bundle
+from tfexport.bundle import Engine, open_bundle
 from tfexport.cli import app
 from tfexport.engine import Builder
 from tfexport.errors import BundleError, EngineError, RuntimeUnavailable
@@ -381,10 +382,36 @@ def test_export_tells_of_the_engines_that_a_replaced_bundle_had(
     path.write_text(json.dumps({**manifest, "engines": [{"file": "a.engine"}, {"file": "b.engine"}]}))
     lost = "note: the bundle's 2 TensorRT engines are gone with it: build them again with tfexport build\n"
     assert run(*arguments).stderr == lost
-    for unreadable in ("[]", "{", '{"engines": 3}', '{"engines": [3]}', "\x00"):
-        path.write_text(unreadable)
+    for engines in (3, [3], [{}], None):
+        path.write_text(json.dumps({**manifest, "engines": engines}))
         outcome = run(*arguments)
         assert (outcome.code, outcome.stderr) == (0, "")
+
+
+@pytest.mark.usefixtures("quick_export")
+def test_export_writes_a_model_repository_beside_the_bundle(
+    run: Run, here: Path, tiny_checkpoint: TinyCheckpoint
+) -> None:
+    arguments = ("export", here, *tiny_checkpoint.flags, "--target", "triton", "--beam", "3")
+    outcome = run(*arguments)
+    assert outcome.code == 0, outcome.stderr
+    repository = here.with_name("tiny.triton")
+    assert outcome.lines[1] == f"wrote {repository} in fp32: encoder, decoder_step, translate"
+    assert {path.name for path in here.parent.iterdir()} == {"tiny.pt", "tiny", "tiny.triton"}
+    shutil.rmtree(here.with_suffix(""))
+    assert one_error(run(*arguments)).startswith(f"error: {repository} exists. Replace it with --force")
+    assert not here.with_suffix("").exists()  # told before the export
+    assert run(*arguments, "--force").code == 0
+
+
+def test_a_new_bundle_cannot_be_served_with_tensorrt(run: Run, here: Path, tiny_checkpoint: TinyCheckpoint) -> None:
+    arguments = ("export", here, *tiny_checkpoint.flags, "--target", "triton", "--runtime", "tensorrt")
+    bundle = here.with_suffix("")
+    assert one_error(run(*arguments)).endswith(
+        f"Export it with --precision fp16 alone, then `tfexport build {bundle}`, then `tfexport triton {bundle} "
+        "--runtime tensorrt`."
+    )
+    assert [path.name for path in here.parent.iterdir()] == ["tiny.pt"]
 
 
 def interrupted(path: Path, flags: list[str], number: int) -> subprocess.CompletedProcess[bytes]:
@@ -564,6 +591,65 @@ def test_building_without_the_library_names_the_extra(
 def test_engines_of_a_precision_that_was_not_exported_are_refused(build: Run) -> None:
     assert last_error(build("--precision", "fp32,fp16")).endswith("Export again with --precision fp16.")
     assert build("--precision", "fp32,fp16", "--dry-run").code == 0  # which may tell whether that is worth it
+
+
+# --- triton
+
+
+def test_a_model_repository_of_a_bundle(run: Run, own_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = own_bundle.with_name("own.triton")
+    outcome = run("triton", own_bundle, "--beam", "3", "--max-length", "17", "--batch-size", "5")
+    assert (outcome.code, outcome.stderr) == (0, "")
+    assert outcome.lines == [
+        f"wrote {repository} in fp32: encoder, decoder_step, translate",
+        f"next: tritonserver --model-repository={repository}",
+    ]
+    config = (repository / "translate" / "config.pbtxt").read_text()
+    assert "max_batch_size: 5" in config
+    parameters = dict(re.findall(r'key: "(\w+)"\n\s*value \{\n\s*string_value: "(.*?)"', config))
+    assert (parameters["beam"], parameters["max_length"], parameters["runtime"]) == ("3", "17", "ort-cpu")
+    assert one_error(run("triton", own_bundle)).endswith(
+        "own.triton exists. Replace it with --force, or give another folder with -o."
+    )
+    assert run("triton", own_bundle, "--force").code == 0
+    assert run("triton", own_bundle, "-o", own_bundle.with_name("other")).code == 0
+    monkeypatch.chdir(own_bundle)
+    assert run("triton", ".", "--force").code == 0  # beside the bundle, also when it has no name
+    assert {path.name for path in own_bundle.parent.iterdir()} == {"own", "own.triton", "other"}
+
+
+def test_a_bundle_with_engines_is_served_with_them(
+    run: Run, half_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default in the precision that the engines have."""
+    bundle = open_bundle(half_bundle)
+    engine = Engine(
+        file="encoder.engine",
+        role="encoder",
+        precision="float16",
+        library="tensorrt_rtx",
+        version="1",
+        gpu="sm89",
+        cache=0,
+        profile={},
+        seconds=1.0,
+    )
+    monkeypatch.setattr("tfexport.bundle.open_bundle", lambda _: replace(bundle, engines=(engine,)))
+    outcome = run("triton", half_bundle, "-o", tmp_path / "models", "--runtime", "tensorrt")
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.lines[0] == f"wrote {tmp_path / 'models'} in fp16: encoder, decoder_step, translate"
+    assert (
+        run("triton", half_bundle, "-o", tmp_path / "on cpu")
+        .lines[0]
+        .endswith("in fp32: encoder, decoder_step, translate")
+    )
+    wrong = run("triton", half_bundle, "-o", tmp_path / "other", "--runtime", "tensorrt", "--precision", "fp32")
+    assert "no TensorRT fp32 engines" in one_error(wrong)
+
+
+def test_a_model_repository_is_written_without_pytorch(tiny_bundle: Path, tmp_path: Path) -> None:
+    modules, _ = modules_after(["triton", tiny_bundle, "-o", tmp_path / "models"])
+    assert not modules & {"torch", "onnx", "onnxruntime"}
 
 
 # --- decode
@@ -842,7 +928,6 @@ def test_parity_of_a_manifest_without_a_source_is_an_error(
         (["build", "{bundle}", "--gpu", ""], "--gpu is '', with an empty name"),
         (["build", "{bundle}", "--gpu", "L4"], "there is no GPU generation 'l4'. Give such as sm89, portable or here"),
         (["build", "{bundle}", "--gpu-memory", "inf"], "--gpu-memory is inf, not a size in GiB. Give that of the GPU"),
-        (["build", "{bundle}", "--gpu-memory", "nan"], "--gpu-memory is nan, not a size in GiB"),
         (["build", "{bundle}", "--gpu-memory", "1e308"], "--gpu-memory is 1e+308, not a size in GiB"),
         (
             ["build", "{bundle}", "--plan-for", "-", "--cache", "32"],
@@ -920,6 +1005,9 @@ def test_a_classifier_bundle_is_refused(run: Run, classifier_bundle: Path, comma
         ["build"],
         ["build", "x", "--max-batch", "0"],
         ["build", "x", "--gpu-memory", "0"],
+        ["build", "x", "--gpu-memory", "nan"],
+        ["triton", "x", "--precision", "fp8"],
+        ["triton", "x", "--batch-size", "0"],
         ["build", "x", "--library", "cudnn"],
         ["decode", "x", "--precision", "fp8"],
         ["parity", "x", "--precision", "float16"],
