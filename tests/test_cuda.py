@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -68,6 +69,21 @@ def test_recorded_work_is_not_done_until_it_is_called_and_then_as_often_as_that(
     call()
     device.synchronize()
     assert done == [0, 1]
+
+
+def test_nothing_is_collected_while_work_is_recorded(gpu: FakeCudart) -> None:
+    """A collection could free memory of the GPU, which would end the recording."""
+    device, enabled = CudaDevice(), []
+
+    def record(then: Callable[[], object]) -> None:
+        enabled.append(gc.isenabled())
+        then()
+
+    device.capture(lambda: record(lambda: None))
+    with pytest.raises(ZeroDivisionError):
+        device.capture(lambda: record(lambda: 1 // 0))
+    assert enabled == [False, False]
+    assert gc.isenabled()
 
 
 def test_a_recording_ends_also_when_what_is_recorded_fails(gpu: FakeCudart) -> None:

@@ -176,9 +176,10 @@ def test_full_tensorrt_keeps_its_timings(own: Path, tmp_path: Path, monkeypatch:
     builder = Builder("tensorrt_rtx")
     builder.library = "tensorrt"
     asked: list[bytes] = []
+    cleared: list[Any] = []
     settings = SimpleNamespace(
         set_memory_pool_limit=lambda pool, size: None,
-        clear_flag=lambda flag: None,
+        clear_flag=cleared.append,
         add_optimization_profile=lambda shapes: None,
         create_timing_cache=lambda content: asked.append(content) or content,
         set_timing_cache=lambda timings, ignore_mismatch: timings != b"of another GPU",
@@ -202,6 +203,7 @@ def test_full_tensorrt_keeps_its_timings(own: Path, tmp_path: Path, monkeypatch:
             kept.keep(name, before)
         arguments = (open_bundle(own).graph("encoder"), graph_of(own, "encoder"), profile_of(own, "encoder"), 0, "sm90")
         assert bytes(builder.build(*arguments, 1 << 26)) == b"an engine"
+    assert set(cleared) == {tensorrt_rtx.BuilderFlag.TF32}, "float32 means float32"
     assert asked == [b"", b"timings", b"of another GPU", b""]
     assert [path.name for path in kept.folder().iterdir()] == [name]
 

@@ -270,6 +270,41 @@ def test_reorders_may_follow_each_other_at_once(runtime: LoopRuntime, tiny_bundl
     assert np.abs(logits[0] - logits[1]).max() < 1e-5
 
 
+def test_sentences_may_leave_twice_at_once(runtime: LoopRuntime, tiny_bundle: Path) -> None:
+    src_ids, src_len = pad(SOURCES[:8], 1)
+    logits = []
+    for decoder in (runtime, ort_cpu(open_bundle(tiny_bundle), threads=1)):
+        state = decoder.encode(src_ids, src_len)
+        _, state = decoder.step(state, np.arange(5, 13))
+        for kept in ([0, 1, 2, 3, 4, 5, 6, 7], [1, 3, 5, 7], [0, 2, 3], [1, 2], [1]):
+            state = state.select(np.array(kept))
+        logits.append(decoder.step(state, np.array([20]))[0])
+    assert np.abs(logits[0] - logits[1]).max() < 1e-5
+
+
+def test_two_batches_may_lose_sentences_at_once(runtime: LoopRuntime, reference: TorchRuntime) -> None:
+    batches = [pad(SOURCES[:8], 1), pad(SOURCES[3:11], 1)]
+    kept = [np.array([0, 2, 5]), np.array([1, 6, 7])]
+    states = []
+    for batch in batches:
+        _, state = runtime.step(runtime.encode(*batch), np.full(8, BOS))
+        states.append(state)
+    states = [state.select(rows) for state, rows in zip(states, kept, strict=True)]
+    for state, rows, (src_ids, src_len) in zip(states, kept, batches, strict=True):
+        logits, _ = runtime.step(state, np.array([7, 8, 9]))
+        wanted = reference.teacher_forced(src_ids[rows], src_len[rows], np.array([[BOS, 7], [BOS, 8], [BOS, 9]]))[:, 1]
+        assert np.abs(logits - wanted).max() < 1e-5
+
+
+def test_a_batch_that_is_given_up_leaves_the_next_one_alone(runtime: LoopRuntime, reference: TorchRuntime) -> None:
+    one, other = pad(SOURCES[:3], 1), pad([source[::-1] for source in SOURCES[:3]], 1)
+    runtime.encode(*one)
+    state = runtime.encode(*other)
+    logits, _ = runtime.step(state, np.array([BOS, BOS, BOS]))
+    wanted = reference.teacher_forced(*other, np.full((3, 1), BOS))[:, 0]
+    assert np.abs(logits - wanted).max() < 1e-5
+
+
 def test_memory_that_waits_unused_is_given_up_where_it_is_missing(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

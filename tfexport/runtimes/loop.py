@@ -117,7 +117,6 @@ class LoopRuntime:
         ids.push()
         lengths.push()
         self.call(self._graphs.encoder, {**inputs.tensors, **self.named("cross", cross)})()
-        self._graphs.device.synchronize()  # `ids` may be written again
         return LoopState(self, beam, np.arange(sentences), src_ids.shape[1], inputs, lengths, cross)
 
     def step(self, state: LoopState, tokens: IntArray) -> tuple[FloatArray, LoopState]:
