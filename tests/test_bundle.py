@@ -515,12 +515,7 @@ def test_of_two_builds_at_once_the_second_is_told(own_bundle: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "lost"])
-@pytest.mark.parametrize("links", [True, False])
-def test_a_damaged_engine_is_not_made_whole_by_building_another(
-    own_bundle: Path, damage: str, links: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not links:
-        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(errno.EPERM, "no links")))
+def test_a_damaged_engine_is_not_made_whole_by_building_another(own_bundle: Path, damage: str) -> None:
     put_engines(own_bundle, {"one.engine": b"1"})
     (own_bundle / "one.engine").unlink()
     if damage == "cut":
@@ -533,15 +528,6 @@ def test_a_damaged_engine_is_not_made_whole_by_building_another(
     else:
         with pytest.raises(BundleError, match=r"one\.engine is not what was exported .*Build again: tfexport build"):
             bundle.engine(engine("one.engine"))
-
-
-def test_engines_are_added_where_there_are_no_hard_links(own_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-
-    monkeypatch.setattr(os, "link", refuse)
-    put_engines(own_bundle, {"one.engine": b"1"})
-    assert open_bundle(own_bundle).engines == (engine("one.engine"),)
 
 
 @pytest.mark.parametrize("cache", [0, 64])

@@ -53,7 +53,7 @@ def _write(folder: Path, manifest: Mapping[str, Any], known: Mapping[str, Any]) 
 def with_engines(bundle: Bundle, engines: list[Engine]) -> Iterator[Path]:
     """A folder to write engine files into; when the block ends well, `engines` are those that the bundle has.
 
-    The block fills `engines`, and may keep some that the bundle has already. The bundle is replaced as a whole.
+    The block fills `engines`, and may keep some of `bundle.engines`, as they are. The bundle is replaced as a whole.
 
     Raises:
         BundleError: the files cannot be written, something else lies among them, or the bundle was changed meanwhile.
@@ -69,31 +69,21 @@ def with_engines(bundle: Bundle, engines: list[Engine]) -> Iterator[Path]:
     with new_bundle(bundle.directory, force=True, remedy="make room there") as folder:
         for name in bundle.files:
             with suppress(FileNotFoundError):  # an engine that was lost; everything else was just verified
-                link_or_copy(bundle.directory / name, folder / name)
+                # Not a hard link: ONNX refuses weights whose file has two, should this process be killed.
+                shutil.copyfile(bundle.directory / name, folder / name)
         yield folder
         kept = {engine.file for engine in engines}
         for engine in bundle.engines:
             if engine.file not in kept:
                 (folder / engine.file).unlink(missing_ok=True)
         # What was not written now keeps its checksum: it may be damaged, and must not pass for whole.
-        known = {n: entry for n, entry in manifest["files"].items() if _is_same(bundle.directory / n, folder / n)}
+        old = {id(engine) for engine in bundle.engines}
+        new = {engine.file for engine in engines if id(engine) not in old}
+        known = {name: entry for name, entry in manifest["files"].items() if name not in new}
         there = [asdict(engine) for engine in engines if (folder / engine.file).exists()]
         _write(folder, {**manifest, "engines": there}, known)
         if path.read_bytes() != before:
             raise BundleError(f"{bundle.directory} was changed by another program meanwhile. Build again.")
-
-
-def _is_same(old: Path, new: Path) -> bool:
-    """Whether `new` is what `link_or_copy` made of `old`."""
-    return new.exists() and old.exists() and (old.samefile(new) or old.read_bytes() == new.read_bytes())
-
-
-def link_or_copy(source: Path, target: Path) -> None:
-    """Give `source` a second name, or copy it."""
-    try:
-        os.link(source, target)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(source, target)
 
 
 @contextmanager

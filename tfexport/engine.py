@@ -63,7 +63,6 @@ def build_engines(
             for precision in precisions:
                 for engine, content in _variant(builder, bundle, plan, precision, gpu):
                     path = folder / engine.file
-                    path.unlink(missing_ok=True)  # it may be a link to the present bundle's file, which stays as it is
                     path.write_bytes(content)
                     new.append(engine)
                     built(engine, len(content))

@@ -4,8 +4,8 @@
     decoder_step/
     translate/      text in, text out: tfexport's decoding loop in the server's Python backend, over a copy of the bundle
 
-An encoder classifier gives `encoder_classifier/` alone. Files are hard links to those of the bundle where the file
-system has them, so a repository takes next to no room.
+An encoder classifier gives `encoder_classifier/` alone. Files are copies: ONNX refuses weights whose file has a second hard
+link, and so would refuse the bundle's too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from tfexport import __version__, contract
 from tfexport.bundle import MANIFEST, Bundle
-from tfexport.bundle_writer import link_or_copy, move_into_place
+from tfexport.bundle_writer import move_into_place
 from tfexport.config import ModelConfig
 from tfexport.contract import Dialect, GraphSpec, Precision, TensorSpec
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
@@ -72,8 +72,7 @@ class _Model:
         for name, source in self.files.items():
             target = folder / VERSION / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            # The package's own file is not linked: someone may edit it there.
-            (shutil.copyfile if source == MODEL else link_or_copy)(source, target)
+            shutil.copyfile(source, target)
         comment = [f"{HEADER} {__version__}.", *(f"# {line}".rstrip() for line in self.about)]
         text = "\n".join([*comment, "", *_lines(self.config)])
         (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
