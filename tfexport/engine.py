@@ -101,6 +101,15 @@ WITHOUT_FLOAT32_PRODUCTS = ("sm75",)
 """Generations that TensorRT for RTX names but builds no float32 matrix product for, which every decoder step has."""
 
 
+def refuse_elsewhere(library: Library, gpu: str) -> None:
+    """Raises EngineError where full TensorRT is to build for a GPU other than that of this machine."""
+    if library == "tensorrt" and gpu != HERE:
+        raise EngineError(
+            f"full TensorRT builds on the GPU itself, not ahead of time for {gpu}. Use --gpu here, or --library "
+            "tensorrt_rtx."
+        )
+
+
 class Builder:
     """One of the two libraries, ready to build.
 
@@ -130,14 +139,10 @@ class Builder:
         Raises:
             EngineError: this library cannot build for it.
         """
-        if gpu == HERE and self.library == "tensorrt":
-            return find_gpu().generation
-        if self.library == "tensorrt":
-            raise EngineError(
-                f"full TensorRT builds on the GPU itself, not ahead of time for {gpu}. Use --gpu here, or --library "
-                "tensorrt_rtx."
-            )
+        refuse_elsewhere(self.library, gpu)
         gpu = find_gpu().generation if gpu == HERE else gpu
+        if self.library == "tensorrt":
+            return gpu
         names = [name.lower() for name in self.trt.ComputeCapability.__members__ if name.startswith("SM")]
         known = [name for name in names if name not in WITHOUT_FLOAT32_PRODUCTS]
         if gpu not in (*known, PORTABLE):

@@ -18,7 +18,7 @@ from tfexport.bundle import MANIFEST, PORTABLE, Engine, Library, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.console import print_engine, print_plan, print_repository, say
 from tfexport.contract import Precision
-from tfexport.engine import HERE, Builder, build_engines
+from tfexport.engine import HERE, Builder, build_engines, refuse_elsewhere
 from tfexport.errors import EngineError, RuntimeUnavailable, TfexportError
 from tfexport.gpu import find_gpu
 from tfexport.plan import LengthPlan, PlanCost, cost
@@ -61,12 +61,8 @@ class EngineRequest:
         if library == "auto":
             full = HERE in gpus and importlib.util.find_spec("tensorrt") is not None
             library = "tensorrt" if full else "tensorrt_rtx"
-        elsewhere = [gpu for gpu in gpus if gpu != HERE]
-        if library == "tensorrt" and elsewhere:
-            raise EngineError(
-                f"full TensorRT builds on the GPU itself, not ahead of time for {elsewhere[0]}. Use --gpu here, or "
-                "--library tensorrt_rtx."
-            )
+        for gpu in gpus:
+            refuse_elsewhere(library, gpu)
         memory = self.gpu_memory or (here.memory if here and HERE in gpus else None)
         if memory is None:
             say(f"note: {ASSUMED_MEMORY >> 30} GiB of GPU memory are assumed; --gpu-memory says how much there is")
