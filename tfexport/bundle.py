@@ -18,7 +18,7 @@ from tfexport.contract import Dialect, Precision, Role
 from tfexport.errors import BundleError
 from tfexport.tokenizers import TextTokenizer
 
-FORMAT = 2
+FORMAT = 3
 PORTABLE = "portable"
 """In place of a GPU generation: an engine for all that TensorRT for RTX names, from Ampere on."""
 MANIFEST = "manifest.json"
@@ -84,6 +84,8 @@ class Bundle:
     origin: Origin
     graphs: tuple[Graph, ...]
     engines: tuple[Engine, ...]
+    dialects: Mapping[str, Mapping[str, Dialect]]
+    """The dialect that each runtime uses, by the precision."""
     tokenizers: Mapping[str, str]
     """File names by side."""
     files: Mapping[str, str]
@@ -93,6 +95,13 @@ class Bundle:
     def precisions(self) -> list[Precision]:
         """The precisions that its graphs come in."""
         return list(dict.fromkeys(graph.precision for graph in self.graphs))
+
+    def dialect(self, runtime: str, precision: Precision) -> Dialect:
+        """The dialect of the graphs that a runtime uses; the portable one where the bundle says nothing."""
+        return self.dialects.get(runtime, {}).get(precision, "onnx24")
+
+    def has_graph(self, role: Role, precision: Precision, dialect: Dialect) -> bool:
+        return any((graph.role, graph.precision, graph.dialect) == (role, precision, dialect) for graph in self.graphs)
 
     def graph(self, role: Role, precision: Precision = "float32", dialect: Dialect = "onnx24") -> Path:
         """The path of a graph.
@@ -173,6 +182,7 @@ def open_bundle(directory: Path) -> Bundle:
             Origin(str(source["sha256"]), str(source["family"]), dict(source["given"])),
             tuple(map(_read_graph, manifest["graphs"])),
             tuple(map(_read_engine, manifest["engines"])),
+            {name: _read_dialects(dialects) for name, dialects in manifest["runtimes"].items()},
             {str(side): str(name) for side, name in manifest["tokenizers"].items()},
             files,
         )
@@ -212,6 +222,14 @@ def _read_engine(fields: Mapping[str, Any]) -> Engine:
         },
         seconds=float(fields["seconds"]),
     )
+
+
+def _read_dialects(fields: Mapping[str, Any]) -> dict[str, Dialect]:
+    """Raises TypeError or ValueError where the manifest has something else."""
+    unknown = set(fields.values()) - set(get_args(Dialect))
+    if unknown:
+        raise ValueError(f"{unknown} are no dialects")
+    return dict(fields)
 
 
 def _role(fields: Mapping[str, Any]) -> Role:

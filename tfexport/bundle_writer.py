@@ -34,7 +34,9 @@ def write_manifest(
         for graph in graphs
     ]
     tokenizers = {side: name for side, name in TOKENIZER_FILES.items() if (folder / name).exists()}
-    facts = {**facts, "config": config.to_dict(), "graphs": entries, "engines": [], "tokenizers": tokenizers}
+    runtimes = contract.runtime_dialects(graphs)
+    facts = {**facts, "config": config.to_dict(), "graphs": entries, "engines": [], "runtimes": runtimes}
+    facts["tokenizers"] = tokenizers
     _write(folder, facts, {})
 
 

@@ -2,7 +2,7 @@
 
 Axes: `batch` source sentences, `src` source ids, `rows` = batch * beam hypotheses (row = b * beam + k), `cache` slots of
 the self-attention cache; `blocks` tensors of one cache that lie one after the other, `width` numbers of one row of one of
-them; `heads`, `head_dim`, `best`, `vocab` and `classes` are fixed by the model.
+them; `heads`, `head_dim`, `best`, `vocab`, `keys_values` (2 a decoder layer) and `classes` are fixed by the model.
 """
 
 from __future__ import annotations
@@ -14,21 +14,36 @@ from typing import Any, Literal
 
 from tfexport.config import ModelConfig
 
-Role = Literal["encoder", "decoder_step", "select_rows", "encoder_classifier"]
-Precision = Literal["float32", "float16", "bfloat16"]
-Dialect = Literal["onnx24", "onnx24-lengths"]
+Role = Literal["encoder", "decoder_step", "beam_step", "select_rows", "encoder_classifier"]
+Precision = Literal["float32", "float16", "bfloat16", "int8", "int4"]
+Dialect = Literal["onnx24", "onnx24-lengths", "ort"]
 
 WEIGHTS_FILE = "weights.safetensors"
 
-PRECISIONS: dict[str, Precision] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+PRECISIONS: dict[str, Precision] = {
+    "fp32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "int8": "int8",
+    "int4": "int4",
+}
 """The precisions by the short names of flags and files."""
+
+QUANTIZED: dict[Precision, str] = {
+    "int8": "8-bit weights, a scale a column; activations are rounded to 8 bits, a scale a row; embeddings, positions, "
+    "norms, attention, biases and softmax in float32",
+    "int4": "4-bit weights, a scale for 32 of a column; the rest as in int8, with a scale for 32 of a row",
+}
+"""Precisions of the matrices alone: their activations, caches and logits are float32. Both round each row by itself, so
+that a sentence's tokens do not depend on its neighbours in a batch."""
 
 DIALECTS: dict[Dialect, str] = {
     "onnx24": "standard operators of opset 24; attention reads the cache under a boolean mask",
     "onnx24-lengths": "the same, with attention told the number of valid keys: the form that flash kernels take",
+    "ort": "ONNX Runtime's own operators, fused and shaped for its CPU kernels; beams share a cache that never moves",
 }
 
-ITEM_SIZES = {"int64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+ITEM_SIZES = {"int64": 8, "int32": 4, "float32": 4, "float16": 2, "bfloat16": 2, "bool": 1}
 
 ALIGNMENT = 256
 """Bytes to which tensors are aligned on a device: what TensorRT asks of every address."""
@@ -45,7 +60,7 @@ class TensorSpec:
     """One input or output. A `{i}` in the name stands for every decoder layer."""
 
     name: str
-    dtype: Literal["int64", "float32", "float16", "bfloat16", "float"]
+    dtype: Literal["int64", "int32", "bool", "float32", "float16", "bfloat16", "float"]
     """`float` is the precision of the graph."""
     axes: tuple[str, ...]
     about: str
@@ -110,19 +125,107 @@ ENCODER_CLASSIFIER = GraphSpec(
     (TensorSpec("logits", "float32", ("batch", "classes"), "of the classes"),),
 )
 
+# The graphs of the dialect `ort`. A beam's hypotheses share one cache: each step appends their new slots, and a mask says
+# which slots are a hypothesis' own past. So a beam reorder moves a mask, never keys and values.
+_INT32_LEN = replace(_SRC_LEN, dtype="int32")
+_COUNT = TensorSpec("count", "int64", ("one",), "how many best tokens to tell")
+_FOUND = (
+    DECODER_STEP.outputs[0],
+    *(replace(found, axes=("rows", "count")) for found in DECODER_STEP.outputs[1:3]),
+)
+_SLOTS = ("batch", "heads", "cache", "head_dim")
+
+ORT_ENCODER = GraphSpec(
+    "encoder",
+    (_SRC_IDS, _INT32_LEN),
+    (
+        TensorSpec(
+            "cross",
+            "float",
+            ("keys_values", "batch", "heads", "src", "head_dim"),
+            "cross-attention keys and values, layer by layer",
+        ),
+    ),
+    dialect="ort",
+)
+ORT_DECODER_STEP = GraphSpec(
+    "decoder_step",
+    (
+        TensorSpec("tokens", "int64", ("rows",), "the last token of each sentence, at first bos"),
+        TensorSpec("position", "int32", ("rows",), "its position, which is the number of filled cache slots"),
+        TensorSpec("total", "int32", ("one",), "1 + the largest `position`"),
+        _COUNT,
+        _INT32_LEN,
+        *_pair("past.{i}", _CACHE, "self-attention cache:"),
+        *_CROSS,
+    ),
+    (*_FOUND, *_pair("present.{i}", _CACHE, "`past` with one more slot written (give it the same buffer):")),
+    dialect="ort",
+)
+ORT_BEAM_STEP = GraphSpec(
+    "beam_step",
+    (
+        TensorSpec("tokens", "int64", ("batch", "beam"), "the last token of each hypothesis, at first bos"),
+        TensorSpec("position", "int32", ("batch", "beam"), "its position"),
+        TensorSpec("slot", "int64", ("batch",), "where the new slots of a sentence begin: it gets one a hypothesis"),
+        TensorSpec("mask", "bool", ("batch", "one", "beam", "cache"), "the slots that are a hypothesis' past, its new one too"),
+        _COUNT,
+        _INT32_LEN,
+        *_pair("past.{i}", _SLOTS, "self-attention cache of all hypotheses of a sentence, zeroed at first:"),
+        *_CROSS,
+    ),
+    (*_FOUND, *_pair("present.{i}", _SLOTS, "`past` with the new slots written (give it the same buffer):")),
+    dialect="ort",
+)
+
 
 def graphs_of(
     config: ModelConfig, precision: Precision = "float32", dialect: Dialect = "onnx24"
 ) -> tuple[GraphSpec, ...]:
     """The graphs that a model of this config is exported to, with a tensor for every layer.
 
-    `select_rows` has no attention, so it has one dialect.
+    `select_rows` has no attention, so it is the same in both standard dialects. The dialect `ort` is for decoding on a
+    CPU: in float32 and quantized, and not of classifiers.
     """
-    roles = (ENCODER_CLASSIFIER,) if config.is_classifier else (ENCODER, DECODER_STEP, SELECT_ROWS)
-    kept = [graph for graph in roles if dialect == "onnx24" or graph is not SELECT_ROWS]
+    if dialect == "ort":
+        wanted = not config.is_classifier and (precision == "float32" or precision in QUANTIZED)
+        roles = (ORT_ENCODER, *((ORT_DECODER_STEP,) if groups_queries(config) else ()), ORT_BEAM_STEP) if wanted else ()
+    elif precision in QUANTIZED:
+        roles = ()
+    elif config.is_classifier:
+        roles = (ENCODER_CLASSIFIER,)
+    else:
+        roles = (ENCODER, DECODER_STEP, *((SELECT_ROWS,) if dialect == "onnx24" else ()))
     return tuple(
-        replace(_in_precision(expand(graph, config.n_decoder_layers), precision), dialect=dialect) for graph in kept
+        replace(_in_precision(expand(graph, config.n_decoder_layers), precision), dialect=dialect) for graph in roles
     )
+
+
+RUNTIME_DIALECTS: dict[str, tuple[Dialect, ...]] = {
+    "ort-cpu": ("ort", "onnx24"),
+    "ort-cuda": ("onnx24-lengths",),
+    "tensorrt": ("onnx24",),
+}
+"""The dialects that each runtime takes, the one that it is fastest with first. ONNX Runtime's CUDA provider prefers flash
+attention in half precision, which takes lengths and no mask; TensorRT ignores such lengths without a word."""
+
+
+def runtime_dialects(graphs: Iterable[GraphSpec]) -> dict[str, dict[str, Dialect]]:
+    """The dialect that each runtime uses of `graphs`, by their precision."""
+    there = {(graph.dialect, graph.precision) for graph in graphs}
+    return {
+        runtime: {
+            precision: next(dialect for dialect in dialects if (dialect, precision) in there)
+            for precision in PRECISIONS.values()
+            if any((dialect, precision) in there for dialect in dialects)
+        }
+        for runtime, dialects in RUNTIME_DIALECTS.items()
+    }
+
+
+def groups_queries(config: ModelConfig) -> bool:
+    """Whether ONNX Runtime's GroupQueryAttention takes these heads; if not, greedy search is a beam of one."""
+    return config.head_dim % 8 == 0
 
 
 def short_name(precision: Precision) -> str:
@@ -140,9 +243,9 @@ float32, by its definition in ONNX.)"""
 
 
 def float32_islands(graph: GraphSpec) -> dict[str, str]:
-    """The parts of `graph` that are in float32 though the graph is not, with the reason."""
+    """The parts of a half-precision `graph` that are in float32, with the reason."""
     has_logits = any(tensor.name == "logits" for tensor in graph.outputs)
-    return FLOAT32_ISLANDS if has_logits and graph.precision != "float32" else {}
+    return FLOAT32_ISLANDS if has_logits and graph.precision in ("float16", "bfloat16") else {}
 
 
 def aligned_length(d_model: int, precision: Precision) -> int:
@@ -157,7 +260,8 @@ def weights_file(precision: Precision) -> str:
 
 def _in_precision(graph: GraphSpec, precision: Precision) -> GraphSpec:
     def concrete(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        return tuple(replace(t, dtype=precision) if t.dtype == "float" else t for t in tensors)
+        dtype = "float32" if precision in QUANTIZED else precision
+        return tuple(replace(t, dtype=dtype) if t.dtype == "float" else t for t in tensors)
 
     return GraphSpec(graph.role, concrete(graph.inputs), concrete(graph.outputs), precision)
 
@@ -194,6 +298,8 @@ def shape(tensor: TensorSpec, config: ModelConfig) -> list[str | int]:
         "heads": config.n_heads,
         "head_dim": config.head_dim,
         "best": min(BEST, config.tgt_vocab_size),
+        "one": 1,
+        "keys_values": 2 * config.n_decoder_layers,
         "vocab": config.tgt_vocab_size,
         "classes": config.n_classes,
     }
@@ -212,7 +318,7 @@ def describe(graph: GraphSpec, config: ModelConfig) -> dict[str, Any]:
 def markdown_table() -> str:
     """The contract as the README shows it."""
     lines = ["| graph | | tensor | type | axes | what |", "|---|---|---|---|---|---|"]
-    for graph in (ENCODER, DECODER_STEP, SELECT_ROWS, ENCODER_CLASSIFIER):
+    for graph in (ENCODER, DECODER_STEP, SELECT_ROWS, ENCODER_CLASSIFIER, ORT_ENCODER, ORT_DECODER_STEP, ORT_BEAM_STEP):
         for side, tensors in (("in", graph.inputs), ("out", graph.outputs)):
             for t in tensors:
                 lines.append(f"| `{graph.file}` | {side} | `{t.name}` | {t.dtype} | {', '.join(t.axes)} | {t.about} |")

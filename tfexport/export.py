@@ -6,7 +6,6 @@ import ast
 import contextlib
 import json
 import logging
-import struct
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,14 +23,19 @@ from onnxscript.values import Opset
 from tfexport import __version__, contract
 from tfexport.bundle import TOKENIZER_FILES
 from tfexport.bundle_writer import new_bundle, write_manifest
+from tfexport.calibrate import input_ranges
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
 from tfexport.graph_modules import Model, arguments_of, grouped, module_of, random_inputs
 from tfexport.models.checkpoint import Checkpoint
+from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.files import save_weights
 from tfexport.models.precision import in_precision
 from tfexport.optimize import require_no_masks, shape_nodes, simplify, use_lengths
+from tfexport.ort_graphs import decoder_projections, emit, encoder_projections
+from tfexport.quantize import LINEARS, has_fixed_scale, quantized
 from tfexport.selfcheck import ONNX_RUNTIME, TOLERANCE, self_check
+from tfexport.stored_weights import StoredWeights
 
 OPSET = 24
 
@@ -68,7 +72,12 @@ def export(
     max_errors: dict[contract.Precision, float] = {}
     with new_bundle(directory, force=force) as folder:
         for precision in (p for p in contract.PRECISIONS.values() if p == "float32" or p in precisions):
-            written = write_graphs(in_precision(model, precision), precision, folder)
+            if precision in contract.QUANTIZED:
+                write_quantized(model, precision, folder)
+                written = write_ort_graphs(config, precision, folder)
+            else:
+                written = write_graphs(in_precision(model, precision), precision, folder)
+                written += write_ort_graphs(config, precision, folder)
             if precision in TOLERANCE:
                 max_errors[precision] = self_check(model, written, folder)
             graphs += written
@@ -109,6 +118,45 @@ def write_graphs(model: Model, precision: contract.Precision, folder: Path) -> l
             _save(exported, lengths, folder)
             written.append(lengths)
     return written
+
+
+def write_quantized(
+    model: Model, precision: contract.Precision, folder: Path, calibration: Sequence[Sequence[int]] = ()
+) -> None:
+    """Write the quantized weights of `model`, which is float32.
+
+    Args:
+        calibration: encoder ids of sentences to measure ranges of activations with; random ids where there are none.
+
+    Raises:
+        TfexportError: it is a classifier, or a weight is not a finite number.
+    """
+    if isinstance(model, EncoderClassifier):
+        raise TfexportError("encoder classifiers are exported in fp32, fp16 and bf16 only. Leave the other precisions out.")
+    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    projections = (*encoder_projections(model.config), *decoder_projections(model.config))
+    ranges = {}
+    if precision == "int8":
+        seen = input_ranges(model, calibration)
+        fixed = [projection for projection in projections if has_fixed_scale(projection, model.config)]
+        ranges = {projection.name: seen[projection.modules[0]] for projection in fixed}
+    tensors = {name: torch.from_numpy(t) for name, t in quantized(weights, projections, precision, ranges).items()}
+    save_weights(tensors, folder / contract.weights_file(precision), {"format": "pt"})
+
+
+def write_ort_graphs(
+    config: ModelConfig, precision: contract.Precision, folder: Path
+) -> list[contract.GraphSpec]:
+    """Write the graphs of the dialect `ort` over weights that lie in `folder`; returns them, none for some precisions."""
+    graphs = list(contract.graphs_of(config, precision, "ort"))
+    if graphs:
+        files = {contract.WEIGHTS_FILE, contract.weights_file(precision)}
+        stored = StoredWeights(*(folder / file for file in sorted(files)))
+    for graph in graphs:
+        emitted = emit(graph, config, stored, LINEARS[precision])
+        emitted.producer_name, emitted.producer_version = "tfexport", __version__
+        _save(emitted, graph, folder)
+    return graphs
 
 
 def _save(exported: ir.Model, graph: contract.GraphSpec, folder: Path) -> None:
@@ -200,20 +248,7 @@ def _module_path(node: ir.Node) -> str:
 
 def _refer_to_weights(model: ir.Model, weights: Path) -> None:
     """Let initializers that lie in the weights file point there: one copy of the weights serves all graphs."""
-    with weights.open("rb") as file:
-        (header_length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(header_length))
+    stored = StoredWeights(weights)
     for name, value in model.graph.initializers.items():
-        if name in header:
-            begin, end = header[name]["data_offsets"]
-            value.const_value = ir.ExternalTensor(
-                weights.name,
-                8 + header_length + begin,
-                end - begin,
-                {"F32": ir.DataType.FLOAT, "F16": ir.DataType.FLOAT16, "BF16": ir.DataType.BFLOAT16}[
-                    header[name]["dtype"]
-                ],
-                shape=ir.Shape(header[name]["shape"]),
-                name=name,
-                base_dir=weights.parent,
-            )
+        if name in stored:
+            value.const_value = stored.tensor(name)

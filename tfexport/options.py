@@ -35,7 +35,7 @@ BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Sentences d
 MaxLength = Annotated[int, typer.Option("--max-length", min=1, help="Most tokens to generate, eos included.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 PrecisionOption = Annotated[
-    Literal["fp32", "fp16", "bf16"] | None, typer.Option("--precision", help="Of the graphs or engines to use.")
+    Literal["fp32", "fp16", "bf16", "int8", "int4"] | None, typer.Option("--precision", help="Of the graphs or engines to use.")
 ]
 Gpus = Annotated[
     str | None,
@@ -72,6 +72,14 @@ def precisions_of(given: str) -> tuple[Precision, ...]:
     if wrong:
         raise TfexportError(f"there is no precision {wrong[0]!r}. Give one or more of {', '.join(PRECISIONS)}.")
     return tuple(PRECISIONS[name] for name in dict.fromkeys(names))
+
+
+def numbers_of(flag: str, given: str) -> tuple[int, ...]:
+    """`1,8` to the numbers; each is at least 1."""
+    words = [word.strip() for word in given.split(",")]
+    if not all(word.isascii() and word.isdecimal() and len(word) < 10 and int(word) > 0 for word in words):
+        raise TfexportError(f"{flag} is {given!r}, not numbers above 0. Give them as in 1,8.")
+    return tuple(dict.fromkeys(int(word) for word in words))
 
 
 def gpus_of(given: str | None) -> tuple[str, ...]:

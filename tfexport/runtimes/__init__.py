@@ -54,6 +54,10 @@ def _load(name: str, bundle: Bundle, precision: Precision | None, threads: int |
 
         device = "cuda" if name == "torch-cuda" else "cpu"
         return TorchRuntime.from_bundle(bundle, device=device, precision=precision, threads=threads)
-    from tfexport.runtimes.ort import ort_cpu, ort_cuda
+    if name == "ort-cuda":
+        from tfexport.runtimes.ort import ort_cuda
 
-    return (ort_cuda if name == "ort-cuda" else ort_cpu)(bundle, precision=precision, threads=threads)
+        return ort_cuda(bundle, precision=precision, threads=threads)
+    from tfexport.runtimes.ort_cpu import ort_cpu
+
+    return ort_cpu(bundle, precision=precision, threads=threads)

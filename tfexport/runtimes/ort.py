@@ -31,8 +31,8 @@ ELEMENT_TYPES: dict[str, Any] = {"int64": np.int64, "float32": np.float32, "floa
 """As ONNX Runtime's binding takes them: NumPy's, or ONNX's number where NumPy has none."""
 
 
-def ort_cpu(bundle: Bundle, *, precision: Precision = "float32", threads: int | None = None) -> LoopRuntime:
-    """The runtime `ort-cpu`, with `threads` CPU threads (all that this process may use when None).
+def ort_cpu_portable(bundle: Bundle, *, precision: Precision = "float32", threads: int | None = None) -> LoopRuntime:
+    """The runtime `ort-cpu` over the standard graphs, with `threads` CPU threads (all that this process may use when None).
 
     Raises:
         RuntimeUnavailable: the precision is bfloat16, for which ONNX Runtime's CPU provider has no kernels.
@@ -40,7 +40,7 @@ def ort_cpu(bundle: Bundle, *, precision: Precision = "float32", threads: int | 
     """
     if precision == "bfloat16":
         raise RuntimeUnavailable("ONNX Runtime cannot compute bf16 on the CPU. Decode with --precision fp32 or fp16.")
-    graphs = OrtGraphs(bundle, precision, HostDevice(), cpu_buckets(bundle.config.max_target_length), threads=threads)
+    graphs = OrtGraphs(bundle, precision, HostDevice(), "onnx24", cpu_buckets(bundle.config.max_target_length), threads=threads)
     return LoopRuntime("ort-cpu", bundle.config, graphs)
 
 
@@ -59,7 +59,8 @@ def ort_cuda(bundle: Bundle, *, precision: Precision = "float32", threads: int |
     from tfexport.runtimes.cuda import CudaDevice
 
     onnxruntime.preload_dlls()  # the libraries of CUDA and cuDNN that pip installed are on no search path
-    graphs = OrtGraphs(bundle, precision, CudaDevice(), cuda_buckets(bundle, precision), threads=threads)
+    dialect = bundle.dialect("ort-cuda", precision)
+    graphs = OrtGraphs(bundle, precision, CudaDevice(), dialect, cuda_buckets(bundle, precision), threads=threads)
     return LoopRuntime("ort-cuda", bundle.config, graphs)
 
 
@@ -85,11 +86,16 @@ class OrtGraphs:
     """The graphs of a bundle as ONNX Runtime sessions on one device."""
 
     def __init__(
-        self, bundle: Bundle, precision: Precision, device: Device, buckets: Buckets, *, threads: int | None = None
+        self,
+        bundle: Bundle,
+        precision: Precision,
+        device: Device,
+        dialect: Dialect,
+        buckets: Buckets,
+        *,
+        threads: int | None = None,
     ):
         self.device, self.precision, self.buckets = device, precision, buckets
-        # Flash attention, which takes lengths and no mask, is what the CUDA provider prefers in half precision.
-        dialect: Dialect = "onnx24-lengths" if device.name == "cuda" else "onnx24"
         self._step = OrtExecutable(bundle.graph("decoder_step", precision, dialect), device, threads)
         self.encoder = OrtExecutable(bundle.graph("encoder", precision, dialect), device, threads, record=False)
         self.select_rows = OrtExecutable(bundle.graph("select_rows", precision), device, threads)
@@ -169,6 +175,15 @@ def report_fallbacks(graph: Path, session: onnxruntime.InferenceSession, provide
 def usable_cpus() -> int:
     """CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_session(graph: Path, threads: int | None) -> onnxruntime.InferenceSession:
+    """A session on the CPU provider, with `threads` threads (all that this process may use when None).
+
+    Raises:
+        BundleError: ONNX Runtime cannot load the graph.
+    """
+    return _session(graph, HostDevice(), threads, record=False)
 
 
 def _session(graph: Path, device: Device, threads: int | None, *, record: bool) -> onnxruntime.InferenceSession:

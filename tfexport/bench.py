@@ -1,0 +1,313 @@
+"""Speed of a bundle beside that of what a user would take instead, interleaved, each in its best configuration.
+
+A cell is a precision, a number of threads, a batch size and a beam. In it every configuration of every contestant is tried
+once; the best one of each contestant, or two that are close, go into rounds. In a round each decodes the same sentences,
+one after the other, and another one begins each time: so that what else the machine does falls on all of them alike.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tfexport.bench_plan import Cell, Plan, Sources
+from tfexport.bench_rows import Attempt, cell_record
+from tfexport.bundle import Bundle
+from tfexport.config import ModelConfig
+from tfexport.contestants import OWN, PROFILED, Contestant, Failed, Handle, Process, Setup, hire, setups
+from tfexport.contract import WEIGHTS_FILE
+from tfexport.errors import TfexportError
+from tfexport.machine import ONE_THREAD, Peaks, facts
+
+SLOW = 20.0
+"""A contestant that needs so many times the seconds of the fastest one runs in `SLOW_ROUNDS` rounds only."""
+SLOW_ROUNDS = 2
+CLOSE = 1.1
+"""A contestant's second configuration goes into the rounds too if it needs at most so many times the first one's."""
+SHORT = 0.2
+"""Seconds; a trial below it is repeated."""
+ROUND_SECONDS, MOST_REPEATS = 0.25, 20
+"""A contestant decodes again and again for about so many seconds in a round; the mean counts."""
+CALLS, CALL_SECONDS, FEWEST_CALLS = 20, 2.0, 3
+"""Single calls whose latency is measured: at most so many, as long as they took less than so many seconds together."""
+
+
+@dataclass
+class Team:
+    """The processes of the cells that share a precision and threads, each started when it is first needed."""
+
+    hire: Callable[[Setup], Handle]
+    first: list[int]
+    """The sentence that each decodes when it is loaded."""
+    loaded: dict[Setup, dict[str, Any]] = field(default_factory=dict)
+    """What each said when it was loaded."""
+    _handles: dict[Setup, Handle] = field(default_factory=dict)
+    _lost: dict[Setup, str] = field(default_factory=dict)
+
+    def ask(self, setup: Setup, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Raises Failed: it could not be loaded, or not do this; a process that failed is not asked again."""
+        if setup in self._lost:
+            raise Failed(self._lost[setup])
+        if setup not in self._handles:
+            try:
+                self._handles[setup] = self.hire(setup)
+                self.loaded[setup] = self._handles[setup].ask(setup.load_request(self.first))
+            except Failed as error:
+                self._lost[setup] = str(error)
+                self._let_go(setup)
+                raise
+        try:
+            return self._handles[setup].ask(request)
+        except Failed:
+            self._let_go(setup)
+            raise
+
+    def close(self) -> None:
+        for setup in list(self._handles):
+            self._let_go(setup)
+
+    def _let_go(self, setup: Setup) -> None:
+        handle = self._handles.pop(setup, None)
+        if handle is not None:
+            handle.close()
+
+
+class Bench:
+    """Measures the cells of a plan.
+
+    Args:
+        sources: encoder ids.
+        peaks: of each number of threads, for the floor.
+        hire: starts the process of a setup.
+        say: is told what is under way.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        sources: Sources,
+        contestants: Sequence[Contestant],
+        plan: Plan,
+        peaks: Mapping[int, Peaks],
+        hire: Callable[[Setup], Handle],
+        say: Callable[[str], None],
+    ):
+        longest = config.max_target_length
+        if plan.tokens is not None and plan.tokens > longest:
+            raise TfexportError(f"the model generates at most {longest} tokens. Give --tokens {longest} or fewer.")
+        self._config, self._sources, self._plan, self._peaks = config, sources, plan, peaks
+        # The own one first: most of what is slow is then known as slow when its turn comes.
+        self._contestants = sorted(contestants, key=lambda contestant: contestant.name != OWN)
+        self._hire, self._say = hire, say
+
+    def run(self, done: Callable[[dict[str, Any]], None], cells: Sequence[Cell] | None = None) -> None:
+        """Measure the plan's cells, or those of them that are given; `done` is given the record of each."""
+        cells = self._plan.cells if cells is None else cells
+        groups = itertools.groupby(enumerate(cells, start=1), key=lambda item: (item[1].precision, item[1].threads))
+        for _, group in groups:
+            with closing(Team(self._hire, self._sources[0])) as team:
+                for number, cell in group:
+                    self._say(f"{cell.about} ({number} of {len(cells)})")
+                    done(self._measure(team, cell))
+
+    def _measure(self, team: Team, cell: Cell) -> dict[str, Any]:
+        stream = self._plan.stream(self._sources, cell)
+        attempts: dict[str, list[Attempt]] = {}
+        for contestant in self._contestants:
+            known = [attempt.trial for tried in attempts.values() for attempt in tried if attempt.trial is not None]
+            fastest = min(known, default=None)
+            attempts[contestant.name] = [
+                attempt
+                for setup in setups(contestant, cell.precision, cell.threads)
+                for attempt in self._tried(team, setup, cell, stream, fastest)
+            ]
+        chosen = finalists(attempts)
+        self._rounds(team, cell, stream, chosen)
+        best = {}
+        for name, tried in attempts.items():
+            finished = [attempt for attempt in tried if attempt.ran]
+            best[name] = min(finished, key=lambda attempt: attempt.median) if finished else tried[0]
+        self._calls(team, cell, stream, [attempt for attempt in best.values() if attempt.ran])
+        for name in PROFILED:
+            if name in best and best[name].ran:
+                self._profile(team, cell, stream, best[name])
+        for attempt in best.values():
+            attempt.loaded = team.loaded.get(attempt.setup)
+        return {
+            "about": cell.about,
+            **asdict(cell),
+            **cell_record(self._config, self._peaks[cell.threads], stream, cell.beam, attempts, best),
+        }
+
+    def _tried(self, team: Team, setup: Setup, cell: Cell, stream: Sources, fastest: float | None) -> list[Attempt]:
+        """Trials of one setup; where its batch size is free, of those sizes that lie on the way to its best."""
+        if cell.batch is not None:
+            return [self._trial(team, setup, cell.batch, cell, stream, fastest)]
+        tried: dict[int, Attempt] = {}
+
+        def seconds(batch: int) -> float:
+            if batch not in tried:
+                tried[batch] = self._trial(team, setup, batch, cell, stream, fastest)
+            trial = tried[batch].trial
+            return float("inf") if trial is None else trial
+
+        climb(cell.batches, seconds)
+        return list(tried.values())
+
+    def _trial(
+        self, team: Team, setup: Setup, batch: int, cell: Cell, stream: Sources, fastest: float | None
+    ) -> Attempt:
+        """Decode once for warm-up and once or twice for time; once in all where the contestant is slow anyway."""
+        attempt = Attempt(setup, batch)
+        request = {**self._plan.request("decode", stream, batch, cell.beam), "outputs": True}
+        try:
+            first = self._decode(team, attempt, {**request, "forget_peak": True})
+            compiles = setup.contestant.name == "torch-compiled"
+            if fastest is not None and first > SLOW * fastest and not compiles:
+                attempt.trial = first
+                return attempt
+            attempt.trial = self._decode(team, attempt, request)
+            if attempt.trial < SHORT:
+                attempt.trial = min(attempt.trial, self._decode(team, attempt, request))
+        except Failed as error:
+            attempt.reason, attempt.trial = str(error), None
+        return attempt
+
+    def _decode(self, team: Team, attempt: Attempt, request: Mapping[str, Any]) -> float:
+        """Seconds of one decode, which is checked and noted in `attempt`."""
+        answer = team.ask(attempt.setup, request)
+        wrong = sorted({*answer["lengths"]} - {self._plan.tokens}) if self._plan.tokens is not None else []
+        if wrong:
+            raise Failed(f"it gave outputs of {wrong} tokens where {self._plan.tokens} were asked for.")
+        attempt.lengths = answer["lengths"]
+        attempt.outputs = answer.get("outputs", attempt.outputs)
+        if answer["memory"] is not None:
+            attempt.memory = max(answer["memory"], attempt.memory or 0)
+        return float(answer["seconds"])
+
+    def _rounds(self, team: Team, cell: Cell, stream: Sources, chosen: Sequence[Attempt]) -> None:
+        for number in range(self._plan.rounds):
+            shift = number % max(1, len(chosen))
+            for attempt in (*chosen[shift:], *chosen[:shift]):
+                seconds = None
+                if attempt.reason is None and number in attempt.takes_part(self._plan.rounds, SLOW_ROUNDS):
+                    request = self._plan.request("decode", stream, attempt.batch, cell.beam)
+                    repeats = min(MOST_REPEATS, math.ceil(ROUND_SECONDS / attempt.trial_seconds()))
+                    try:
+                        seconds = self._decode(team, attempt, {**request, "repeats": repeats})
+                    except Failed as error:
+                        attempt.reason = str(error)
+                attempt.seconds.append(seconds)
+
+    def _calls(self, team: Team, cell: Cell, stream: Sources, best: Sequence[Attempt]) -> None:
+        """Latency of single calls with one batch, another one each time, round robin."""
+        for number in range(CALLS):
+            for attempt in best:
+                enough = sum(attempt.calls) > CALL_SECONDS and len(attempt.calls) >= FEWEST_CALLS
+                if enough or attempt.reason is not None or (attempt.slow and number >= SLOW_ROUNDS):
+                    continue
+                start = number * attempt.batch % len(stream)
+                part = [*stream[start:], *stream[:start]][: attempt.batch]
+                request = self._plan.request("decode", part, attempt.batch, cell.beam)
+                try:
+                    attempt.calls.append(float(team.ask(attempt.setup, request)["seconds"]))
+                except Failed as error:
+                    attempt.reason = str(error)
+
+    def _profile(self, team: Team, cell: Cell, stream: Sources, attempt: Attempt) -> None:
+        try:
+            attempt.profile = team.ask(attempt.setup, self._plan.request("profile", stream, attempt.batch, cell.beam))
+        except Failed as error:
+            self._say(f"note: {attempt.setup.contestant.name} was not profiled: {error}")
+
+
+def climb(sizes: Sequence[int], seconds: Callable[[int], float]) -> int:
+    """The best of `sizes` (ascending) by going from the middle one uphill as long as it gets faster."""
+    place = len(sizes) // 2
+    for step in (1, -1):
+        moved = False
+        while 0 <= place + step < len(sizes) and seconds(sizes[place + step]) < seconds(sizes[place]):
+            place, moved = place + step, True
+        if moved:
+            break
+    return sizes[place]
+
+
+def finalists(attempts: Mapping[str, Sequence[Attempt]]) -> list[Attempt]:
+    """Of each contestant the attempt with the fastest trial, and the next one if it is close; marks the slow ones."""
+    chosen: list[Attempt] = []
+    for tried in attempts.values():
+        ranked = sorted((attempt for attempt in tried if attempt.trial is not None), key=Attempt.trial_seconds)
+        chosen += [attempt for attempt in ranked[:2] if attempt.trial_seconds() <= CLOSE * ranked[0].trial_seconds()]
+    fastest = min((attempt.trial_seconds() for attempt in chosen), default=0.0)
+    for attempt in chosen:
+        attempt.slow = attempt.trial_seconds() > SLOW * fastest
+    return chosen
+
+
+def run(
+    bundle: Bundle,
+    sources: Sources,
+    contestants: Sequence[Contestant],
+    plan: Plan,
+    *,
+    begun: Callable[[dict[str, Any]], None],
+    done: Callable[[dict[str, Any]], None],
+    say: Callable[[str], None],
+    cells: Sequence[Cell] | None = None,
+    peaks: Mapping[int, Peaks] | None = None,
+) -> dict[str, Any]:
+    """Measure the machine and then the cells of `plan`; the record of it all, ready for JSON.
+
+    Args:
+        begun: is given the record before there are cells.
+        done: is given each cell.
+        cells: those of the plan that are wanted; all when None.
+        peaks: of the machine, where they are known.
+
+    Raises:
+        TfexportError: the plan does not suit the model, or nothing could be measured.
+    """
+    bundle.graph("decoder_step")  # a classifier has nothing to decode
+    if peaks is None:
+        say("measuring the machine")
+        peaks = peaks_of(plan.threads)
+    config = bundle.config
+    measured: list[dict[str, Any]] = []
+    record = {
+        "machine": facts(),
+        "peaks": [found.to_dict() for found in peaks.values()],
+        "options": asdict(plan),
+        "contestants": [{"name": one.name, "path": str(one.path), "python": str(one.python)} for one in contestants],
+        "bundle": str(bundle.directory),
+        "config": config.to_dict(),
+        "weights_sha256": bundle.files[WEIGHTS_FILE],
+        "cells": measured,
+    }
+    begun(record)
+
+    def keep(cell: dict[str, Any]) -> None:
+        measured.append(cell)
+        done(cell)
+
+    Bench(config, sources, contestants, plan, peaks, hire, say).run(keep, cells)
+    rows = [row for cell in measured for row in cell["rows"]]
+    if rows and all(row["tokens_per_second"] is None for row in rows):
+        raise TfexportError(f"nothing could be measured: {rows[0]['reason']}")
+    return record
+
+
+def peaks_of(threads: Sequence[int]) -> dict[int, Peaks]:
+    """What each number of `threads`, and one, reach on this machine."""
+    wanted = sorted({1, *threads})
+    with Process(ONE_THREAD) as process:
+        answer = process.ask({"command": "peaks", "threads": wanted})
+    found: dict[int, Peaks] = {}
+    for fields in answer["peaks"]:
+        peaks = Peaks.from_dict(fields)
+        found[peaks.threads] = peaks.or_better(found[max(found)]) if found else peaks
+    return found

@@ -1,0 +1,255 @@
+"""One contestant of `tfexport bench`, in a process of its own: requests on stdin, answers on stdout, a JSON object a line.
+
+    load    {contestant, path, precision, workers, threads, sources} -> {seconds, versions}
+    decode  {sources, batch_size, beam, min_length, max_length, repeats?, outputs?, forget_peak?}
+                -> {seconds, lengths, memory, outputs?}; seconds are those of one of the repeats
+    profile {sources, batch_size, beam, min_length, max_length}, of a runtime of tfexport -> {seconds, parts, steps}
+    peaks   {threads: [...]} -> {peaks}
+    close
+
+A request that fails is answered with {error}. Whatever libraries print goes to stderr, also from C.
+
+Run by another interpreter this needs NumPy and `tokenizers` there, and what the contestant needs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+from tfexport.contract import Precision
+from tfexport.errors import TfexportError
+from tfexport.machine import measure_peaks, versions
+from tfexport.peers import CTranslate2Peer, HuggingFacePeer, OptimumPeer, Peer
+from tfexport.runtimes.base import Runtime
+from tfexport.search import SearchOptions
+
+Ids = tuple[int, ...]
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+class OwnPeer:
+    """A runtime of tfexport, decoded by `workers` threads that share it."""
+
+    def __init__(self, runtime: Runtime[Any], workers: int):
+        self.name, self.runtime, self._workers = runtime.name, runtime, workers
+
+    def decode(self, sources: Sequence[Sequence[int]], options: SearchOptions, batch_size: int) -> list[Ids]:
+        try:
+            from tfexport.batching import decode_all
+        except ModuleNotFoundError:  # FALLBACK until it is there
+            from concurrent.futures import ThreadPoolExecutor
+
+            from tfexport.search import search
+
+            order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+            parts = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+            with ThreadPoolExecutor(self._workers) as pool:
+                done = list(pool.map(lambda part: search(self.runtime, [sources[i] for i in part], options), parts))
+            result: list[Ids] = [()] * len(sources)
+            for part, hypotheses in zip(parts, done, strict=True):
+                for i, h in zip(part, hypotheses, strict=True):
+                    result[i] = h[0].ids
+            return result
+        found = decode_all(self.runtime, sources, options, batch_size=batch_size, workers=self._workers)
+        return [hypotheses[0].ids for hypotheses in found]
+
+
+def load(contestant: str, path: Path, precision: Precision, workers: int, threads: int) -> Peer:
+    """The contestant of this name, with `workers` of `threads` threads each.
+
+    Raises:
+        TfexportError: it cannot run here, or not this model or precision.
+    """
+    if contestant == "ctranslate2":
+        if precision not in ("float32", "int8"):
+            raise TfexportError("CTranslate2 is run in fp32 and int8 here. Give --precision fp32,int8.")
+        return CTranslate2Peer(path, precision, intra_threads=threads, inter_threads=workers)
+    if contestant == "hugging-face":
+        _not_quantized("Hugging Face generate", precision)
+        return HuggingFacePeer(path, threads, precision)
+    if contestant == "optimum":
+        if precision != "float32":
+            raise TfexportError("Optimum is run in fp32 here. Give --precision fp32.")
+        return OptimumPeer(path, threads)
+    from tfexport.bundle import open_bundle
+    from tfexport.runtimes import load_runtime
+
+    bundle = open_bundle(path)
+    if contestant == "torch-compiled":
+        from tfexport.runtimes.pytorch import TorchRuntime
+
+        _not_quantized("PyTorch", precision)
+        return OwnPeer(TorchRuntime.from_bundle(bundle, precision=precision, threads=threads, compiled=True), workers)
+    if contestant == "torch":
+        _not_quantized("PyTorch", precision)
+    return OwnPeer(load_runtime(contestant, bundle, precision=precision, threads=threads), workers)
+
+
+def _not_quantized(name: str, precision: Precision) -> None:
+    if precision not in ("float32", "float16", "bfloat16"):
+        raise TfexportError(f"{name} has no {precision} here. Give --precision fp32.")
+
+
+class Profile:
+    """Where a runtime of tfexport spends its time, and how long each step takes.
+
+    Methods are replaced in their classes while `watching`, so that a runtime may be of any class and a state as well.
+    A method that another of them calls belongs to that one. Seconds are summed over all threads.
+    """
+
+    def __init__(self) -> None:
+        self.parts = {"encode": 0.0, "step": 0.0, "select": 0.0}
+        self.steps: list[float] = []
+        self._inside = threading.local()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def watching(self, runtime: Runtime[Any], state: type) -> Iterator[None]:
+        """Replaces the methods of `runtime` and of its states of the class `state`."""
+        wanted = [(type(runtime), "encode", "encode"), (type(runtime), "best", "step"), (type(runtime), "step", "step")]
+        wanted.append((state, "select", "select"))
+        originals = [(owner, name, getattr(owner, name)) for owner, name, _ in wanted]
+        for owner, name, part in wanted:
+            setattr(owner, name, self._timed(getattr(owner, name), part))
+        try:
+            yield
+        finally:
+            for owner, name, original in originals:
+                setattr(owner, name, original)
+
+    def _timed(self, method: Callable[..., Any], part: str) -> Callable[..., Any]:
+        def timed(*arguments: Any, **options: Any) -> Any:
+            if getattr(self._inside, "is_timed", False):
+                return method(*arguments, **options)
+            self._inside.is_timed = True
+            start = time.perf_counter()
+            try:
+                return method(*arguments, **options)
+            finally:
+                seconds = time.perf_counter() - start
+                self._inside.is_timed = False
+                with self._lock:
+                    self.parts[part] += seconds
+                    if part == "step":
+                        self.steps.append(seconds)
+
+        return timed
+
+
+class Session:
+    """Answers requests."""
+
+    def __init__(self) -> None:
+        self._peer: Peer | None = None
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to one request, an error included: nothing but the end of the process ends the conversation."""
+        handlers = {"load": self._load, "decode": self._decode, "profile": self._profile, "peaks": self._peaks}
+        try:
+            return handlers[request["command"]](request)
+        except Exception as error:
+            return {"error": one_line(error)}
+
+    def _load(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        start = time.perf_counter()
+        self._peer = load(
+            request["contestant"],
+            Path(request["path"]),
+            request["precision"],
+            int(request["workers"]),
+            int(request["threads"]),
+        )
+        # Some load what they need when it is first needed.
+        self._peer.decode(request["sources"], SearchOptions(max_length=2), 1)
+        return {"seconds": time.perf_counter() - start, "versions": versions()}
+
+    def _decode(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._peer is not None
+        if request.get("forget_peak"):
+            forget_peak_memory()
+        options, repeats = _options(request), int(request.get("repeats", 1))
+        start = time.perf_counter()
+        for _ in range(repeats):
+            outputs = self._peer.decode(request["sources"], options, int(request["batch_size"]))
+        seconds = (time.perf_counter() - start) / repeats
+        found = {"seconds": seconds, "lengths": [len(ids) for ids in outputs], "memory": peak_memory()}
+        return {**found, "outputs": outputs} if request.get("outputs") else found
+
+    def _profile(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        peer = self._peer
+        if not isinstance(peer, OwnPeer):
+            raise TfexportError("only runtimes of tfexport can be profiled. Leave it out.")
+        from tfexport.search import pad
+
+        options, sources = _options(request), request["sources"]
+        state = peer.runtime.encode(*pad(sources[:1], peer.runtime.config.pad_id), beam=options.beam)
+        profile = Profile()
+        with profile.watching(peer.runtime, type(state)):
+            start = time.perf_counter()
+            peer.decode(sources, options, int(request["batch_size"]))
+            seconds = time.perf_counter() - start
+        return {"seconds": seconds, "parts": profile.parts, "steps": profile.steps}
+
+    def _peaks(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        return {"peaks": [measure_peaks(int(threads)).to_dict() for threads in request["threads"]]}
+
+
+def _options(request: Mapping[str, Any]) -> SearchOptions:
+    return SearchOptions(
+        beam=int(request["beam"]), min_length=int(request["min_length"]), max_length=int(request["max_length"])
+    )
+
+
+def peak_memory() -> int | None:
+    """Bytes that this process held at most (VmHWM) since it started or the peak was forgotten; None where unknown."""
+    try:
+        status = STATUS.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    found = next((line.split() for line in status.splitlines() if line.startswith("VmHWM:")), None)
+    return int(found[1]) * 1024 if found else None
+
+
+def forget_peak_memory() -> None:
+    """Let `peak_memory` begin with what is held now, where the system can."""
+    with suppress(OSError):
+        CLEAR.write_text("5", encoding="ascii")
+
+
+def one_line(error: BaseException) -> str:
+    """What a row says of a failure."""
+    text = " ".join(str(error).split()) or "no reason given"
+    return text if isinstance(error, TfexportError) else f"{type(error).__name__}: {text}"[:300]
+
+
+def own_pipes() -> tuple[TextIO, TextIO]:
+    """Stdin and stdout as they were, for the conversation alone; from now on prints go to stderr and nothing is read."""
+    sys.stdout.flush()
+    requests, answers = os.fdopen(os.dup(0), "r", encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    return requests, answers
+
+
+def main() -> None:
+    requests, answers = own_pipes()
+    session = Session()
+    for line in requests:
+        request = json.loads(line)
+        if request["command"] == "close":
+            break
+        answers.write(json.dumps(session.answer(request)) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""What this machine is, and what it can do at most: reading arrays of many sizes, and multiplying matrices.
+
+To be measured in a process whose BLAS has one thread (`ONE_THREAD`): the threads here are Python's, each with data of its
+own, so that what a library loses by sharing one product among threads is not in the peak.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "VECLIB_MAXIMUM")}
+"""The environment in which to measure."""
+
+READ_SIZES = tuple(2**power for power in range(20, 29))
+"""Bytes of the arrays that are read: 1 MiB, which a core holds by itself, to 256 MiB, which no usual cache does."""
+
+GEMM_SIZE = 1024
+"""Of the square matrices that are multiplied, as in the models of tfexport/assets."""
+
+PACKAGES = (
+    *("tfexport", "numpy", "onnxruntime", "onnxruntime-gpu", "torch", "transformers", "tokenizers", "ctranslate2"),
+    *("optimum", "optimum-onnx", "onnx"),
+)
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What so many threads reach at most on this machine."""
+
+    threads: int
+    read: Mapping[int, float]
+    """Bytes of an array to bytes a second, when it is read over and over, each thread its own part."""
+    operations: Mapping[str, float]
+    """float32 and, where ONNX Runtime is installed, int8, to operations a second; a multiply-add is two."""
+
+    def bandwidth(self, size: float) -> float:
+        """Bytes a second at which `size` bytes can be read again and again, as every step reads the weights.
+
+        What fits into a cache is read at the speed of that cache. The next smaller array that was measured stands for
+        `size`, or a larger one that was read faster still: so that a time computed from it is a lower bound.
+        """
+        smaller = max((measured for measured in self.read if measured <= size), default=min(self.read))
+        return max(rate for measured, rate in self.read.items() if measured >= smaller)
+
+    def or_better(self, fewer: Peaks) -> Peaks:
+        """These, or where fewer threads reached more, that: what the others do besides can be nothing."""
+        read = {size: max(rate, fewer.read.get(size, 0.0)) for size, rate in self.read.items()}
+        operations = {dtype: max(rate, fewer.operations.get(dtype, 0.0)) for dtype, rate in self.operations.items()}
+        return Peaks(self.threads, read, operations)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "threads": self.threads,
+            "read_bytes_per_second": {str(size): rate for size, rate in self.read.items()},
+            "operations_per_second": dict(self.operations),
+        }
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Peaks:
+        read = {int(size): float(rate) for size, rate in fields["read_bytes_per_second"].items()}
+        return cls(int(fields["threads"]), read, dict(fields["operations_per_second"]))
+
+
+def measure_peaks(threads: int) -> Peaks:
+    """Measure with `threads` threads; takes a few seconds, and wants the machine for itself."""
+    with ThreadPoolExecutor(threads) as pool:
+        read = {size: _read(pool, threads, size) for size in READ_SIZES}
+        operations = {"float32": _numpy_products(pool, threads)}
+        for dtype in ("float32", "int8"):
+            rate = _onnx_products(pool, threads, dtype)
+            if rate is not None:
+                operations[dtype] = max(rate, operations.get(dtype, 0.0))
+        return Peaks(threads, read, operations)
+
+
+def _best_rate(pool: ThreadPoolExecutor, work: Sequence[Callable[[], object]], amount: float, repeats: int) -> float:
+    """`amount` of all `work` together by the seconds of its fastest repeat, one thread for each part."""
+    best = float("inf")
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        for part in [pool.submit(one) for one in work]:
+            part.result()
+        best = min(best, time.perf_counter() - start)
+    return amount / best
+
+
+def _read(pool: ThreadPoolExecutor, threads: int, size: int) -> float:
+    """Bytes a second of dot products of the halves of an array of `size` bytes."""
+    length = size // threads // 8
+    repeats = max(1, 2**30 // size)  # in one call, without Python in between
+
+    def reader() -> Callable[[], object]:
+        left, right = np.ones((2, length), dtype=np.float32)
+        many = (repeats, length)
+        return lambda: np.vecdot(np.broadcast_to(left, many), np.broadcast_to(right, many))
+
+    return _best_rate(pool, [reader() for _ in range(threads)], 8.0 * length * threads * repeats, 3)
+
+
+def _numpy_products(pool: ThreadPoolExecutor, threads: int) -> float:
+    def product() -> Callable[[], object]:
+        matrix = np.ones((GEMM_SIZE, GEMM_SIZE), dtype=np.float32)
+        out = np.empty_like(matrix)
+        return lambda: np.matmul(matrix, matrix, out=out)
+
+    return _best_rate(pool, [product() for _ in range(threads)], 2.0 * GEMM_SIZE**3 * threads, 8)
+
+
+def _onnx_products(pool: ThreadPoolExecutor, threads: int, dtype: str) -> float | None:
+    """The same by ONNX Runtime, with a constant second matrix, as weights are; None where that is not installed."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return None
+    model = (files("tfexport") / "assets" / f"gemm.{dtype}.onnx").read_bytes()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    rows = np.ones((GEMM_SIZE, GEMM_SIZE), dtype=np.uint8 if dtype == "int8" else np.float32)
+
+    def product() -> Callable[[], object]:
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        return lambda: session.run(None, {"a": rows})
+
+    return _best_rate(pool, [product() for _ in range(threads)], 2.0 * GEMM_SIZE**3 * threads, 8)
+
+
+def facts() -> dict[str, Any]:
+    """Hardware and software of this run, JSON-ready; None for what does not tell."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(sys.orig_argv),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cpu": _cpu(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "last_level_cache_bytes": _last_level_cache(),
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of those `PACKAGES` that this interpreter has."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu() -> str:
+    try:
+        found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor()
+
+
+def _last_level_cache() -> int | None:
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        try:
+            text = path.read_text(encoding="ascii").strip()
+            sizes.append(int(text[:-1]) * {"K": 2**10, "M": 2**20}[text[-1]])
+        except (OSError, ValueError, KeyError, IndexError):
+            continue
+    return max(sizes, default=None)

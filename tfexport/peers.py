@@ -1,0 +1,234 @@
+"""Other engines behind one way to decode, each from a folder in its own format, and our runtimes beside them.
+
+A peer takes any number of sentences and decodes at most `batch_size` of them together, those of like lengths, so that
+little of a batch is padding. benchmarks/converters.py writes the folders.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from tfexport.contract import Precision
+from tfexport.errors import RuntimeUnavailable, TfexportError
+from tfexport.runtimes.base import Runtime
+from tfexport.search import SearchOptions, search
+
+TARGET_LIMIT = "max_target_length"
+"""The field of a folder's config.json that says how many tokens the model's positions allow to generate."""
+
+Sources = Sequence[Sequence[int]]
+Ids = tuple[int, ...]
+
+
+class Peer(Protocol):
+    """Something that decodes."""
+
+    @property
+    def name(self) -> str: ...
+
+    def decode(self, sources: Sources, options: SearchOptions, batch_size: int) -> list[Ids]:
+        """The best hypothesis of each source, in their order: ids without bos, with eos when it came.
+
+        Args:
+            sources: encoder ids; may be many more than `batch_size`.
+            batch_size: most sentences decoded together, by each worker where there are several.
+
+        Raises:
+            TfexportError: this engine has no such option.
+        """
+        ...
+
+
+class RuntimePeer:
+    """A runtime of tfexport under tfexport's search."""
+
+    def __init__(self, runtime: Runtime[Any]):
+        self.name, self._runtime = runtime.name, runtime
+
+    def decode(self, sources: Sources, options: SearchOptions, batch_size: int) -> list[Ids]:
+        def together(batch: Sources) -> list[Ids]:
+            return [hypotheses[0].ids for hypotheses in search(self._runtime, batch, options)]
+
+        return _by_length(sources, self._runtime.capacity.batch_size(batch_size, options.beam), together)
+
+
+class CTranslate2Peer:
+    """CTranslate2's `Translator` on the CPU.
+
+    Its length penalty divides by length ** A, see `_plain_power`. A beam search ends with the first `beam` finished
+    hypotheses, and eos that may not come yet leaves its probability to the other tokens.
+
+    Args:
+        compute_type: float32, or int8, whose weights it makes from float32 when it loads the model.
+        intra_threads: threads of each worker.
+        inter_threads: workers, each of which decodes batches of its own.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        compute_type: Literal["float32", "int8"] = "float32",
+        intra_threads: int = 1,
+        inter_threads: int = 1,
+    ):
+        with _installed("CTranslate2", "ctranslate2"):
+            import ctranslate2  # type: ignore[import-not-found,import-untyped]
+
+        self.name = f"ctranslate2-{compute_type}"
+        self._limit = _target_limit(folder)
+        self._translator = ctranslate2.Translator(
+            str(folder),
+            device="cpu",
+            compute_type=compute_type,
+            inter_threads=inter_threads,
+            intra_threads=intra_threads,
+        )
+
+    def decode(self, sources: Sources, options: SearchOptions, batch_size: int) -> list[Ids]:
+        _without_ratio(options, "CTranslate2")
+        results = self._translator.translate_batch(
+            [[str(token) for token in source] for source in sources],
+            max_batch_size=batch_size,  # sorts by length too
+            batch_type="examples",
+            beam_size=options.beam,
+            length_penalty=_plain_power(options, sources),
+            min_decoding_length=options.min_length,
+            max_decoding_length=min(options.max_length, self._limit),
+            max_input_length=0,  # by default longer ones are cut
+            return_end_token=True,
+            return_scores=False,
+        )
+        return [tuple(int(token) for token in result.hypotheses[0]) for result in results]
+
+
+class HuggingFacePeer:
+    """`generate` of Transformers in eager PyTorch on the CPU: its default cache, no compilation.
+
+    Args:
+        precision: of all weights, the output projection too.
+    """
+
+    def __init__(self, folder: Path, threads: int = 1, precision: Precision = "float32"):
+        with _installed("Hugging Face", "torch transformers"):
+            import torch
+            from transformers import AutoModelForSeq2SeqLM  # type: ignore[import-not-found,import-untyped]
+
+        self.name = "hugging-face"
+        torch.set_num_threads(threads)
+        limit = _target_limit(folder)
+        model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=getattr(torch, precision), local_files_only=True)
+        self._generator = _Generator(model.eval(), limit)
+
+    def decode(self, sources: Sources, options: SearchOptions, batch_size: int) -> list[Ids]:
+        return self._generator.decode(sources, options, batch_size)
+
+
+class OptimumPeer:
+    """Optimum's ONNX export with key/value cache on ONNX Runtime's CPU provider, under `generate` of Transformers.
+
+    Args:
+        threads: of ONNX Runtime, and of PyTorch, in which `generate` ranks the tokens.
+    """
+
+    def __init__(self, folder: Path, threads: int = 1):
+        with _installed("Optimum", "optimum-onnx onnxruntime"):
+            import onnxruntime
+            import torch
+            from optimum.onnxruntime import ORTModelForSeq2SeqLM  # type: ignore[import-not-found,import-untyped]
+
+        self.name = "optimum"
+        torch.set_num_threads(threads)
+        limit = _target_limit(folder)
+        settings = onnxruntime.SessionOptions()
+        settings.intra_op_num_threads = threads
+        model = ORTModelForSeq2SeqLM.from_pretrained(
+            folder, session_options=settings, provider="CPUExecutionProvider", use_cache=True, local_files_only=True
+        )
+        self._generator = _Generator(model, limit)
+
+    def decode(self, sources: Sources, options: SearchOptions, batch_size: int) -> list[Ids]:
+        return self._generator.decode(sources, options, batch_size)
+
+
+class _Generator:
+    """`generate` of Transformers, whatever computes the steps."""
+
+    def __init__(self, model: Any, limit: int):
+        self._model, self._limit = model, limit
+        self._pad, self._eos = int(model.config.pad_token_id), int(model.config.eos_token_id)
+
+    def decode(self, sources: Sources, options: SearchOptions, batch_size: int) -> list[Ids]:
+        import torch
+
+        _without_ratio(options, "Hugging Face")
+        settings: dict[str, Any] = {"num_beams": options.beam, "do_sample": False}
+        settings["max_new_tokens"] = min(options.max_length, self._limit)
+        if options.min_length:
+            settings["min_new_tokens"] = options.min_length
+        if options.beam > 1:  # greedy search warns of it
+            settings["length_penalty"] = _plain_power(options, sources)
+
+        def together(batch: Sources) -> list[Ids]:
+            longest = max(map(len, batch))
+            ids = [[*source, *[self._pad] * (longest - len(source))] for source in batch]
+            mask = [[1] * len(source) + [0] * (longest - len(source)) for source in batch]
+            with torch.inference_mode():
+                found = self._model.generate(input_ids=torch.tensor(ids), attention_mask=torch.tensor(mask), **settings)
+            return [self._until_eos(row) for row in found[:, 1:].tolist()]  # the first is bos
+
+        return _by_length(sources, batch_size, together)
+
+    def _until_eos(self, row: list[int]) -> Ids:
+        return tuple(row[: row.index(self._eos) + 1] if self._eos in row else row)
+
+
+def _by_length(sources: Sources, batch_size: int, together: Callable[[Sources], list[Ids]]) -> list[Ids]:
+    """Decode `sources` in batches of like lengths, longest first, and put the results into their order."""
+    order = sorted(range(len(sources)), key=lambda index: -len(sources[index]))
+    results: list[Ids] = [()] * len(sources)
+    for start in range(0, len(order), batch_size):
+        part = order[start : start + batch_size]
+        for index, ids in zip(part, together([sources[index] for index in part]), strict=True):
+            results[index] = ids
+    return results
+
+
+def _plain_power(options: SearchOptions, sources: Sources) -> float:
+    """The exponent a of length ** a that comes closest to our ((5 + length) / 6) ** A.
+
+    Their logarithms have the same slope at the mean length of the sources, about which those of the outputs lie.
+    """
+    if not sources:
+        return options.length_penalty
+    length = sum(map(len, sources)) / len(sources)
+    return options.length_penalty * length / (5 + length)
+
+
+def _without_ratio(options: SearchOptions, engine: str) -> None:
+    if options.max_length_ratio is not None:
+        raise TfexportError(f"{engine} has one length limit for a batch. Leave out max_length_ratio, give max_length.")
+
+
+def _target_limit(folder: Path) -> int:
+    """Most tokens that the model in `folder` can generate."""
+    try:
+        return int(json.loads((folder / "config.json").read_text(encoding="utf-8"))[TARGET_LIMIT])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TfexportError(
+            f"{folder} has no model of benchmarks/converters.py ({error!r}). Write one there with it."
+        ) from error
+
+
+@contextmanager
+def _installed(engine: str, packages: str) -> Iterator[None]:
+    """Says what to install where an import fails."""
+    try:
+        yield
+    except ImportError as error:
+        raise RuntimeUnavailable(
+            f"{engine} is not installed ({error.name} is missing). Add it with: pip install {packages}."
+        ) from error
