@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -15,7 +17,9 @@ from fakes import ScriptedRuntime, ScriptedState, echo_model, random_model, tiny
 from typer.testing import CliRunner
 
 from tfexport import bench, contestants
-from tfexport.bench import Bench, Cell, Plan, climb, random_sources
+from tfexport import bundle as bundle_module
+from tfexport.bench import Bench, climb
+from tfexport.bench_plan import Cell, Plan, random_sources
 from tfexport.bench_report import cell_lines
 from tfexport.bench_rows import Attempt, percentiles, ratios, spread
 from tfexport.bench_worker import OwnPeer, Profile, Session
@@ -24,6 +28,12 @@ from tfexport.contestants import Contestant, Failed, Process, Setup, contestants
 from tfexport.errors import TfexportError
 from tfexport.machine import Peaks
 from tfexport.search import SearchOptions, search
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+
+import cpu
+import cpu_report
+import growth
 
 CONFIG = tiny_config(max_target_length=64)
 SOURCES = [[3, 4, 5], [6, 7], [8], [9, 10, 11, 12]]
@@ -430,6 +440,37 @@ def test_a_process_that_has_nothing_to_answer_is_stopped(tmp_path: Path) -> None
     assert not stat.exists()
 
 
+PARENT = """
+import sys
+import time
+from pathlib import Path
+
+from tfexport.contestants import Contestant, Process, Setup
+
+process = Process({}, Path(sys.argv[1]))
+process.ask(Setup(Contestant("optimum", Path("x")), "float32", 1, 1).load_request([5]))
+print(process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
+def test_a_stopped_process_does_not_outlive_its_parent(tmp_path: Path) -> None:
+    worker_of(tmp_path, NOISY).close()  # writes the files
+    command = [sys.executable, "-c", PARENT, str(tmp_path / "python")]
+    # What it leaves behind when it is killed goes with the test's folder.
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        assert parent.stdout is not None
+        child = Path(f"/proc/{int(parent.stdout.readline())}/stat")
+        assert child.exists()
+        parent.kill()
+    deadline = time.monotonic() + 10
+    while child.exists() and child.read_text().rpartition(") ")[2][0] != "Z" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not child.exists() or child.read_text().rpartition(") ")[2][0] == "Z"
+
+
 def test_a_process_that_dies_tells_its_last_line(tmp_path: Path) -> None:
     code = "import sys\nsys.stdin.readline()\nprint('oh\\nno memory', file=sys.stderr)\nsys.exit(9)"
     with worker_of(tmp_path, code) as process, pytest.raises(Failed, match="ended with exit code 9: no memory"):
@@ -572,3 +613,110 @@ def test_attempts_that_were_not_in_the_rounds_did_not_run() -> None:
     attempt.slow = True
     assert attempt.takes_part(5, 2) == [0, 2]
     assert attempt.takes_part(1, 2) == [0]
+
+
+# The matrix and the growth
+
+
+def matrix() -> list[dict[str, Any]]:
+    """Cells of two models; in one a peer is missing."""
+    seconds = {"ort-cpu": 1.0, "ctranslate2": 4.0, "torch": 3.0}
+    machine = {"cpu": "some CPU", "cpus": 2, "date": "2026-01-01T00:00:00", "python": "3.11"}
+    found = []
+    for model, failing in (("one", {}), ("two", {"torch": "load"})):
+        script = Scripted(
+            lambda setup, request, model=model: seconds[setup.contestant.name] / (4 if model == "two" else 1),
+            failing=failing,
+        )
+        cells = measured(script, one_cell(threads=(1,), batches=(1, None), rounds=1), "ort-cpu", "ctranslate2", "torch")
+        for cell in cells:
+            if model == "two":  # other ratios, also one below 1
+                cell["rows"][1]["ratio"] = dict.fromkeys(("median", "p10", "p90"), 2.0 if cell["batch"] else 0.5)
+            part = "forced" if cell["batch"] else "mixed"
+            found.append({"model": model, "part": part, **cell, "run": {"machine": machine, "peaks": []}})
+    return found
+
+
+def test_the_matrix_is_summed_up_by_geometric_mean_and_minimum() -> None:
+    cells = matrix()
+    assert cpu_report.geometric_mean([1.0, 4.0, 2.0]) == pytest.approx(2.0)
+    assert cpu_report.present(cells) == ["ctranslate2", "torch"]
+    count, mean, least = cpu_report.summary(cells, "ctranslate2") or (0, 0, 0)
+    assert (count, least) == (4, 0.5)
+    assert mean == pytest.approx((4 * 4 * 2 * 0.5) ** 0.25)
+    assert cpu_report.summary(cells, "optimum") is None
+    text = cpu_report.markdown(cells)
+    assert "| fp32 | forced | 2.83 (2.00, 2) | 3.00 (3.00, 1) |" in text
+    assert "| two | mixed | fp32 | 1 | best | 1 | 2,560 | 0.50 " in text
+    assert {line for cell in cells for line in cpu_report.missing(cell)} == {"two, fp32: torch: torch is broken."}
+
+
+def test_the_matrix_is_written_and_read_and_drawn(tmp_path: Path) -> None:
+    cells = matrix()
+    cpu.write(list(reversed(cells)), tmp_path / "cpu.json")
+    record = json.loads((tmp_path / "cpu.json").read_text())
+    assert len(record["runs"]) == 1
+    assert [cell["model"] for cell in record["cells"]] == ["one", "one", "two", "two"]
+    again = cpu.read(tmp_path / "cpu.json")
+    assert {cpu.key_of(cell) for cell in again} == {cpu.key_of(cell) for cell in cells}
+    assert cpu_report.markdown(again) == cpu_report.markdown(cells)
+    assert cpu.main(["--out", str(tmp_path)]) == 0
+    assert (tmp_path / "cpu.md").read_text() == cpu_report.markdown(cells)
+    assert (tmp_path / "cpu.png").read_bytes()[1:4] == b"PNG"
+    assert cpu.main(["--out", str(tmp_path / "none")]) == 2
+
+
+def test_cells_are_chosen_by_their_parts() -> None:
+    name = "emb, forced, fp32, 1 thread, batch 8, beam 1"
+    assert cpu.wanted(name, None)
+    assert cpu.wanted(name, ["int8", "emb, batch 8"])
+    assert not cpu.wanted(name, ["emb, int8"])
+    assert not cpu.wanted(name, ["batch 1"])
+
+
+@pytest.mark.usefixtures("known_machine")
+def test_the_matrix_is_measured_and_what_has_no_folder_is_a_row(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "peaks_of", lambda threads: PEAKS)
+    (tmp_path / "input").write_text("de7 de8\nde9\n", encoding="utf-8")
+    flags = ["--quick", "--precision", "fp32", "--only", "batch 1", "--beside", "ctranslate2", "--out", str(tmp_path)]
+    assert cpu.main([str(tiny_bundle), *flags, "--input", str(tmp_path / "input")]) == 0
+    (cell,) = cpu.read(tmp_path / "cpu.json")
+    assert (cell["model"], cell["part"], cell["batch"]) == ("tiny", "forced", 1)
+    assert row(cell, "ort-cpu")["lengths"] == [8] * 4
+    assert row(cell, "ctranslate2")["reason"]
+    assert cell["run"]["config"]["d_model"] == 24
+
+
+def test_growth_changes_one_number_at_a_time() -> None:
+    points = list(growth.points_of(growth.parse([])))
+    for sweep, point in points:
+        changed = {name for name, value in vars(growth.Point()).items() if getattr(point, name) != value}
+        assert changed <= {sweep}
+    assert {sweep: max(getattr(p, sweep) for s, p in points if s == sweep) for sweep in growth.SWEEPS} == {
+        "batch": 256,
+        "source": 256,
+        "tokens": 512,
+        "vocabulary": 64000,
+    }
+
+
+def test_growth_is_measured_beside_its_floor_and_drawn(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(growth, "peaks_of", lambda threads: PEAKS)
+    config = bundle_module.open_bundle(tiny_bundle).config
+    monkeypatch.setattr(growth, "bundle_of", lambda *_: tiny_bundle)
+    monkeypatch.setattr(growth, "model_of", lambda _: config)
+    assert growth.main(["--quick", "--only", "batch,tokens", "--repeats", "1", "--out", str(tmp_path)]) == 0
+    record = json.loads((tmp_path / "growth.json").read_text())
+    assert [(row["sweep"], row["value"]) for row in record["rows"]] == [
+        *(("batch", 1), ("batch", 4), ("tokens", 8), ("tokens", 16)),
+    ]
+    for found in record["rows"]:
+        assert found["reason"] is None
+        assert len(found["step_seconds"]) == found["tokens"]
+        assert found["tokens_per_second"] == pytest.approx(found["batch"] * found["tokens"] / found["seconds"][0])
+        assert found["floor"]["steps"] == found["tokens"]
+    assert (tmp_path / "growth.png").read_bytes()[1:4] == b"PNG"

@@ -123,7 +123,7 @@ def test_the_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     ("dtype", "given", "wanted"), [("float32", np.float32, np.float32), ("int8", np.uint8, np.int32)]
 )
 def test_the_models_that_measure_multiply(dtype: str, given: type, wanted: type) -> None:
-    path = machine.files("tfexport") / "assets" / f"gemm.{dtype}.onnx"
+    path = machine.files("tfexport") / "assets" / f"gemm.{dtype}.graph"
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {"a": np.full((2, machine.GEMM_SIZE), 3, dtype=given)})
     assert found.dtype == wanted

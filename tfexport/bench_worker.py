@@ -14,8 +14,10 @@ Run by another interpreter this needs NumPy and `tokenizers` there, and what the
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -32,6 +34,7 @@ from tfexport.runtimes.base import Runtime
 from tfexport.search import SearchOptions
 
 Ids = tuple[int, ...]
+PR_SET_PDEATHSIG = 1
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -240,7 +243,14 @@ def own_pipes() -> tuple[TextIO, TextIO]:
     return requests, answers
 
 
+def end_with_parent() -> None:
+    """Let this process be killed when its parent dies, on Linux: it may be stopped then, and would stay so for ever."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main() -> None:
+    end_with_parent()
     requests, answers = own_pipes()
     session = Session()
     for line in requests:

@@ -168,7 +168,9 @@ ORT_BEAM_STEP = GraphSpec(
         TensorSpec("tokens", "int64", ("batch", "beam"), "the last token of each hypothesis, at first bos"),
         TensorSpec("position", "int32", ("batch", "beam"), "its position"),
         TensorSpec("slot", "int64", ("batch",), "where the new slots of a sentence begin: it gets one a hypothesis"),
-        TensorSpec("mask", "bool", ("batch", "one", "beam", "cache"), "the slots that are a hypothesis' past, its new one too"),
+        TensorSpec(
+            "mask", "bool", ("batch", "one", "beam", "cache"), "the slots that are a hypothesis' past, its new one too"
+        ),
         _COUNT,
         _INT32_LEN,
         *_pair("past.{i}", _SLOTS, "self-attention cache of all hypotheses of a sentence, zeroed at first:"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import json
 import logging
 import warnings
@@ -19,6 +20,7 @@ import onnx_ir as ir
 import onnxscript
 import torch
 from onnxscript.values import Opset
+from torch import nn
 
 from tfexport import __version__, contract
 from tfexport.bundle import TOKENIZER_FILES
@@ -31,9 +33,10 @@ from tfexport.models.checkpoint import Checkpoint
 from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.files import save_weights
 from tfexport.models.precision import in_precision
+from tfexport.models.transformer import Transformer
 from tfexport.optimize import require_no_masks, shape_nodes, simplify, use_lengths
 from tfexport.ort_graphs import decoder_projections, emit, encoder_projections
-from tfexport.quantize import LINEARS, has_fixed_scale, quantized
+from tfexport.quantize import LINEARS, has_fixed_scale, quantized, restored
 from tfexport.selfcheck import ONNX_RUNTIME, TOLERANCE, self_check
 from tfexport.stored_weights import StoredWeights
 
@@ -72,14 +75,15 @@ def export(
     max_errors: dict[contract.Precision, float] = {}
     with new_bundle(directory, force=force) as folder:
         for precision in (p for p in contract.PRECISIONS.values() if p == "float32" or p in precisions):
+            reference = model
             if precision in contract.QUANTIZED:
-                write_quantized(model, precision, folder)
+                reference = write_quantized(model, precision, folder)
                 written = write_ort_graphs(config, precision, folder)
             else:
                 written = write_graphs(in_precision(model, precision), precision, folder)
                 written += write_ort_graphs(config, precision, folder)
             if precision in TOLERANCE:
-                max_errors[precision] = self_check(model, written, folder)
+                max_errors[precision] = self_check(reference, written, folder)
             graphs += written
         for side, name in TOKENIZER_FILES.items():
             tokenizer = getattr(checkpoint.tokenizers, side)
@@ -122,8 +126,8 @@ def write_graphs(model: Model, precision: contract.Precision, folder: Path) -> l
 
 def write_quantized(
     model: Model, precision: contract.Precision, folder: Path, calibration: Sequence[Sequence[int]] = ()
-) -> None:
-    """Write the quantized weights of `model`, which is float32.
+) -> Transformer:
+    """Write the quantized weights of `model`, which is float32; returns a model that has them, in float32.
 
     Args:
         calibration: encoder ids of sentences to measure ranges of activations with; random ids where there are none.
@@ -132,21 +136,30 @@ def write_quantized(
         TfexportError: it is a classifier, or a weight is not a finite number.
     """
     if isinstance(model, EncoderClassifier):
-        raise TfexportError("encoder classifiers are exported in fp32, fp16 and bf16 only. Leave the other precisions out.")
-    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+        raise TfexportError(
+            "encoder classifiers are exported in fp32, fp16 and bf16 only. Leave the other precisions out."
+        )
+    weights = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
     projections = (*encoder_projections(model.config), *decoder_projections(model.config))
     ranges = {}
     if precision == "int8":
         seen = input_ranges(model, calibration)
         fixed = [projection for projection in projections if has_fixed_scale(projection, model.config)]
         ranges = {projection.name: seen[projection.modules[0]] for projection in fixed}
-    tensors = {name: torch.from_numpy(t) for name, t in quantized(weights, projections, precision, ranges).items()}
+    arrays = quantized(weights, projections, precision, ranges)
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     save_weights(tensors, folder / contract.weights_file(precision), {"format": "pt"})
+    rounded = copy.deepcopy(model)
+    if rounded.output_weight is None:  # the embeddings that it is tied to stay as they are
+        rounded.output_weight = nn.Parameter(rounded.output_matrix().detach().clone())
+    matrices = restored(arrays, weights, projections)
+    output = projections[-1].weights[0]
+    rounded.output_weight.data = torch.from_numpy(matrices.pop(output))
+    rounded.load_state_dict({name: torch.from_numpy(matrix) for name, matrix in matrices.items()}, strict=False)
+    return rounded
 
 
-def write_ort_graphs(
-    config: ModelConfig, precision: contract.Precision, folder: Path
-) -> list[contract.GraphSpec]:
+def write_ort_graphs(config: ModelConfig, precision: contract.Precision, folder: Path) -> list[contract.GraphSpec]:
     """Write the graphs of the dialect `ort` over weights that lie in `folder`; returns them, none for some precisions."""
     graphs = list(contract.graphs_of(config, precision, "ort"))
     if graphs:

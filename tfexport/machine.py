@@ -30,7 +30,8 @@ READ_SIZES = tuple(2**power for power in range(20, 29))
 """Bytes of the arrays that are read: 1 MiB, which a core holds by itself, to 256 MiB, which no usual cache does."""
 
 GEMM_SIZE = 1024
-"""Of the square matrices that are multiplied, as in the models of tfexport/assets."""
+"""Of the square matrices that are multiplied. tfexport/assets/gemm.*.graph are ONNX models of one product with a constant
+matrix of ones of this size, which ONNX Runtime makes when it loads them."""
 
 PACKAGES = (
     *("tfexport", "numpy", "onnxruntime", "onnxruntime-gpu", "torch", "transformers", "tokenizers", "ctranslate2"),
@@ -127,7 +128,7 @@ def _onnx_products(pool: ThreadPoolExecutor, threads: int, dtype: str) -> float 
         import onnxruntime
     except ImportError:
         return None
-    model = (files("tfexport") / "assets" / f"gemm.{dtype}.onnx").read_bytes()
+    model = (files("tfexport") / "assets" / f"gemm.{dtype}.graph").read_bytes()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     rows = np.ones((GEMM_SIZE, GEMM_SIZE), dtype=np.uint8 if dtype == "int8" else np.float32)

@@ -35,7 +35,8 @@ BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Sentences d
 MaxLength = Annotated[int, typer.Option("--max-length", min=1, help="Most tokens to generate, eos included.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 PrecisionOption = Annotated[
-    Literal["fp32", "fp16", "bf16", "int8", "int4"] | None, typer.Option("--precision", help="Of the graphs or engines to use.")
+    Literal["fp32", "fp16", "bf16", "int8", "int4"] | None,
+    typer.Option("--precision", help="Of the graphs or engines to use."),
 ]
 Gpus = Annotated[
     str | None,

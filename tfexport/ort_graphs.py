@@ -65,7 +65,9 @@ def encoder_projections(config: ModelConfig) -> Iterator[Projection]:
             path = f"encoder.layers.{i}.self_attention.{part}"
             yield Projection.of(path, [path], bias=config.attention_bias)
         yield from _feed_forward(config, f"encoder.layers.{i}")
-    parts = [f"decoder.layers.{i}.cross_attention.{p}" for i in range(config.n_decoder_layers) for p in ("key", "value")]
+    parts = [
+        f"decoder.layers.{i}.cross_attention.{p}" for i in range(config.n_decoder_layers) for p in ("key", "value")
+    ]
     yield Projection.of("cross", parts, bias=config.attention_bias)
 
 
@@ -419,9 +421,9 @@ def _own_caches(emitter: Emitter, layer: int, query_key_value: Value) -> Value:
 def _shared_cache(emitter: Emitter, layer: int, query_key_value: Value) -> Value:
     """The hypotheses of a sentence share one cache; `mask` tells each its own past in it.
 
-        Split ── query ──────────────────────────────────────────> MultiHeadAttention [batch, beam, d_model]
-              ── key, value [batch, heads, beam, head_dim] ── TensorScatter at `slot` ──>    keys, values [.., cache, ..]
-        mask ── Where(mask, 0, HIDDEN) ───────────────────────────────────────────────>      bias [batch, 1, beam, cache]
+    Split ── query ──────────────────────────────────────────> MultiHeadAttention [batch, beam, d_model]
+          ── key, value [batch, heads, beam, head_dim] ── TensorScatter at `slot` ──>    keys, values [.., cache, ..]
+    mask ── Where(mask, 0, HIDDEN) ───────────────────────────────────────────────>      bias [batch, 1, beam, cache]
     """
     config, inputs = emitter.config, emitter.inputs
     parts = emitter.nodes("Split", query_key_value, outputs=3, attributes={"axis": -1, "num_outputs": 3})

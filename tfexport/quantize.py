@@ -68,6 +68,28 @@ def quantized(
     return tensors
 
 
+def restored(
+    tensors: Mapping[str, NDArray[np.generic]], weights: Mapping[str, Matrix], projections: Iterable[Projection]
+) -> dict[str, Matrix]:
+    """The float32 matrices that quantized `tensors` stand for, by the names and in the shapes that they have in `weights`."""
+    matrices: dict[str, Matrix] = {}
+    for projection in projections:
+        scale = np.asarray(tensors[f"{projection.name}.scale"], np.float32)
+        if f"{projection.name}.int8" in tensors:
+            matrix = tensors[f"{projection.name}.int8"].T * scale[:, None]  # type: ignore[operator]
+        else:
+            packed = np.asarray(tensors[f"{projection.name}.int4"], np.uint8)
+            numbers = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:2], -1)
+            matrix = ((numbers.astype(np.float32) - 8) * scale[..., None]).reshape(len(scale), -1)
+        start = 0
+        for name in projection.weights:
+            shape = weights[name].shape
+            rows = matrix[start : start + shape[0], : shape[1]]
+            matrices[name] = np.ascontiguousarray(rows, np.float32).reshape(shape)
+            start += shape[0]
+    return matrices
+
+
 def _stored_int8(matrix: Matrix) -> dict[str, NDArray[np.generic]]:
     """[out, in] to int8 [in, out], and the scale of each column [out]."""
     scale = np.abs(matrix).max(axis=1) / 127

@@ -113,28 +113,44 @@ def _greedy(runtime: Runtime[State], state: State, limits: IntArray, options: Se
     batch = len(limits)
     sentence = np.arange(batch)  # [rows]: the sentence that a row decodes
     live = np.ones(batch, dtype=bool)  # [rows]
+    limit = limits  # [rows]
     tokens = np.full(batch, runtime.config.bos_id, dtype=np.int64)
-    output: list[list[int]] = [[] for _ in range(batch)]
-    log_prob = np.zeros(batch)
+    # By sentence; what comes after a sentence's end is never read.
+    output = np.empty((limits.max(), batch), dtype=np.int64)
+    log_probs = np.empty((limits.max(), batch))
+    lengths = limits.copy()
 
     for length in range(1, limits.max() + 1):
         best, state = runtime.best(state, tokens, 1 + (length <= options.min_length))
         best = _without_early_eos(best, length, 1, eos, options)
         tokens = best.ids[:, 0]
-        for row in np.flatnonzero(live):
-            output[sentence[row]].append(int(tokens[row]))
-            log_prob[sentence[row]] += best.log_probs[row, 0]
-        live &= (tokens != eos) & (length < limits[sentence])
-        if not live.any():
-            break
-        if live.sum() <= COMPACT_BELOW * len(live):
-            kept = np.flatnonzero(live)
-            state, sentence, tokens, live = state.select(kept), sentence[kept], tokens[kept], live[kept]
+        output[length - 1, sentence] = tokens
+        log_probs[length - 1, sentence] = best.log_probs[:, 0]
+        ends = live & ((tokens == eos) | (limit <= length))
+        if ends.any():
+            lengths[sentence[ends]] = length
+            live &= ~ends
+            if not live.any():
+                break
+            if live.sum() <= COMPACT_BELOW * len(live):
+                kept = _closed_up(live)
+                state = state.select(kept)
+                sentence, tokens, limit, live = sentence[kept], tokens[kept], limit[kept], live[kept]
 
-    return [
-        Hypothesis(tuple(ids), options.normalise(total, len(ids)), float(total), ids[-1] == eos)
-        for ids, total in zip(output, log_prob, strict=True)
-    ]
+    hypotheses = []
+    for index, length in enumerate(lengths.tolist()):
+        ids, total = output[:length, index].tolist(), float(log_probs[:length, index].sum())
+        hypotheses.append(Hypothesis(tuple(ids), options.normalise(total, length), total, ids[-1] == eos))
+    return hypotheses
+
+
+def _closed_up(live: NDArray[np.bool_]) -> IntArray:
+    """The live rows, those at the end in the places of those that ended: so few rows move."""
+    rows = np.flatnonzero(live)
+    places = np.arange(len(rows))
+    gaps = places[~live[: len(rows)]]
+    places[gaps] = rows[len(rows) - len(gaps) :]
+    return places
 
 
 def _beam(runtime: Runtime[State], state: State, limits: IntArray, options: SearchOptions) -> list[list[Hypothesis]]:
@@ -150,43 +166,52 @@ def _beam(runtime: Runtime[State], state: State, limits: IntArray, options: Sear
     # A hypothesis that does not exist has log-probability -inf: at first there is one a sentence.
     scores = np.full((batch, beam), -np.inf)
     scores[:, 0] = 0.0
-    prefix = np.zeros((batch, beam, 0), dtype=np.int64)
+    # The tokens of all steps, and the beam of the step before that each continues: hypotheses are read off backwards.
+    words = np.empty((limits.max(), batch, beam), dtype=np.int64)
+    parents = np.empty((limits.max(), batch, beam), dtype=np.int64)
     tokens = np.full(batch * beam, config.bos_id, dtype=np.int64)
+
+    def ids_of(index: int, length: int, parent: int, last: int) -> tuple[int, ...]:
+        """The hypothesis of a sentence that ends in token `last` after beam `parent` of step `length - 1`."""
+        ids = [last]
+        for step in range(length - 2, -1, -1):
+            ids.append(int(words[step, index, parent]))
+            parent = int(parents[step, index, parent])
+        return tuple(reversed(ids))
 
     for length in range(1, limits.max() + 1):
         best, state = runtime.best(state, tokens, 2 * beam + (length <= options.min_length))
         best = _without_early_eos(best, length, 2 * beam, config.eos_id, options)
-        totals, parents, words = _best_continuations(best, scores, 2 * beam)  # each [live batch, candidates]
+        totals, origin, found = _best_continuations(best, scores, 2 * beam)  # each [live batch, candidates]
+        is_eos = found == config.eos_id
+        every = np.arange(len(sentence))[:, None]
+        # A row ends once, so at least `beam` of the 2 * `beam` go on. The sort keeps their order.
+        going_on = np.argsort(is_eos, axis=1, kind="stable")[:, :beam]
+        scores, parent, token = totals[every, going_on], origin[every, going_on], found[every, going_on]
+        words[length - 1, sentence], parents[length - 1, sentence] = token, parent
 
-        keep, origin, appended, kept_scores = [], [], [], []
-        for group, index in enumerate(sentence):
-            is_eos = words[group] == config.eos_id
-            for rank in np.flatnonzero(is_eos[:beam] & np.isfinite(totals[group, :beam])):
-                ids = (*prefix[group, parents[group, rank]].tolist(), config.eos_id)
+        ends = is_eos[:, :beam] & (totals[:, :beam] > -np.inf)
+        if ends.any():
+            for group, rank in np.argwhere(ends).tolist():
+                index = sentence[group]
+                ids = ids_of(index, length, int(origin[group, rank]), config.eos_id)
                 _finish(finished[index], ids, totals[group, rank], options, done=True)
-            living = np.flatnonzero(~is_eos)[:beam]  # a row ends once, so at least `beam` of 2 * `beam` live
-            if _sentence_is_done(finished[index], totals[group, living[0]], length, options):
+        kept = []
+        for group, (index, best_live) in enumerate(zip(sentence.tolist(), scores[:, 0].tolist(), strict=True)):
+            if _sentence_is_done(finished[index], best_live, length, options):
                 continue
-            if length == limits[index]:
-                for rank in living[np.isfinite(totals[group, living])]:
-                    ids = (*prefix[group, parents[group, rank]].tolist(), int(words[group, rank]))
-                    _finish(finished[index], ids, totals[group, rank], options, done=False)
+            if length < limits[index]:
+                kept.append(group)
                 continue
-            keep.append(group)
-            origin.append(parents[group, living])
-            appended.append(words[group, living])
-            kept_scores.append(totals[group, living])
-        if not keep:
+            for rank in np.flatnonzero(np.isfinite(scores[group])).tolist():
+                ids = ids_of(index, length, int(parent[group, rank]), int(token[group, rank]))
+                _finish(finished[index], ids, scores[group, rank], options, done=False)
+        if not kept:
             break
-
-        groups, parent = np.array(keep), np.stack(origin)
-        tokens = np.concatenate(appended)
-        scores = np.stack(kept_scores)
-        prefix = np.concatenate([prefix[groups[:, None], parent], tokens.reshape(-1, beam, 1)], axis=2)
-        rows = (groups[:, None] * beam + parent).ravel()
+        rows = (every * beam + parent)[kept].ravel()
+        tokens, scores, sentence = token[kept].ravel(), scores[kept], sentence[kept]
         if len(rows) != state.rows or (rows != np.arange(len(rows))).any():
             state = state.select(rows)
-        sentence = sentence[groups]
 
     return [hypotheses[: options.nbest] for hypotheses in finished]
 
@@ -198,8 +223,8 @@ def _best_continuations(
     batch = len(scores)
     totals = (scores.reshape(-1, 1) + best.log_probs).reshape(batch, -1)
     order = np.argsort(-totals, axis=1, kind="stable")[:, :count]
-    words = np.take_along_axis(best.ids.reshape(batch, -1), order, axis=1)
-    return np.take_along_axis(totals, order, axis=1), order // best.ids.shape[1], words
+    every = np.arange(batch)[:, None]
+    return totals[every, order], order // best.ids.shape[1], best.ids.reshape(batch, -1)[every, order]
 
 
 def _finish(
@@ -212,7 +237,7 @@ def _finish(
 
 
 def _sentence_is_done(finished: list[Hypothesis], best_live: float, length: int, options: SearchOptions) -> bool:
-    if not np.isfinite(best_live):
+    if best_live == -np.inf:
         return True
     return len(finished) == options.beam and options.normalise(best_live, length) <= finished[-1].score
 

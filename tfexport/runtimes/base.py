@@ -68,8 +68,8 @@ class DecoderState(Protocol):
     def select(self, rows: IntArray) -> Self:
         """The state whose row r continues row `rows[r]` of this one.
 
-        `rows` [batch' * beam] keeps the beams of a sentence together and on that sentence: so it reorders beams and
-        drops sentences, and the cross keys/values move only in the second case.
+        `rows` [batch' * beam] keeps the beams of a sentence together and on that sentence, and has no sentence twice: so it
+        reorders beams, drops sentences and lets sentences change places; cross keys/values move only in the last two.
         """
         ...
 

@@ -188,6 +188,16 @@ def _empty(config: ModelConfig, places: int, size: int) -> FloatArray:
     return np.zeros((2 * config.n_decoder_layers, places, config.n_heads, size, config.head_dim), dtype=np.float32)
 
 
+def _moved(tensors: FloatArray, rows: IntArray) -> FloatArray:
+    """The `rows` of `tensors` [tensors, rows, ...], in the same memory: only those that change their place are copied."""
+    places = np.arange(len(rows))
+    moving = np.flatnonzero(rows != places)
+    if len(moving):
+        for tensor in tensors:
+            tensor[moving] = tensor[rows[moving]]
+    return tensors[:, : len(rows)]
+
+
 def _blocks(slots: int) -> int:
     return -(-slots // BLOCK) * BLOCK
 
@@ -195,18 +205,14 @@ def _blocks(slots: int) -> int:
 class GreedyState:
     """A batch of which each row has its own cache."""
 
-    def __init__(
-        self,
-        runtime: OrtCpuRuntime,
-        cross: FloatArray,
-        src_len: NDArray[np.int32],
-        cache: FloatArray | None = None,
-        filled: int = 0,
-    ):
-        self._runtime, self._cross, self._src_len, self._filled = runtime, cross, src_len, filled
-        self._cache = _empty(runtime.config, len(src_len), 2 * BLOCK) if cache is None else cache
+    def __init__(self, runtime: OrtCpuRuntime, cross: FloatArray, src_len: NDArray[np.int32]):
+        self._runtime, self._cross, self._src_len, self._filled = runtime, cross, src_len, 0
+        self._cache = _empty(runtime.config, len(src_len), BLOCK)
         self._total = np.zeros(1, dtype=np.int32)
-        self._step = Step(runtime, "decoder_step", cross, src_len, len(src_len))
+        self._bind()
+
+    def _bind(self) -> None:
+        self._step = Step(self._runtime, "decoder_step", self._cross, self._src_len, len(self._src_len))
         self._step.binding.input("total", self._total)
         self._step.use(self._cache)
 
@@ -236,14 +242,16 @@ class GreedyState:
         self._filled += 1
 
     def _grow(self) -> None:
-        cache = _empty(self._runtime.config, self.rows, 2 * self._filled)
+        cache = _empty(self._runtime.config, self.rows, self._filled + BLOCK)
         cache[:, :, :, : self._filled] = self._cache
         self._cache = cache
         self._step.use(cache)
 
     def select(self, rows: IntArray) -> GreedyState:
-        cross, cache = (np.take(array, rows, axis=1) for array in (self._cross, self._cache))
-        return GreedyState(self._runtime, cross, self._src_len[rows], cache, self._filled)
+        self._cross, self._cache = _moved(self._cross, rows), _moved(self._cache, rows)
+        self._src_len = self._src_len[rows]
+        self._bind()
+        return self
 
 
 class BeamState:
@@ -338,7 +346,7 @@ class BeamState:
         self._places = self._places[sentences]
         self._mask[self._places] = self._mask[self._places[:, None], :, parents].swapaxes(1, 2)
         if len(self._places) <= COMPACT_BELOW * len(self._src_len):
-            cross, cache = (np.take(array, self._places, axis=1) for array in (self._cross, self._cache))
+            cross, cache = _moved(self._cross, self._places), _moved(self._cache, self._places)
             self._use(cross, self._src_len[self._places], cache, self._mask[self._places], self._filled)
         return self
 

@@ -1,0 +1,157 @@
+"""Inputs of the graphs of the dialect `ort`, and what PyTorch makes of them: those graphs are checked against the same model
+as all others, though their caches lie differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tfexport import contract
+from tfexport.models.transformer import KeyValue, Transformer
+
+Arrays = dict[str, NDArray[np.generic]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs of a graph and the outputs that it should have."""
+
+    inputs: Arrays
+    outputs: dict[str, Tensor]
+    logits: Tensor | None = None
+
+
+def case(model: Transformer, graph: contract.GraphSpec, sizes: Mapping[str, int], random: np.random.Generator) -> Case:
+    """A random case of a graph. `sizes` has batch, beam, src, cache and count, and is shrunk to the model's lengths."""
+    config = model.config
+    sizes = {**sizes, "src": min(sizes["src"], config.max_source_length)}
+    if graph.role == "encoder":
+        return _encoder_case(model, sizes, random)
+    return (_decoder_case if graph.role == "decoder_step" else _beam_case)(model, sizes, random)
+
+
+def _sources(model: Transformer, sizes: Mapping[str, int], random: np.random.Generator) -> Arrays:
+    shape = (sizes["batch"], sizes["src"])
+    lengths = random.integers(1, sizes["src"] + 1, sizes["batch"]).astype(np.int32)
+    return {"src_ids": random.integers(0, model.config.src_vocab_size, shape), "src_len": lengths}
+
+
+def _encoder_case(model: Transformer, sizes: Mapping[str, int], random: np.random.Generator) -> Case:
+    inputs = _sources(model, sizes, random)
+    return Case(inputs, {name: torch.from_numpy(array) for name, array in _encoded(model, inputs).items()})
+
+
+def _memory(model: Transformer, sizes: Mapping[str, int], random: np.random.Generator) -> Arrays:
+    """`src_len` and the cross keys and values of random sources."""
+    sources = _sources(model, sizes, random)
+    (cross,) = _encoded(model, sources).values()
+    return {"src_len": sources["src_len"], **dict(zip(contract.cache_names(model.config, "cross"), cross, strict=True))}
+
+
+def _encoded(model: Transformer, sources: Arrays) -> Arrays:
+    lengths = torch.from_numpy(sources["src_len"]).long()
+    cross = model.encode(torch.from_numpy(sources["src_ids"]), lengths)
+    return {"cross": torch.stack([tensor for memory in cross for tensor in memory]).numpy()}
+
+
+def _history(model: Transformer, memory: Arrays, slots: int, random: np.random.Generator) -> list[NDArray[np.float32]]:
+    """Keys and values [batch, heads, slots, head_dim] of random tokens, of the sizes that the model itself gives them."""
+    config, lengths = model.config, torch.from_numpy(memory["src_len"]).long()
+    cross = _pairs([torch.from_numpy(memory[name]) for name in contract.cache_names(config, "cross")])
+    cache = model.empty_cache(len(lengths), slots)
+    for slot in range(slots):
+        tokens = torch.from_numpy(random.integers(0, config.tgt_vocab_size, len(lengths)))
+        # A shared cache has more slots than the model has positions; any position will do.
+        once = model.empty_cache(len(lengths), 1)
+        position = torch.zeros_like(tokens)
+        _, new = model.step(tokens, position, lengths, once, cross)
+        for kept, found in zip(cache, new, strict=True):
+            kept.key[:, :, slot], kept.value[:, :, slot] = found.key[:, :, 0], found.value[:, :, 0]
+    return [tensor.numpy() for memory in cache for tensor in memory]
+
+
+def _pairs(tensors: list[Tensor]) -> list[KeyValue]:
+    return [KeyValue(*pair) for pair in zip(tensors[::2], tensors[1::2], strict=True)]
+
+
+def _reference(
+    model: Transformer, inputs: Arrays, tokens: NDArray[np.int64], position: NDArray[np.int32], past: list[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """Logits, and the new slots of all caches [rows, heads, head_dim]; `past` are caches [rows, heads, slots, head_dim]."""
+    cross = _pairs([torch.from_numpy(inputs[name]) for name in contract.cache_names(model.config, "cross")])
+    where = torch.from_numpy(position).long()
+    lengths = torch.from_numpy(inputs["src_len"]).long()
+    logits, present = model.step(torch.from_numpy(tokens), where, lengths, _pairs(past), cross)
+    rows = torch.arange(len(where))
+    return logits, [tensor[rows, :, where] for cache in present for tensor in cache]
+
+
+def _decoder_case(model: Transformer, sizes: Mapping[str, int], random: np.random.Generator) -> Case:
+    """Rows that are at different positions."""
+    config, rows = model.config, sizes["batch"]
+    cache = min(sizes["cache"], config.max_target_length)
+    position = random.integers(0, cache, rows).astype(np.int32)
+    names, memory = contract.cache_names(config, "past"), _memory(model, sizes, random)
+    past = dict(zip(names, _history(model, memory, cache, random), strict=True))
+    inputs: Arrays = {
+        "tokens": random.integers(0, config.tgt_vocab_size, rows),
+        "position": position,
+        "total": np.array([position.max() + 1], dtype=np.int32),
+        "count": np.array([min(sizes["count"], config.tgt_vocab_size)]),
+        **past,
+        **memory,
+    }
+    old = [torch.from_numpy(past[name]) for name in names]
+    logits, new = _reference(model, inputs, inputs["tokens"], position, [tensor.clone() for tensor in old])  # type: ignore[arg-type]
+    outputs = {"logits": logits}
+    index = torch.from_numpy(position).long()
+    for name, tensor, slot in zip(contract.cache_names(config, "present"), old, new, strict=True):
+        written = tensor.clone()
+        written[torch.arange(rows), :, index] = slot
+        # What lies behind the filled slots means nothing, and with two buffers the operator does not copy it.
+        written[(torch.arange(cache) > index[:, None])[:, None].expand(rows, config.n_heads, cache)] = 0
+        outputs[name] = written
+    return Case(inputs, outputs, logits)
+
+
+def _beam_case(model: Transformer, sizes: Mapping[str, int], random: np.random.Generator) -> Case:
+    """Hypotheses whose past lies scattered in the cache of their sentence."""
+    config, batch, beam = model.config, sizes["batch"], sizes["beam"]
+    slot = beam * int(random.integers(0, max(1, sizes["cache"])))
+    position = int(random.integers(0, min(slot, config.max_target_length - 1) + 1))
+    cache = slot + beam + 3
+    mask = np.zeros((batch, 1, beam, cache), dtype=bool)
+    pasts = np.empty((batch, beam, position), dtype=np.int64)
+    for b in range(batch):
+        for k in range(beam):
+            pasts[b, k] = np.sort(random.choice(slot, position, replace=False))
+            mask[b, 0, k, [*pasts[b, k], slot + k]] = True
+    names, memory = contract.cache_names(config, "past"), _memory(model, sizes, random)
+    past = dict(zip(names, _history(model, memory, cache, random), strict=True))
+    inputs: Arrays = {
+        "tokens": random.integers(0, config.tgt_vocab_size, (batch, beam)),
+        "position": np.full((batch, beam), position, dtype=np.int32),
+        "slot": np.full(batch, slot),
+        "mask": mask,
+        "count": np.array([min(sizes["count"], config.tgt_vocab_size)]),
+        **past,
+        **memory,
+    }
+    own = []
+    for name in names:
+        # [batch, heads, cache, head_dim] to the past of each hypothesis, and room for one more slot.
+        rows = [past[name][b][:, pasts[b, k]] for b in range(batch) for k in range(beam)]
+        own.append(torch.nn.functional.pad(torch.from_numpy(np.stack(rows)), (0, 0, 0, 1)))
+    logits, new = _reference(model, inputs, inputs["tokens"].ravel(), inputs["position"].ravel(), own)  # type: ignore[arg-type]
+    outputs = {"logits": logits}
+    for name, old, slots in zip(contract.cache_names(config, "present"), names, new, strict=True):
+        written = torch.from_numpy(past[old].copy())
+        written[:, :, slot : slot + beam] = slots.unflatten(0, (batch, beam)).transpose(1, 2)
+        outputs[name] = written
+    return Case(inputs, outputs, logits)
