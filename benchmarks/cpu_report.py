@@ -131,13 +131,13 @@ def plot(cells: Sequence[Cell], path: Path) -> None:
     for panel, model in zip(panels[:, 0], models, strict=True):
         _panel(panel, [cell for cell in cells if cell["model"] == model], peers)
         panel.set_title(model, loc="left", fontweight="bold")
+        panel.set_ylabel(f"{OWN} is times as fast (log)")
     drawn = {
         label: handle
         for panel in panels[:, 0]
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
     figure.legend(drawn.values(), drawn.keys(), loc="outside upper center", ncols=len(drawn) or 1, frameon=False)
-    figure.supylabel(f"how many times as fast {OWN} is, each in its best configuration (log scale)", fontsize=10)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

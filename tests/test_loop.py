@@ -16,7 +16,7 @@ from tfexport.runtimes.base import best_of
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.device import Call, DeviceTensor, HostDevice
 from tfexport.runtimes.loop import Executable, LoopRuntime
-from tfexport.runtimes.ort import OrtGraphs, cpu_buckets, ort_cpu
+from tfexport.runtimes.ort import OrtGraphs, cpu_buckets, ort_cpu_portable
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search import SearchOptions, pad, search
 
@@ -52,7 +52,9 @@ class LateGraphs:
     def __init__(self, directory: Path, gpu: FakeCudart, buckets: Buckets):
         from tfexport.runtimes.cuda import CudaDevice
 
-        inner = OrtGraphs(open_bundle(directory), "float32", HostDevice(), cpu_buckets(MAX_LENGTH), threads=1)
+        inner = OrtGraphs(
+            open_bundle(directory), "float32", HostDevice(), "onnx24", cpu_buckets(MAX_LENGTH), threads=1
+        )
         self.device, self.buckets = CudaDevice(), buckets
         self.encoder = LateExecutable(inner.encoder, gpu)
         self.select_rows = LateExecutable(inner.select_rows, gpu)
@@ -89,7 +91,7 @@ def test_searches_find_what_they_find_on_the_cpu(
 ) -> None:
     """Twice: the second time over memory and bindings of the first. A beam of 9 asks for more than the graph tells."""
     options = SearchOptions(beam=beam, nbest=beam, min_length=min_length)
-    wanted = search(ort_cpu(open_bundle(tiny_bundle), threads=1), SOURCES, options)
+    wanted = search(ort_cpu_portable(open_bundle(tiny_bundle), threads=1), SOURCES, options)
     for _ in range(2):
         found = search(runtime, SOURCES, options)
         assert [[h.ids for h in hypotheses] for hypotheses in found] == [
@@ -261,7 +263,7 @@ def test_a_translation_ends_where_the_plan_does(tiny_bundle: Path, gpu: FakeCuda
 def test_reorders_may_follow_each_other_at_once(runtime: LoopRuntime, tiny_bundle: Path) -> None:
     src_ids, src_len = pad(SOURCES[:2], 1)
     logits = []
-    for decoder in (runtime, ort_cpu(open_bundle(tiny_bundle), threads=1)):
+    for decoder in (runtime, ort_cpu_portable(open_bundle(tiny_bundle), threads=1)):
         state = decoder.encode(src_ids, src_len, beam=3)
         _, state = decoder.step(state, np.array([5, 6, 7, 8, 9, 10]))
         for rows in ([1, 2, 0, 3, 5, 4], [0, 0, 2, 5, 4, 3], [2, 1, 0, 4, 3, 5]):
@@ -273,7 +275,7 @@ def test_reorders_may_follow_each_other_at_once(runtime: LoopRuntime, tiny_bundl
 def test_sentences_may_leave_twice_at_once(runtime: LoopRuntime, tiny_bundle: Path) -> None:
     src_ids, src_len = pad(SOURCES[:8], 1)
     logits = []
-    for decoder in (runtime, ort_cpu(open_bundle(tiny_bundle), threads=1)):
+    for decoder in (runtime, ort_cpu_portable(open_bundle(tiny_bundle), threads=1)):
         state = decoder.encode(src_ids, src_len)
         _, state = decoder.step(state, np.arange(5, 13))
         for kept in ([0, 1, 2, 3, 4, 5, 6, 7], [1, 3, 5, 7], [0, 2, 3], [1, 2], [1]):

@@ -28,7 +28,7 @@ from tfexport.models.files import save_weights
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes import load_runtime
-from tfexport.runtimes.ort import ort_cpu
+from tfexport.runtimes.ort import ort_cpu_portable
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search import SearchOptions, pad, search
 from tfexport.selfcheck import self_check
@@ -289,7 +289,7 @@ def random_targets(rows: int, length: int) -> np.ndarray:
 def test_steps_in_float16_are_near_the_float32_forward_without_a_cache(half_bundle: Path) -> None:
     """20 steps: the cache starts at 16 slots, so this crosses its growth; beams and sentences move on the way."""
     bundle = open_bundle(half_bundle)
-    runtime, reference = ort_cpu(bundle, precision="float16", threads=1), TorchRuntime.from_bundle(bundle)
+    runtime, reference = ort_cpu_portable(bundle, precision="float16", threads=1), TorchRuntime.from_bundle(bundle)
     assert (runtime.name, runtime.precision, reference.precision) == ("ort-cpu", "float16", "float32")
     src_ids, src_len = pad(SOURCES, 1)
     beam = 2
@@ -331,7 +331,7 @@ def test_best_tokens_in_float16_are_those_of_the_logits(half_bundle: Path) -> No
     bundle = open_bundle(half_bundle)
     src_ids, src_len = pad(SOURCES, 1)
     tokens = np.full(len(SOURCES), BOS)
-    runtimes = [ort_cpu(bundle, precision="float16", threads=1) for _ in range(2)]
+    runtimes = [ort_cpu_portable(bundle, precision="float16", threads=1) for _ in range(2)]
     logits, _ = runtimes[0].step(runtimes[0].encode(src_ids, src_len), tokens)
     best, _ = runtimes[1].best(runtimes[1].encode(src_ids, src_len), tokens, 5)
     exact = logits.astype(np.float64)

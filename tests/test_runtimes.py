@@ -16,7 +16,7 @@ from tfexport.bundle import open_bundle
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.runtimes import RUNTIMES, load_runtime
 from tfexport.runtimes.device import host_array
-from tfexport.runtimes.ort import ort_cpu
+from tfexport.runtimes.ort import ort_cpu_portable
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search import SearchOptions, pad, search
 
@@ -81,7 +81,7 @@ def cache_of(state: Any) -> np.ndarray:
 
 
 def test_cache_is_written_in_place(tiny_bundle: Path) -> None:
-    runtime = ort_cpu(open_bundle(tiny_bundle), threads=1)
+    runtime = ort_cpu_portable(open_bundle(tiny_bundle), threads=1)
     src_ids, src_len = pad(SOURCES[:2], 1)
     state = runtime.encode(src_ids, src_len)
     cache = state._cache["all"]
@@ -97,7 +97,7 @@ def test_cache_is_written_in_place(tiny_bundle: Path) -> None:
 
 
 def test_garbage_in_unused_slots_changes_nothing(tiny_bundle: Path) -> None:
-    runtime = ort_cpu(open_bundle(tiny_bundle), threads=1)
+    runtime = ort_cpu_portable(open_bundle(tiny_bundle), threads=1)
     src_ids, src_len = pad(SOURCES[:2], 1)
     results = []
     for garbage in (0.0, 1e6):
@@ -109,7 +109,7 @@ def test_garbage_in_unused_slots_changes_nothing(tiny_bundle: Path) -> None:
 
 def test_what_an_earlier_batch_left_in_memory_changes_nothing(tiny_bundle: Path) -> None:
     """Memory is used again, and a NaN would poison sums even where a mask hides it."""
-    runtime = ort_cpu(open_bundle(tiny_bundle), threads=1)
+    runtime = ort_cpu_portable(open_bundle(tiny_bundle), threads=1)
     src_ids, src_len = pad(SOURCES[:2], 1)
     results, addresses = [], []
     for _ in range(2):

@@ -85,7 +85,7 @@ def test_a_batch_holds_lines_of_like_length() -> None:
     reader = Reader(CONFIG, VOCABULARY, "text")
     lines = [b"a b c d", b"a", b"b c d a", b"b", b"c"]
     list(translate(Notes(echo_model(SIZE), CONFIG), reader, lines, SearchOptions(), batch_size=2))
-    assert asked == [[2, 2], [2, 5], [5]]
+    assert asked == [[5, 5], [2, 2], [2]]
 
 
 def test_line_ends_are_not_part_of_a_line() -> None:
@@ -289,7 +289,7 @@ def bundle(folder: Path, config: ModelConfig = CONFIG, **tokenizers: TextTokeniz
     for side, tokenizer in tokenizers.items():
         (folder / f"{side}.json").write_text(json.dumps(tokenizer.to_dict()), encoding="utf-8")
     names = {side: f"{side}.json" for side in tokenizers}
-    return Bundle(folder, config, Origin("", "", {}), graphs=(), engines=(), tokenizers=names, files={})
+    return Bundle(folder, config, Origin("", "", {}), graphs=(), engines=(), dialects={}, tokenizers=names, files={})
 
 
 def test_text_is_the_format_where_there_is_a_vocabulary_and_ids_where_there_is_none(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tfexport.errors import EngineError, RuntimeUnavailable, TfexportError
 from tfexport.plan import LengthPlan
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Capacity
-from tfexport.runtimes.ort import ort_cpu
+from tfexport.runtimes.ort import ort_cpu_portable
 from tfexport.runtimes.trt import usable_engines
 from tfexport.search import SearchOptions, search
 
@@ -64,7 +64,7 @@ def runs_of(library: Any) -> int:
 @pytest.mark.parametrize("beam", [1, 3])
 def test_searches_find_what_they_find_on_the_cpu(bundle: Bundle, library: Any, gpu: FakeCudart, beam: int) -> None:
     options = SearchOptions(beam=beam, nbest=beam, min_length=4)
-    wanted = search(ort_cpu(bundle, threads=1), SOURCES, options)
+    wanted = search(ort_cpu_portable(bundle, threads=1), SOURCES, options)
     runtime = load_runtime("tensorrt", bundle)
     for _ in range(2):
         found = search(runtime, SOURCES, options)
@@ -114,7 +114,7 @@ def test_more_than_the_plan_is_refused(bundle: Bundle, library: Any) -> None:
 def test_a_wide_beam_may_take_the_rows_of_a_narrow_one(bundle: Bundle, library: Any) -> None:
     """30 rows are 10 sentences with beam 3, or 3 with beam 9, whatever buckets batches come in."""
     options = SearchOptions(beam=9)
-    wanted = search(ort_cpu(bundle, threads=1), SOURCES[:3], options)
+    wanted = search(ort_cpu_portable(bundle, threads=1), SOURCES[:3], options)
     assert [h[0].ids for h in search(load_runtime("tensorrt", bundle), SOURCES[:3], options)] == [
         h[0].ids for h in wanted
     ]

@@ -26,6 +26,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from tfexport.batching import decode_all
 from tfexport.contract import Precision
 from tfexport.errors import TfexportError
 from tfexport.machine import measure_peaks, versions
@@ -45,22 +46,6 @@ class OwnPeer:
         self.name, self.runtime, self._workers = runtime.name, runtime, workers
 
     def decode(self, sources: Sequence[Sequence[int]], options: SearchOptions, batch_size: int) -> list[Ids]:
-        try:
-            from tfexport.batching import decode_all
-        except ModuleNotFoundError:  # FALLBACK until it is there
-            from concurrent.futures import ThreadPoolExecutor
-
-            from tfexport.search import search
-
-            order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
-            parts = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
-            with ThreadPoolExecutor(self._workers) as pool:
-                done = list(pool.map(lambda part: search(self.runtime, [sources[i] for i in part], options), parts))
-            result: list[Ids] = [()] * len(sources)
-            for part, hypotheses in zip(parts, done, strict=True):
-                for i, h in zip(part, hypotheses, strict=True):
-                    result[i] = h[0].ids
-            return result
         found = decode_all(self.runtime, sources, options, batch_size=batch_size, workers=self._workers)
         return [hypotheses[0].ids for hypotheses in found]
 

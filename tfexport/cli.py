@@ -48,6 +48,7 @@ from tfexport.options import (
     ServedBeam,
     ServedBy,
     Threads,
+    Workers,
     engine_request,
     hints_of,
     precisions_of,
@@ -278,14 +279,16 @@ def decode(
         Literal["text", "tokens", "ids", "jsonl"] | None,
         typer.Option(help="text by default; ids have no bos, and eos when it came; jsonl has status and scores."),
     ] = None,
+    workers: Workers = None,
     threads: Threads = None,
 ) -> None:
     """Decode sentences: one output line for each input line, always.
 
     A line that cannot be decoded (too long, not UTF-8) gives an empty line, a warning, and its status in jsonl.
     """
+    from tfexport.batching import Split
     from tfexport.bundle import open_bundle
-    from tfexport.runtimes import load_runtime
+    from tfexport.runtimes import load_runtime, require_workers, takes_workers
     from tfexport.search import SearchOptions
     from tfexport.translate import Reader, Writer, translate
 
@@ -299,17 +302,25 @@ def decode(
     )
     bundle = open_bundle(directory)
     chosen = precisions_of(precision)[0] if precision else None
-    model = load_runtime(runtime, bundle, precision=chosen, threads=threads)
     reader, writer = Reader.of(bundle, input_format), Writer.of(bundle, output_format)
     if input_format is None and reader.format == "ids":
         say(f"note: {directory} has no source vocabulary: the input is read as ids")
     if output_format is None and writer.format == "ids":
         say(f"note: {directory} has no target vocabulary: the output is written as ids")
-    with opened(source) as lines, writing(output) as out:
+    with opened(source) as lines:
         window = 1 if lines.isatty() else None  # a person at a terminal is answered line by line
-        results = translate(model, reader, lines, search_options, batch_size=batch_size, window=window)
-        for result in warned(with_progress(results, "decoding lines")):
-            print(writer.line(result), file=out, flush=window == 1)
+        at_once = window is None and takes_workers(runtime, bundle, chosen)
+        split = Split.of(workers, threads, at_once=at_once)
+        require_workers(runtime, bundle, chosen, split.workers)
+        model = load_runtime(runtime, bundle, precision=chosen, threads=split.threads)
+        if at_once and (workers is None or threads is None):
+            say(f"note: decoding with {split}; choose with --workers and --threads")
+        with writing(output) as out:
+            results = translate(
+                model, reader, lines, search_options, batch_size=batch_size, window=window, workers=split.workers
+            )
+            for result in warned(with_progress(results, "decoding lines")):
+                print(writer.line(result), file=out, flush=window == 1)
 
 
 @app.command()

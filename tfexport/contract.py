@@ -55,12 +55,15 @@ BEST = 17
 """Best tokens of a row that a step tells: 2 * beam + 1 for beams up to 8, one more for an eos that may not come yet."""
 
 
+DType = Literal["int64", "int32", "bool", "float32", "float16", "bfloat16", "float"]
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """One input or output. A `{i}` in the name stands for every decoder layer."""
 
     name: str
-    dtype: Literal["int64", "int32", "bool", "float32", "float16", "bfloat16", "float"]
+    dtype: DType
     """`float` is the precision of the graph."""
     axes: tuple[str, ...]
     about: str
@@ -262,7 +265,7 @@ def weights_file(precision: Precision) -> str:
 
 def _in_precision(graph: GraphSpec, precision: Precision) -> GraphSpec:
     def concrete(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        dtype = "float32" if precision in QUANTIZED else precision
+        dtype: DType = "float32" if precision in ("float32", "int8", "int4") else precision
         return tuple(replace(t, dtype=dtype) if t.dtype == "float" else t for t in tensors)
 
     return GraphSpec(graph.role, concrete(graph.inputs), concrete(graph.outputs), precision)

@@ -152,6 +152,6 @@ def _beam_case(model: Transformer, sizes: Mapping[str, int], random: np.random.G
     outputs = {"logits": logits}
     for name, old, slots in zip(contract.cache_names(config, "present"), names, new, strict=True):
         written = torch.from_numpy(past[old].copy())
-        written[:, :, slot : slot + beam] = slots.unflatten(0, (batch, beam)).transpose(1, 2)
+        written[:, :, slot : slot + beam] = slots.reshape(batch, beam, *slots.shape[1:]).transpose(1, 2)
         outputs[name] = written
     return Case(inputs, outputs, logits)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -32,7 +32,7 @@ HIDDEN = float(np.finfo(np.float32).min) / 2
 """Added to the score of a slot that is not to be seen: its weight is exactly 0, whatever the score. Not -inf, which would be
 NaN in a row that sees nothing; half of the least number, so that a score added to it stays finite."""
 
-Value = ir.Value
+Value: TypeAlias = ir.Value
 
 
 @dataclass(frozen=True)

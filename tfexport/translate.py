@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 from codecs import BOM_UTF8
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
+from tfexport.batching import decode_windows
 from tfexport.bundle import Bundle
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError, TokenizerError
 from tfexport.runtimes.base import Capacity, Runtime
-from tfexport.search import Hypothesis, SearchOptions, search
+from tfexport.search import Hypothesis, SearchOptions
 from tfexport.tokenizers import TextTokenizer
 
 InputFormat = Literal["text", "tokens", "ids"]
@@ -179,16 +181,29 @@ def translate(
     *,
     batch_size: int = 32,
     window: int | None = None,
+    workers: int = 1,
 ) -> Iterator[Result]:
     """Decode `lines` and yield a result for each, in order.
 
     Args:
-        batch_size: sentences decoded together.
-        window: lines read before any is decoded; by default 16 batches. 1 answers each line at once.
+        batch_size: sentences decoded together, at most: long ones come in smaller batches.
+        window: lines read before any is decoded; by default 16 batches a worker. 1 answers each line at once.
+        workers: batches decoded at once; more than 1 only over a runtime that several threads may use.
     """
     stream = enumerate(without_bom(lines), start=1)
-    while chunk := list(islice(stream, window or batch_size * WINDOW_BATCHES)):
-        yield from _translate_window(runtime, reader, chunk, options, batch_size)
+    size = window or batch_size * WINDOW_BATCHES * workers
+    under_way: deque[tuple[dict[int, Result], list[int]]] = deque()  # of each window: what is known, what is decoded
+
+    def windows() -> Iterator[list[list[int]]]:
+        while chunk := list(islice(stream, size)):
+            known, readable = _read(runtime.capacity, reader, chunk)
+            under_way.append((known, list(readable)))
+            yield list(readable.values())
+
+    for decoded in decode_windows(runtime, windows(), options, batch_size=batch_size, workers=workers):
+        known, numbers = under_way.popleft()
+        known |= {number: _result(number, found) for number, found in zip(numbers, decoded, strict=True)}
+        yield from (known[number] for number in sorted(known))
 
 
 def source_lengths(reader: Reader, lines: Iterable[bytes]) -> list[int]:
@@ -206,23 +221,18 @@ def without_bom(lines: Iterable[bytes]) -> Iterator[bytes]:
         yield line if index else line.removeprefix(BOM_UTF8)
 
 
-def _translate_window(
-    runtime: Runtime[Any], reader: Reader, chunk: list[tuple[int, bytes]], options: SearchOptions, batch_size: int
-) -> list[Result]:
+def _read(
+    capacity: Capacity, reader: Reader, chunk: list[tuple[int, bytes]]
+) -> tuple[dict[int, Result], dict[int, list[int]]]:
+    """The lines of a window by their numbers: results of those that cannot be decoded, ids of the others."""
     results: dict[int, Result] = {}
-    readable: list[tuple[int, list[int]]] = []
+    readable: dict[int, list[int]] = {}
     for number, raw in chunk:
         try:
-            readable.append((number, _within(runtime.capacity, reader.ids(raw))))
+            readable[number] = _within(capacity, reader.ids(raw))
         except Unreadable as problem:
             results[number] = Result(number, problem.status, str(problem), ())
-    readable.sort(key=lambda item: len(item[1]))
-    batch_size = runtime.capacity.batch_size(batch_size, options.beam)
-    for start in range(0, len(readable), batch_size):
-        batch = readable[start : start + batch_size]
-        for (number, _), found in zip(batch, search(runtime, [ids for _, ids in batch], options), strict=True):
-            results[number] = _result(number, found)
-    return [results[number] for number, _ in chunk]
+    return results, readable
 
 
 def _within(capacity: Capacity, ids: list[int]) -> list[int]:

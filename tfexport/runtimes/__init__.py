@@ -6,7 +6,7 @@ from typing import Any
 
 from tfexport.bundle import Bundle
 from tfexport.contract import Precision
-from tfexport.errors import RuntimeUnavailable
+from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.runtimes.base import Runtime
 
 RUNTIMES = {
@@ -41,6 +41,22 @@ def load_runtime(
         raise RuntimeUnavailable(
             f"the runtime {name} needs {error.name}, which is not installed: pip install 'tfexport[{RUNTIMES[name]}]'."
         ) from error
+
+
+def takes_workers(name: str, bundle: Bundle, precision: Precision | None) -> bool:
+    """Whether several threads may decode over one such runtime at once."""
+    return name == "ort-cpu" and bundle.dialect(name, precision or "float32") == "ort"
+
+
+def require_workers(name: str, bundle: Bundle, precision: Precision | None, workers: int) -> None:
+    """Raises:
+    TfexportError: the runtime is not for so many workers.
+    """
+    if workers > 1 and not takes_workers(name, bundle, precision):
+        raise TfexportError(
+            f"the runtime {name} works for one worker at a time with this bundle and precision. Leave --workers out, or use "
+            "--runtime ort-cpu with fp32 or int8, on a bundle exported by this version."
+        )
 
 
 def _load(name: str, bundle: Bundle, precision: Precision | None, threads: int | None) -> Runtime[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import onnxruntime
 
 from tfexport.bundle import Bundle
 from tfexport.contract import SHAPE_NODE, Dialect, Precision, aligned_length
+from tfexport.cpus import usable_cpus
 from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.device import Call, Device, DeviceTensor, HostDevice
@@ -176,11 +176,6 @@ def report_fallbacks(graph: Path, session: onnxruntime.InferenceSession, provide
             ", ".join(nodes[:5]),
             ", ..." if len(nodes) > 5 else "",
         )
-
-
-def usable_cpus() -> int:
-    """CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_session(graph: Path, threads: int | None) -> onnxruntime.InferenceSession:

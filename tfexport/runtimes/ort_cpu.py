@@ -161,7 +161,7 @@ class Step:
             self.binding.output(present, array)
 
     def run(self, tokens: IntArray, position: int, count: int = 1) -> None:
-        self.tokens.flat = tokens
+        np.copyto(self.tokens, tokens.reshape(self.tokens.shape))
         self.position.fill(position)
         if self._count[0] != count:
             self._count[0] = count

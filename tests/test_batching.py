@@ -1,0 +1,128 @@
+"""Batches of like length, workers, windows: with a scripted runtime, and no clock."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fakes import EOS, ScriptedRuntime, echo_model, tiny_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tfexport.batching
+from tfexport.batching import Split, batches, decode_all, decode_windows
+from tfexport.errors import TfexportError
+from tfexport.runtimes.base import IntArray
+from tfexport.search import SearchOptions
+
+CONFIG = tiny_config(src_vocab_size=9, tgt_vocab_size=9, max_source_length=12, max_target_length=20)
+LENGTHS = st.lists(st.integers(1, 50), max_size=40)
+
+
+def runtime() -> ScriptedRuntime:
+    return ScriptedRuntime(echo_model(9), CONFIG)
+
+
+def sources(count: int) -> list[list[int]]:
+    """All different, of lengths that go up and down."""
+    return [[4 + (k // 5**place) % 5 for place in range(4 + k % 3)] for k in range(count)]
+
+
+def wanted(given: list[list[int]]) -> list[tuple[int, ...]]:
+    return [(*source, EOS) for source in given]
+
+
+@given(LENGTHS, st.integers(1, 9), st.integers(1, 120))
+def test_batches_hold_every_index_once_within_both_limits(lengths: list[int], size: int, most: int) -> None:
+    found = batches(lengths, size, most)
+    assert sorted(index for batch in found for index in batch) == list(range(len(lengths)))
+    for batch in found:
+        assert len(batch) <= size
+        assert len(batch) == 1 or len(batch) * max(lengths[index] for index in batch) <= most
+
+
+@given(LENGTHS, st.integers(1, 9))
+def test_batches_go_from_long_to_short_and_are_full(lengths: list[int], size: int) -> None:
+    found = batches(lengths, size)
+    ordered = [lengths[index] for batch in found for index in batch]
+    assert ordered == sorted(lengths, reverse=True)
+    assert all(len(batch) == size for batch in found[:-1])
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 30), st.integers(1, 7), st.integers(1, 3))
+def test_outputs_are_in_the_order_of_the_sources_with_any_workers(count: int, size: int, workers: int) -> None:
+    given = sources(count)
+    found = decode_all(runtime(), given, SearchOptions(), batch_size=size, workers=workers)
+    assert [hypotheses[0].ids for hypotheses in found] == wanted(given)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_windows_are_answered_in_order_and_one_more_is_read_ahead(workers: int) -> None:
+    given, read = sources(24), []
+
+    def windows() -> Iterator[list[list[int]]]:
+        for start in range(0, 24, 6):
+            read.append(start)
+            yield given[start : start + 6]
+
+    answered: list[tuple[int, ...]] = []
+    for count, window in enumerate(
+        decode_windows(runtime(), windows(), SearchOptions(), batch_size=4, workers=workers)
+    ):
+        answered += [hypotheses[0].ids for hypotheses in window]
+        assert len(read) <= count + 1 + (workers > 1)
+    assert answered == wanted(given)
+
+
+class Meeting(ScriptedRuntime):
+    """Its first two encodes wait for each other: they only end when two workers work at once."""
+
+    barrier = threading.Barrier(2, timeout=20)
+
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> Any:
+        self.barrier.wait()
+        return super().encode(src_ids, src_len, beam=beam)
+
+
+def test_two_workers_work_at_once() -> None:
+    found = decode_all(Meeting(echo_model(9), CONFIG), sources(4), SearchOptions(), batch_size=2, workers=2)
+    assert [hypotheses[0].ids for hypotheses in found] == wanted(sources(4))
+
+
+class Failing(ScriptedRuntime):
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> Any:
+        raise TfexportError("no")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_a_worker_raises_is_raised(workers: int) -> None:
+    with pytest.raises(TfexportError, match="no"):
+        decode_all(Failing(echo_model(9), CONFIG), sources(9), SearchOptions(), batch_size=2, workers=workers)
+
+
+@pytest.mark.parametrize(
+    ("workers", "threads", "at_once", "expected"),
+    [
+        (None, None, True, Split(4, 1)),
+        (None, None, False, Split(1, 4)),
+        (None, 2, True, Split(2, 2)),
+        (None, 9, True, Split(1, 9)),
+        (3, None, True, Split(3, 1)),
+        (2, None, False, Split(2, 2)),
+        (8, None, True, Split(8, 1)),
+        (2, 5, True, Split(2, 5)),
+    ],
+)
+def test_the_split_of_four_cpus(
+    workers: int | None, threads: int | None, at_once: bool, expected: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tfexport.batching, "usable_cpus", lambda: 4)
+    assert Split.of(workers, threads, at_once=at_once) == expected
+
+
+def test_a_split_is_told_in_words() -> None:
+    assert str(Split(2, 1)) == "2 workers of 1 thread"
+    assert str(Split(1, 4)) == "1 worker of 4 threads"
