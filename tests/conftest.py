@@ -15,7 +15,7 @@ import pytest
 import torch
 from tiny import HINTS, TinyCheckpoint, tiny_classifier, write_tiny_checkpoint
 
-from tfexport.contract import GraphSpec
+from tfexport.contract import GraphSpec, Precision
 from tfexport.export import export, trace
 from tfexport.models.checkpoint import Checkpoint, load_checkpoint
 
@@ -43,12 +43,18 @@ def tiny_bundle(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="session")
 def half_bundle(tiny_checkpoint: TinyCheckpoint, tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundle of `tiny_checkpoint` in all precisions. Not to be changed."""
-    directory = tmp_path_factory.mktemp("half") / "half"
-    with pytest.MonkeyPatch.context() as patches:
-        patches.setattr("tfexport.export.trace", trace_or_take(tiny_bundle))
-        export(tiny_checkpoint.load(), directory, precisions=("float16", "bfloat16"))
-    return directory
+    """The bundle of `tiny_checkpoint` in float32, float16 and bfloat16. Not to be changed."""
+    return export_beside(tiny_bundle, tiny_checkpoint, tmp_path_factory.mktemp("half") / "half", "float16", "bfloat16")
+
+
+@pytest.fixture(scope="session")
+def quantized_bundle(
+    tiny_checkpoint: TinyCheckpoint, tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The bundle of `tiny_checkpoint` in float32, int8 and int4. Not to be changed."""
+    return export_beside(
+        tiny_bundle, tiny_checkpoint, tmp_path_factory.mktemp("quantized") / "quantized", "int8", "int4"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -77,6 +83,13 @@ def command_export(
 def own_bundle(tiny_bundle: Path, tmp_path: Path) -> Path:
     """A copy of `tiny_bundle` that a test may change."""
     return Path(shutil.copytree(tiny_bundle, tmp_path / "own"))
+
+
+def export_beside(bundle: Path, checkpoint: TinyCheckpoint, directory: Path, *precisions: Precision) -> Path:
+    """Export `checkpoint`, whose float32 `bundle` there is, in more precisions."""
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr("tfexport.export.trace", trace_or_take(bundle))
+        return export(checkpoint.load(), directory, precisions=precisions).directory
 
 
 def trace_or_take(bundle: Path) -> Callable[..., ir.Model]:

@@ -539,6 +539,7 @@ def test_contestants_are_read(tmp_path: Path) -> None:
 @pytest.fixture
 def known_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "peaks_of", lambda threads: PEAKS)
+    monkeypatch.setattr(bench, "busy_cpus", lambda: 1.5)
 
 
 @pytest.mark.usefixtures("known_machine")
@@ -560,6 +561,8 @@ def test_the_command_measures_in_processes_of_their_own(tiny_bundle: Path, tmp_p
         assert f"{cell['about']}: 4 sentences, outputs of 4 tokens" in done.output
     assert record["options"]["tokens"] == 4
     assert record["machine"]["cpus"] >= 1
+    assert record["machine"]["busy_cpus"] == 1.5
+    assert "warning: 1.5 CPUs are at work already" in done.stderr
 
 
 @pytest.mark.usefixtures("known_machine")
@@ -593,6 +596,7 @@ def test_where_nothing_can_be_measured_the_command_says_why(
     with pytest.raises(TfexportError, match="encoder classifier"):
         CliRunner().invoke(app, ["bench", str(classifier_bundle)], catch_exceptions=False)
     monkeypatch.setattr(bench, "peaks_of", lambda threads: PEAKS)
+    monkeypatch.setattr(bench, "busy_cpus", lambda: None)
     with pytest.raises(TfexportError, match=r"nothing could be measured: .*bf16"):
         CliRunner().invoke(
             app,

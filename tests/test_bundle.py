@@ -25,6 +25,7 @@ from tfexport.bundle_writer import new_bundle, with_engines
 from tfexport.errors import BundleError, TfexportError
 from tfexport.export import export
 from tfexport.models.checkpoint import load_checkpoint
+from tfexport.runtimes import load_runtime
 
 FILES = {
     "encoder.onnx",
@@ -32,6 +33,9 @@ FILES = {
     "decoder_step.onnx",
     "decoder_step.lengths.onnx",
     "select_rows.onnx",
+    "encoder.ort.onnx",
+    "decoder_step.ort.onnx",
+    "beam_step.ort.onnx",
     "weights.safetensors",
     "source_tokenizer.json",
     "target_tokenizer.json",
@@ -97,10 +101,80 @@ def test_manifest_describes_the_graphs(half_bundle: Path) -> None:
             expected["encoder", precision, dialect] = encoder
             expected["decoder_step", precision, dialect] = step
         expected["select_rows", precision, "onnx24"] = select
+    slots = [(name, ["batch", 3, "cache", 8]) for name, _ in past]
+    found = [
+        *typed("float32", [("logits", ["rows", TGT_VOCAB]), ("best.log_probs", ["rows", "count"])]),
+        ("best.ids", "int64", ["rows", "count"]),
+    ]
+    length = ("src_len", "int32", ["batch"])
+    expected["encoder", "float32", "ort"] = (
+        [("src_ids", "int64", ["batch", "src"]), length],
+        typed("float32", [("cross", [2, "batch", 3, "src", 8])]),
+    )
+    expected["decoder_step", "float32", "ort"] = (
+        [
+            *[("tokens", "int64", ["rows"]), ("position", "int32", ["rows"]), ("total", "int32", [1])],
+            *[("count", "int64", [1]), length, *typed("float32", past + cross)],
+        ],
+        [*found, *typed("float32", present)],
+    )
+    expected["beam_step", "float32", "ort"] = (
+        [
+            *[("tokens", "int64", ["batch", "beam"]), ("position", "int32", ["batch", "beam"])],
+            *[("slot", "int64", ["batch"]), ("mask", "bool", ["batch", 1, "beam", "cache"])],
+            *[("count", "int64", [1]), length, *typed("float32", slots + cross)],
+        ],
+        [*found, *typed("float32", [(name.replace("past", "present"), shape) for name, shape in slots])],
+    )
     for graph in manifest_of(half_bundle)["graphs"]:
         sides = [[(t["name"], t["dtype"], t["shape"]) for t in graph[side]] for side in ("inputs", "outputs")]
         assert tuple(sides) == expected.pop((graph["role"], graph["precision"], graph["dialect"]))
     assert not expected
+
+
+def test_manifest_describes_quantized_graphs_as_those_of_float32(quantized_bundle: Path) -> None:
+    """All that goes in and comes out of them is float32."""
+    found: dict[str, dict[str, Any]] = {}
+    for graph in manifest_of(quantized_bundle)["graphs"]:
+        if graph["dialect"] == "ort":
+            assert graph["float32_islands"] == {}
+            found.setdefault(graph["precision"], {})[graph["role"]] = (graph["inputs"], graph["outputs"])
+    assert set(found["float32"]) == {"encoder", "decoder_step", "beam_step"}
+    assert found == dict.fromkeys(("float32", "int8", "int4"), found["float32"])
+
+
+def test_manifest_names_the_dialect_of_each_runtime_and_precision(half_bundle: Path, quantized_bundle: Path) -> None:
+    halves = ("float32", "float16", "bfloat16")
+    assert manifest_of(half_bundle)["runtimes"] == {
+        "ort-cpu": {"float32": "ort", "float16": "onnx24", "bfloat16": "onnx24"},
+        "ort-cuda": dict.fromkeys(halves, "onnx24-lengths"),
+        "tensorrt": dict.fromkeys(halves, "onnx24"),
+    }
+    assert manifest_of(quantized_bundle)["runtimes"] == {
+        "ort-cpu": dict.fromkeys(("float32", "int8", "int4"), "ort"),
+        "ort-cuda": {"float32": "onnx24-lengths"},
+        "tensorrt": {"float32": "onnx24"},
+    }
+    bundle = open_bundle(quantized_bundle)
+    assert bundle.precisions == ["float32", "int8", "int4"]
+    assert bundle.dialect("ort-cpu", "int4") == "ort"
+    assert bundle.graph("beam_step", "int4", "ort") == quantized_bundle / "beam_step.int4.ort.onnx"
+    assert bundle.dialect("torch", "float32") == bundle.dialect("ort-cpu", "float16") == "onnx24"
+
+
+def test_a_runtime_decodes_with_the_dialect_that_the_bundle_names(own_bundle: Path) -> None:
+    """Whoever takes the entry out, as a bundle without these graphs would have it, decodes with the portable ones."""
+    kinds = []
+    for dialect in ("ort", "onnx24"):
+        manifest = manifest_of(own_bundle)
+        manifest["runtimes"]["ort-cpu"]["float32"] = dialect
+        write_manifest(own_bundle, manifest)
+        kinds.append(type(load_runtime("ort-cpu", open_bundle(own_bundle), threads=1)).__name__)
+    assert kinds == ["OrtCpuRuntime", "LoopRuntime"]
+    manifest["runtimes"]["ort-cpu"]["float32"] = "onnx25"
+    write_manifest(own_bundle, manifest)
+    with pytest.raises(BundleError, match=r"manifest\.json cannot be read: .*onnx25.* are no dialects"):
+        open_bundle(own_bundle)
 
 
 def test_manifest_says_what_is_float32_in_half_precision_and_why(half_bundle: Path) -> None:
@@ -141,7 +215,7 @@ def test_opened_bundle_gives_config_graphs_and_tokenizers(tiny_bundle: Path, tin
     assert bundle.tokenizer("target").decode([5, 36]) == "wört5 wört36"
     assert bundle.precisions == ["float32"]
     assert bundle.engines == ()
-    with pytest.raises(BundleError, match="no encoder_classifier graph, only decoder_step, encoder, select_rows"):
+    with pytest.raises(BundleError, match="no encoder_classifier graph, only beam_step, decoder_step, encoder, s"):
         bundle.graph("encoder_classifier")
 
 
@@ -248,7 +322,7 @@ def test_weights_must_be_listed(own_bundle: Path) -> None:
         open_bundle(own_bundle)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "[]", "5", "null", "{}", '{"format": 2}', "\xff"])
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "[]", "5", "null", "{}", f'{{"format": {FORMAT}}}', "\xff"])
 def test_a_manifest_that_is_none_is_refused(own_bundle: Path, text: str) -> None:
     (own_bundle / "manifest.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(BundleError, match=r"manifest\.json cannot be read"):

@@ -30,6 +30,9 @@ def every_graph() -> Iterator[contract.GraphSpec]:
         ("float32", "onnx24-lengths", ["encoder.lengths.onnx", "decoder_step.lengths.onnx"]),
         ("float16", "onnx24", ["encoder.fp16.onnx", "decoder_step.fp16.onnx", "select_rows.fp16.onnx"]),
         ("bfloat16", "onnx24-lengths", ["encoder.bf16.lengths.onnx", "decoder_step.bf16.lengths.onnx"]),
+        ("float32", "ort", ["encoder.ort.onnx", "decoder_step.ort.onnx", "beam_step.ort.onnx"]),
+        ("int8", "ort", ["encoder.int8.ort.onnx", "decoder_step.int8.ort.onnx", "beam_step.int8.ort.onnx"]),
+        ("int4", "ort", ["encoder.int4.ort.onnx", "decoder_step.int4.ort.onnx", "beam_step.int4.ort.onnx"]),
     ],
 )
 def test_files_of_the_graphs_of_a_precision_and_dialect(precision: Any, dialect: Any, files: list[str]) -> None:
@@ -38,9 +41,29 @@ def test_files_of_the_graphs_of_a_precision_and_dialect(precision: Any, dialect:
     assert {(graph.precision, graph.dialect) for graph in graphs} == {(precision, dialect)}
 
 
+@pytest.mark.parametrize(
+    ("precision", "dialect"),
+    [
+        *(("float16", "ort"), ("bfloat16", "ort")),
+        *((precision, dialect) for precision in ("int8", "int4") for dialect in ("onnx24", "onnx24-lengths")),
+    ],
+)
+def test_the_dialect_ort_is_the_only_one_of_quantized_graphs_and_has_no_half_precision(
+    precision: Any, dialect: Any
+) -> None:
+    assert contract.graphs_of(CONFIG, precision, dialect) == ()
+
+
+@pytest.mark.parametrize(("d_model", "has_one"), [(24, True), (48, True), (12, False), (36, False), (3, False)])
+def test_a_greedy_step_in_the_dialect_ort_needs_heads_of_a_multiple_of_8(d_model: int, has_one: bool) -> None:
+    graphs = contract.graphs_of(CONFIG.replace(d_model=d_model), "int8", "ort")
+    greedy = ["decoder_step"] if has_one else []
+    assert [graph.role for graph in graphs] == ["encoder", *greedy, "beam_step"]
+
+
 def test_no_two_graphs_have_one_file() -> None:
     files = [graph.file for graph in every_graph()]
-    assert len(files) == len(set(files)) == 15
+    assert len(files) == len(set(files)) == 15 + 9
 
 
 @pytest.mark.parametrize(
@@ -54,27 +77,33 @@ def test_a_classifier_is_one_graph(precision: Any, dialect: Any, file: str) -> N
     (graph,) = contract.graphs_of(CLASSIFIER, precision, dialect)
     assert graph.file == file
     assert [tensor.name for tensor in graph.outputs] == ["logits"]
+    assert contract.graphs_of(CLASSIFIER, precision, "ort") == contract.graphs_of(CLASSIFIER, "int8", "ort") == ()
     assert contract.shape(graph.outputs[0], CLASSIFIER) == ["batch", 5]
 
 
 def test_short_names_and_weights_files() -> None:
     shorts = {precision: contract.short_name(precision) for precision in contract.PRECISIONS.values()}
-    assert shorts == {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+    assert shorts == {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int8": "int8", "int4": "int4"}
     assert {contract.weights_file(precision) for precision in shorts} == {
         "weights.safetensors",
         "weights.fp16.safetensors",
         "weights.bf16.safetensors",
+        "weights.int8.safetensors",
+        "weights.int4.safetensors",
     }
     assert contract.weights_file("float32") == contract.WEIGHTS_FILE
 
 
 def test_tensors_have_the_precision_of_their_graph_and_logits_float32() -> None:
-    always = {"logits": "float32", "best.log_probs": "float32"}
-    always |= dict.fromkeys(["src_ids", "src_len", "tokens", "position", "index", "best.ids"], "int64")
+    always = {"logits": "float32", "best.log_probs": "float32", "mask": "bool", "total": "int32"}
+    always |= dict.fromkeys(["src_ids", "src_len", "tokens", "position", "index", "best.ids", "slot", "count"], "int64")
+    narrow = {"position": "int32", "src_len": "int32"}  # as ONNX Runtime's own operators take them
     seen = set()
     for graph in every_graph():
+        known = always | narrow if graph.dialect == "ort" else always
+        floats = "float32" if graph.precision in ("int8", "int4") else graph.precision
         for tensor in (*graph.inputs, *graph.outputs):
-            assert tensor.dtype == always.get(tensor.name, graph.precision), (graph.file, tensor.name)
+            assert tensor.dtype == known.get(tensor.name, floats), (graph.file, tensor.name)
             seen.add(tensor.name)
     assert set(always) < seen
 
@@ -86,6 +115,10 @@ def test_layers_are_written_out_key_before_value() -> None:
     assert past == ["past.0.key", "past.0.value", "past.1.key", "past.1.value"]
     assert names == ["tokens", "position", "src_len", *past, *cross]
     assert [tensor.name for tensor in step.outputs][-4:] == contract.cache_names(CONFIG, "present")
+    for role in contract.graphs_of(CONFIG, "int4", "ort")[1:]:
+        names = [tensor.name for tensor in role.inputs]
+        assert names[-8:] == [*past, *cross]
+        assert [tensor.name for tensor in role.outputs][-4:] == contract.cache_names(CONFIG, "present")
     assert not [tensor.name for graph in every_graph() for tensor in graph.inputs if "{" in tensor.name]
 
 
@@ -100,7 +133,7 @@ def test_there_are_no_more_best_tokens_than_tokens(vocab: int, best: int) -> Non
 
 def test_only_half_precision_graphs_with_logits_have_islands() -> None:
     for graph in every_graph():
-        has_one = graph.role == "decoder_step" and graph.precision != "float32"
+        has_one = graph.role == "decoder_step" and graph.precision in ("float16", "bfloat16")
         assert bool(contract.float32_islands(graph)) == has_one, graph.file
 
 
@@ -115,7 +148,22 @@ def test_an_aligned_length_is_the_smallest_that_ends_on_the_alignment(d_model: i
 def test_the_table_for_readers_has_every_tensor() -> None:
     lines = contract.markdown_table().splitlines()
     assert len({line.count("|") for line in lines}) == 1
-    for graph in (contract.ENCODER, contract.DECODER_STEP, contract.SELECT_ROWS, contract.ENCODER_CLASSIFIER):
+    standard = (contract.ENCODER, contract.DECODER_STEP, contract.SELECT_ROWS, contract.ENCODER_CLASSIFIER)
+    for graph in (*standard, contract.ORT_ENCODER, contract.ORT_DECODER_STEP, contract.ORT_BEAM_STEP):
         for side, tensors in (("in", graph.inputs), ("out", graph.outputs)):
             for tensor in tensors:
                 assert sum(line.startswith(f"| `{graph.file}` | {side} | `{tensor.name}` |") for line in lines) == 1
+
+
+def test_each_runtime_takes_the_first_of_its_dialects_that_there_is() -> None:
+    everything = list(every_graph())
+    found = contract.runtime_dialects(everything)
+    assert found["ort-cpu"] == {
+        **dict.fromkeys(("float32", "int8", "int4"), "ort"),
+        **dict.fromkeys(("float16", "bfloat16"), "onnx24"),
+    }
+    without = contract.runtime_dialects(graph for graph in everything if graph.dialect != "ort")
+    assert without["ort-cpu"] == dict.fromkeys(("float32", "float16", "bfloat16"), "onnx24")
+    for runtime in ("ort-cuda", "tensorrt"):
+        assert without[runtime] == found[runtime]
+    assert contract.runtime_dialects([]) == {"ort-cpu": {}, "ort-cuda": {}, "tensorrt": {}}

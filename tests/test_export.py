@@ -32,6 +32,7 @@ from tfexport.errors import BundleError, TfexportError
 from tfexport.export import export
 from tfexport.models.checkpoint import load_checkpoint
 from tfexport.optimize import use_lengths
+from tfexport.ort_graphs import emit
 from tfexport.parity import check
 from tfexport.runtimes import RUNTIMES, load_runtime
 from tfexport.search import SearchOptions, search
@@ -39,6 +40,10 @@ from tfexport.selfcheck import self_check
 
 DTYPES = {
     TensorProto.INT64: "int64",
+    TensorProto.INT32: "int32",
+    TensorProto.INT8: "int8",
+    TensorProto.UINT8: "uint8",
+    TensorProto.BOOL: "bool",
     TensorProto.FLOAT: "float32",
     TensorProto.FLOAT16: "float16",
     TensorProto.BFLOAT16: "bfloat16",
@@ -57,22 +62,34 @@ FILES = [
     *("select_rows.onnx", "select_rows.fp16.onnx", "select_rows.bf16.onnx"),
     *("encoder_classifier.onnx", "encoder_classifier.lengths.onnx"),
 ]
+ORT_FILES = [
+    f"{role}{precision}.ort.onnx"
+    for role in ("encoder", "decoder_step", "beam_step")
+    for precision in ("", ".int8", ".int4")
+]
+"""What these are made of is in test_ort_graphs.py."""
 
 
-@pytest.fixture(params=FILES)
+@pytest.fixture(params=[*FILES, *ORT_FILES])
 def path(request: pytest.FixtureRequest) -> Path:
     """A graph of each kind."""
     bundle = "classifier_bundle" if "classifier" in request.param else "tiny_bundle"
     if "fp16" in request.param or "bf16" in request.param:
         bundle = "half_bundle"
+    if "int8" in request.param or "int4" in request.param:
+        bundle = "quantized_bundle"
     return request.getfixturevalue(bundle) / request.param
+
+
+standard = pytest.mark.parametrize("path", FILES, indirect=True)
+"""Only the graphs of standard operators."""
 
 
 @pytest.fixture
 def spec(path: Path) -> GraphSpec:
     """What the contract says of it."""
     config = open_bundle(path.parent).config
-    dialects: tuple[Any, ...] = ("onnx24", "onnx24-lengths")
+    dialects: tuple[Any, ...] = tuple(contract.DIALECTS)
     specs = [
         spec
         for precision in contract.PRECISIONS.values()
@@ -119,9 +136,12 @@ def test_graph_is_valid(path: Path) -> None:
     onnx.checker.check_model(path, full_check=True)
 
 
-def test_there_is_a_graph_of_every_role_precision_and_dialect(half_bundle: Path, classifier_bundle: Path) -> None:
-    found = {path.name for folder in (half_bundle, classifier_bundle) for path in folder.glob("*.onnx")}
-    assert found == set(FILES)
+def test_there_is_a_graph_of_every_role_precision_and_dialect(
+    half_bundle: Path, quantized_bundle: Path, classifier_bundle: Path
+) -> None:
+    folders = (half_bundle, quantized_bundle, classifier_bundle)
+    found = {path.name for folder in folders for path in folder.glob("*.onnx")}
+    assert found == {*FILES, *ORT_FILES}
 
 
 def test_inputs_and_outputs_are_the_contract_s(path: Path, graph: onnx.GraphProto, spec: GraphSpec) -> None:
@@ -139,6 +159,7 @@ def test_inputs_and_outputs_are_the_contract_s(path: Path, graph: onnx.GraphProt
     assert graph.name == spec.role
 
 
+@standard
 def test_only_standard_operators_are_used(path: Path, graph: onnx.GraphProto) -> None:
     model = onnx.load(path, load_external_data=False)
     assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", 24)]
@@ -147,6 +168,7 @@ def test_only_standard_operators_are_used(path: Path, graph: onnx.GraphProto) ->
     assert (model.producer_name, model.producer_version) == ("tfexport", __version__)
 
 
+@standard
 def test_attention_is_one_operator_and_the_cache_is_written_in_place(graph: onnx.GraphProto, spec: GraphSpec) -> None:
     count = 0 if spec.role == "select_rows" else 2  # 2 encoder layers; self and cross
     attentions = [node for node in graph.node if node.op_type == "Attention"]
@@ -161,6 +183,7 @@ def test_attention_is_one_operator_and_the_cache_is_written_in_place(graph: onnx
     assert not [node.name for node in graph.node if node.op_type in ("Softmax", "Where", "ScatterND")]
 
 
+@standard
 def test_masks_are_not_numbers(graph: onnx.GraphProto) -> None:
     """No infinity and no -1e9 that would stand for it: what is hidden is hidden by a bool."""
     for name, values in constants(graph):
@@ -176,33 +199,59 @@ def test_graph_holds_no_weights(path: Path, graph: onnx.GraphProto) -> None:
     assert {path.suffix for path in path.parent.iterdir()} == {".onnx", ".safetensors", ".json"}
 
 
-def test_weights_are_those_of_the_file(path: Path, graph: onnx.GraphProto, spec: GraphSpec) -> None:
-    file = path.parent / contract.weights_file(spec.precision)
-    raw = file.read_bytes()
-    weights = {name: tensor.contiguous() for name, tensor in load_torch_file(file).items()}
+def test_weights_are_those_of_the_files(path: Path, graph: onnx.GraphProto, spec: GraphSpec) -> None:
+    """Each precision has one of its own; what int8 and int4 leave in float32 is in that of float32."""
+    files = {contract.weights_file(spec.precision)}
+    if spec.precision in contract.QUANTIZED:
+        files.add("weights.safetensors")
+    raw = {file: (path.parent / file).read_bytes() for file in files}
+    weights = {file: load_torch_file(path.parent / file) for file in files}
     places = external(graph)
-    assert bool(places) == (spec.role != "select_rows")
+    assert {place["location"] for place in places.values()} == (files if spec.role != "select_rows" else set())
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     for name, place in places.items():
         begin, length = int(place["offset"]), int(place["length"])
-        assert place["location"] == file.name
-        assert raw[begin : begin + length] == weights[name].view(torch.uint8).numpy().tobytes()
-        assert tuple(tensors[name].dims) == weights[name].shape
-        assert DTYPES[tensors[name].data_type] == str(weights[name].dtype).removeprefix("torch.")
+        tensor = weights[place["location"]][name].contiguous()
+        stored = tensor.view(-1).view(torch.uint8) if tensor.numel() else tensor
+        assert raw[place["location"]][begin : begin + length] == stored.numpy().tobytes()
+        assert tuple(tensors[name].dims) == tensor.shape
+        assert DTYPES[tensors[name].data_type] == str(tensor.dtype).removeprefix("torch.")
 
 
 @pytest.mark.parametrize("bundle", ["half_bundle", "classifier_bundle"])
 def test_every_weight_is_used_by_the_graphs_of_a_dialect(bundle: str, request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue(bundle)
-    used: dict[tuple[str, str], set[str]] = {}
-    for graph in open_bundle(folder).graphs:
-        names = external(onnx.load(folder / graph.file, load_external_data=False).graph)
-        used.setdefault((graph.precision, graph.dialect), set()).update(names)
-    assert len(used) == (2 if bundle == "classifier_bundle" else 6)
+    used = weights_used(folder)
+    assert len(used) == (2 if bundle == "classifier_bundle" else 7)
     for (precision, _), names in used.items():
         assert names == set(load_torch_file(folder / contract.weights_file(precision)))
 
 
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_quantized_graphs_use_every_quantized_matrix_and_of_float32_only_the_rest(
+    quantized_bundle: Path, precision: Any
+) -> None:
+    names = weights_used(quantized_bundle)[precision, "ort"]
+    exact = load_torch_file(quantized_bundle / "weights.safetensors")
+    rounded = load_torch_file(quantized_bundle / contract.weights_file(precision))
+    assert set(rounded) <= names
+    rest = {name for name, tensor in exact.items() if tensor.dim() == 1 or ".tokens." in name or ".positions." in name}
+    assert names - set(rounded) == rest
+    assert {str(tensor.dtype) for name, tensor in rounded.items() if name.endswith((".int8", ".int4"))} == {
+        "torch.int8" if precision == "int8" else "torch.uint8"
+    }
+
+
+def weights_used(folder: Path) -> dict[tuple[str, str], set[str]]:
+    """The stored tensors that the graphs of a precision and dialect point to."""
+    used: dict[tuple[str, str], set[str]] = {}
+    for graph in open_bundle(folder).graphs:
+        names = external(onnx.load(folder / graph.file, load_external_data=False).graph)
+        used.setdefault((graph.precision, graph.dialect), set()).update(names)
+    return used
+
+
+@standard
 def test_nodes_are_named_by_their_modules(path: Path, graph: onnx.GraphProto, spec: GraphSpec) -> None:
     names = [node.name for node in graph.node]
     assert len(set(names)) == len(names)
@@ -245,7 +294,16 @@ def altered_export(tiny_checkpoint: TinyCheckpoint, half_bundle: Path, monkeypat
             change(proto.graph)
             return ir.from_proto(proto)
 
+        def emit_altered(spec: GraphSpec, *arguments: Any) -> ir.Model:
+            emitted = emit(spec, *arguments)
+            if spec.file != file:
+                return emitted
+            proto = ir.to_proto(emitted)
+            change(proto.graph)
+            return ir.from_proto(proto)
+
         monkeypatch.setattr("tfexport.export.trace", trace_altered)
+        monkeypatch.setattr("tfexport.export.emit", emit_altered)
         export(tiny_checkpoint.load(), directory, **options)
 
     return run
@@ -271,7 +329,7 @@ def other_epsilon(graph: onnx.GraphProto) -> None:
 
 
 def swapped_operands(graph: onnx.GraphProto) -> None:
-    attention = next(node for node in graph.node if node.op_type == "Attention")
+    attention = next(node for node in graph.node if node.op_type in ("Attention", "MultiHeadAttention"))
     attention.input[1], attention.input[2] = attention.input[2], attention.input[1]
 
 
@@ -309,6 +367,83 @@ def test_a_half_precision_graph_that_computes_something_else_is_not_exported(
     message = r"decoder_step\.fp16\.onnx computes .* so nothing was exported\. .* export in fp32, or in bf16"
     with pytest.raises(TfexportError, match=message):
         altered_export(change, "decoder_step.fp16.onnx", tmp_path / "bundle", precisions=("float16",))
+    assert list(tmp_path.iterdir()) == []
+
+
+def other_mask(graph: onnx.GraphProto) -> None:
+    """What is seen is hidden, and the other way round."""
+    where = next(node for node in graph.node if node.op_type == "Where")
+    where.input[1], where.input[2] = where.input[2], where.input[1]
+
+
+def other_slot(graph: onnx.GraphProto) -> None:
+    """Keys go where those of other hypotheses lie."""
+    graph.node.insert(0, onnx.helper.make_node("Sub", ["slot", "slot"], ["first"], name="first"))
+    next(node for node in graph.node if node.op_type == "TensorScatter").input[2] = "first"
+
+
+def other_positions(graph: onnx.GraphProto) -> None:
+    """Every row is given the first position."""
+    position = next(node for node in graph.node if node.input[0] == "decoder.positions.table")
+    graph.node.insert(0, onnx.helper.make_node("Sub", ["position", "position"], ["nowhere"], name="nowhere"))
+    position.input[1] = "nowhere"
+
+
+def other_lengths(graph: onnx.GraphProto) -> None:
+    """Attention is not told how long sources are."""
+    for node in graph.node:
+        if node.op_type == "MultiHeadAttention" and "src_len" in node.input:
+            node.input[list(node.input).index("src_len")] = ""
+
+
+ORT_CHANGES = [
+    *((change, role) for change in CHANGES for role in ("encoder", "decoder_step", "beam_step")),
+    *((other_mask, "beam_step"), (other_slot, "beam_step")),
+    *((other_positions, role) for role in ("decoder_step", "beam_step")),
+    *((other_lengths, role) for role in ("encoder", "decoder_step", "beam_step")),
+]
+
+
+@pytest.mark.parametrize(("change", "role"), ORT_CHANGES)
+def test_an_emitted_graph_that_computes_something_else_is_not_exported(
+    altered_export: Callable, tmp_path: Path, change: Callable[[onnx.GraphProto], None], role: str
+) -> None:
+    with pytest.raises(TfexportError, match=rf"{role}\.ort\.onnx computes .* against PyTorch .* nothing was exported"):
+        altered_export(change, f"{role}.ort.onnx", tmp_path / "bundle")
+    assert list(tmp_path.iterdir()) == []
+
+
+def other_scale(graph: onnx.GraphProto) -> None:
+    """A projection is given the scales of another one of its size."""
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    side = next(name.split(".")[0] for name in tensors if ".layers." in name)
+    one, other = (f"{side}.layers.0.{part}.scale" for part in ("self_attention.output", "feed_forward.output"))
+    if tensors[one].dims != tensors[other].dims:
+        other = next(name for name in tensors if name.endswith("query.scale"))
+    place = list(tensors[other].external_data)
+    del tensors[one].external_data[:]
+    tensors[one].external_data.extend(place)
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+@pytest.mark.parametrize(
+    ("change", "role"),
+    [
+        *((change, "encoder") for change in (other_operator, other_lengths, other_scale)),
+        *(
+            (change, role)
+            for change in (swapped_operands, no_number)
+            for role in ("encoder", "decoder_step", "beam_step")
+        ),
+        (other_mask, "beam_step"),
+    ],
+)
+def test_a_quantized_graph_that_computes_something_else_is_not_exported(
+    altered_export: Callable, tmp_path: Path, change: Callable[[onnx.GraphProto], None], role: str, precision: Any
+) -> None:
+    """What is smaller than its rounding is found in the graph of float32, which the same lines emit."""
+    with pytest.raises(TfexportError, match=rf"{role}\.{precision}\.ort\.onnx computes .* nothing was exported"):
+        altered_export(change, f"{role}.{precision}.ort.onnx", tmp_path / "bundle", precisions=(precision,))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -392,9 +527,13 @@ def test_the_export_tells_the_error_of_each_precision_that_can_be_checked(
     tiny_checkpoint: TinyCheckpoint, half_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tfexport.export.trace", trace_or_take(half_bundle))
-    exported = export(tiny_checkpoint.load(), tmp_path / "bundle", precisions=("float16", "bfloat16"))
-    assert set(exported.max_errors) == {"float32", "float16"}  # ONNX Runtime's CPU provider has no bfloat16
-    assert 0 < exported.max_errors["float32"] < 1e-5 < exported.max_errors["float16"] < 2e-2
+    exported = export(tiny_checkpoint.load(), tmp_path / "bundle", precisions=("float16", "bfloat16", "int8", "int4"))
+    errors = exported.max_errors
+    assert set(errors) == {"float32", "float16", "int8", "int4"}  # ONNX Runtime's CPU provider has no bfloat16
+    assert 0 < errors["float32"] < 1e-5 < errors["float16"] < 2e-2
+    # Of the rounding of activations alone, and so less than the rounding of weights would add.
+    assert 1e-3 < errors["int8"] < 0.1
+    assert 1e-3 < errors["int4"] < 0.1
 
 
 def test_weights_that_differ_by_a_hundredth_are_found(own_bundle: Path, tiny_checkpoint: TinyCheckpoint) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnxruntime
 import pytest
@@ -129,6 +131,18 @@ def test_the_models_that_measure_multiply(dtype: str, given: type, wanted: type)
     assert found.dtype == wanted
     assert found.shape == (2, machine.GEMM_SIZE)
     assert (found == 3 * machine.GEMM_SIZE).all()
+
+
+def test_busy_cpus_are_those_that_are_not_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "STAT", tmp_path / "stat")
+    monkeypatch.setattr("tfexport.machine.os.cpu_count", lambda: 4)
+    assert machine.busy_cpus(0.0) is None
+    before, after = "cpu  10 5 5 100 50 0 0 0 7 7\ncpu0 1\n", "cpu  25 5 15 150 75 0 0 0 99 7\ncpu0 1\n"
+    (tmp_path / "stat").write_text(before)
+    assert machine.busy_cpus(0.0) is None  # no time went by
+    monkeypatch.setattr("tfexport.machine.time.sleep", lambda _: (tmp_path / "stat").write_text(after))
+    # Of 100 ticks 25 were work, 50 idle and 25 idle with a disk at work: a quarter of 4 CPUs.
+    assert machine.busy_cpus(0.0) == 1.0
 
 
 def test_the_facts_of_the_machine_are_json() -> None:

@@ -21,12 +21,17 @@ EXPORT_SIDE = (
     "tfexport.graph_modules",
     "tfexport.selfcheck",
     "tfexport.optimize",
+    "tfexport.ort_graphs",
+    "tfexport.ort_cases",
+    "tfexport.quantize",
+    "tfexport.calibrate",
+    "tfexport.stored_weights",
     "tfexport.engine",
     "tfexport.plan",
     "tfexport.targets",
 )
-DECODE_SIDE = ("tfexport.runtimes", "tfexport.search", "tfexport.translate")
-SHARED = ("config", "contract", "bundle", "bundle_writer", "tokenizers", "errors", "gpu", "kept")
+DECODE_SIDE = ("tfexport.runtimes", "tfexport.search", "tfexport.batching", "tfexport.translate")
+SHARED = ("config", "contract", "bundle", "bundle_writer", "tokenizers", "errors", "gpu", "kept", "cpus")
 PYTORCH_RUNTIMES = ("tfexport.runtimes.pytorch", "tfexport.runtimes.pytorch_static")
 HEAVY = {"torch", "onnx", "onnx_ir", "onnxscript", "safetensors", "lightning", "cuda", "tensorrt", "tensorrt_rtx"}
 
@@ -154,7 +159,8 @@ def test_what_both_sides_read_imports_neither(module: str) -> None:
 
 
 def test_torch_is_imported_only_where_models_are_made_or_run() -> None:
-    allowed = {"export", "graph_modules", "selfcheck", "train", "data"}
+    allowed = {"export", "graph_modules", "selfcheck", "ort_cases", "calibrate", "train", "data"}
+    allowed |= {"peers"}  # engines that it is compared with
     found = {
         module
         for module in importers("torch", "lightning", "safetensors.torch")
@@ -165,12 +171,15 @@ def test_torch_is_imported_only_where_models_are_made_or_run() -> None:
 
 
 def test_onnxruntime_is_imported_only_by_the_self_check_and_the_runtime() -> None:
-    assert importers("onnxruntime") == {"tfexport.selfcheck", "tfexport.runtimes.ort"}
+    runtimes = {"tfexport.runtimes.ort", "tfexport.runtimes.ort_cpu"}
+    comparison = {"tfexport.peers", "tfexport.machine"}  # what it is compared with, and what the machine can do
+    assert importers("onnxruntime") == {"tfexport.selfcheck", *runtimes, *comparison}
 
 
 def test_onnx_is_imported_only_by_what_makes_and_changes_graphs() -> None:
     found = importers("onnx", "onnx_ir", "onnxscript")
-    assert found == {"tfexport.export", "tfexport.optimize", "tfexport.engine"}
+    graphs = {"tfexport.export", "tfexport.optimize", "tfexport.ort_graphs", "tfexport.quantize"}
+    assert found == {*graphs, "tfexport.stored_weights", "tfexport.engine"}
 
 
 def test_cuda_is_imported_only_by_the_search_for_a_gpu_and_the_memory_of_one() -> None:
@@ -188,7 +197,7 @@ def test_the_command_line_loads_nothing_heavy() -> None:
     assert outside - set(sys.stdlib_module_names) == {"typer"}
 
 
-@pytest.mark.parametrize("module", ["tfexport.runtimes", "tfexport.runtimes.ort", "tfexport.translate"])
+@pytest.mark.parametrize("module", ["tfexport.runtimes", "tfexport.runtimes.ort_cpu", "tfexport.translate"])
 def test_decoding_on_the_cpu_loads_onnxruntime_and_nothing_heavier(module: str) -> None:
     loaded = {name.split(".")[0] for name in loaded_with(module)}
     assert "numpy" in loaded  # the closure is not empty

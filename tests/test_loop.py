@@ -52,9 +52,7 @@ class LateGraphs:
     def __init__(self, directory: Path, gpu: FakeCudart, buckets: Buckets):
         from tfexport.runtimes.cuda import CudaDevice
 
-        inner = OrtGraphs(
-            open_bundle(directory), "float32", HostDevice(), "onnx24", cpu_buckets(MAX_LENGTH), threads=1
-        )
+        inner = OrtGraphs(open_bundle(directory), "float32", HostDevice(), "onnx24", cpu_buckets(MAX_LENGTH), threads=1)
         self.device, self.buckets = CudaDevice(), buckets
         self.encoder = LateExecutable(inner.encoder, gpu)
         self.select_rows = LateExecutable(inner.select_rows, gpu)

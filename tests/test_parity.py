@@ -136,10 +136,13 @@ def test_report_of_nothing_does_not_pass() -> None:
 
 @pytest.mark.parametrize(
     ("precision", "most", "fewest"),
-    [("float32", 1e-4, 10_000), ("float16", 0.1, 9_990), ("bfloat16", 1.0, 9_900)],
+    [
+        *(("float32", 1e-4, 10_000), ("float16", 0.1, 9_990), ("bfloat16", 1.0, 9_900)),
+        *(("int8", 2.0, 9_850), ("int4", 8.0, 9_000)),
+    ],
 )
 def test_limits_of_each_precision(precision: Precision, most: float, fewest: int) -> None:
-    """All of float32's best tokens must be the same, 99.9 % of float16's and 99 % of bfloat16's."""
+    """All of float32's best tokens must be the same, and of float16's 99.9 %, of bfloat16's 99 %, and so on."""
     above = most * 1.001
     assert report_of(precision, logits=Errors(most), cross={"cross.0.key": Errors(most)}).passed
     assert not report_of(precision, logits=Errors(above)).passed

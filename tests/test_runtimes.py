@@ -24,9 +24,12 @@ RANDOM = np.random.default_rng(0)
 SOURCES = [RANDOM.integers(4, SRC_VOCAB, length).tolist() for length in (7, 1, 20, 3, 12, 5, 9, 2)]
 
 
-@pytest.fixture(params=["ort-cpu", "torch"])
+@pytest.fixture(params=["ort-cpu", "portable", "torch"])
 def runtime(request: pytest.FixtureRequest, tiny_bundle: Path) -> Any:
-    return load_runtime(request.param, open_bundle(tiny_bundle), threads=1)
+    bundle = open_bundle(tiny_bundle)
+    if request.param == "portable":
+        return ort_cpu_portable(bundle, threads=1)
+    return load_runtime(request.param, bundle, threads=1)
 
 
 @pytest.fixture
@@ -41,7 +44,7 @@ def random_targets(rows: int, length: int) -> np.ndarray:
 
 
 def test_steps_to_the_full_length_equal_the_forward_without_a_cache(runtime: Any, reference: TorchRuntime) -> None:
-    """20 steps: the cache of ort-cpu starts at 16 slots, so this crosses its growth."""
+    """20 steps: the caches on ONNX Runtime start at 16 slots, so this crosses their growth."""
     src_ids, src_len = pad(SOURCES, 1)
     targets = random_targets(len(SOURCES), 20)
     wanted = reference.teacher_forced(src_ids, src_len, targets)
@@ -151,7 +154,7 @@ def test_unknown_runtime_names_those_there_are(tiny_bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "module", "extra"),
     [
-        ("ort-cpu", "ort", "cpu"),
+        ("ort-cpu", "ort_cpu", "cpu"),
         ("ort-cuda", "ort", "cuda"),
         ("tensorrt", "trt", "tensorrt-rtx"),
         ("torch", "pytorch", "export"),

@@ -21,7 +21,7 @@ from tfexport.config import ModelConfig
 from tfexport.contestants import OWN, PROFILED, Contestant, Failed, Handle, Process, Setup, hire, setups
 from tfexport.contract import WEIGHTS_FILE
 from tfexport.errors import TfexportError
-from tfexport.machine import ONE_THREAD, Peaks, facts
+from tfexport.machine import ONE_THREAD, Peaks, busy_cpus, facts
 
 SLOW = 20.0
 """A contestant that needs so many times the seconds of the fastest one runs in `SLOW_ROUNDS` rounds only."""
@@ -30,6 +30,8 @@ CLOSE = 1.1
 """A contestant's second configuration goes into the rounds too if it needs at most so many times the first one's."""
 SHORT = 0.2
 """Seconds; a trial below it is repeated."""
+BUSY = 0.2
+"""CPUs that may be at work before a run without a warning."""
 ROUND_SECONDS, MOST_REPEATS = 0.25, 20
 """A contestant decodes again and again for about so many seconds in a round; the mean counts."""
 CALLS, CALL_SECONDS, FEWEST_CALLS = 20, 2.0, 3
@@ -273,13 +275,16 @@ def run(
         TfexportError: the plan does not suit the model, or nothing could be measured.
     """
     bundle.graph("decoder_step")  # a classifier has nothing to decode
+    busy = busy_cpus()
+    if busy is not None and busy > BUSY:
+        say(f"warning: {busy:.1f} CPUs are at work already: the numbers will be of what is left. Stop other programs.")
     if peaks is None:
         say("measuring the machine")
         peaks = peaks_of(plan.threads)
     config = bundle.config
     measured: list[dict[str, Any]] = []
     record = {
-        "machine": facts(),
+        "machine": {**facts(), "busy_cpus": busy},
         "peaks": [found.to_dict() for found in peaks.values()],
         "options": asdict(plan),
         "contestants": [{"name": one.name, "path": str(one.path), "python": str(one.python)} for one in contestants],

@@ -265,7 +265,7 @@ def weights_file(precision: Precision) -> str:
 
 def _in_precision(graph: GraphSpec, precision: Precision) -> GraphSpec:
     def concrete(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        dtype: DType = "float32" if precision in ("float32", "int8", "int4") else precision
+        dtype: Any = "float32" if precision in QUANTIZED else precision
         return tuple(replace(t, dtype=dtype) if t.dtype == "float" else t for t in tensors)
 
     return GraphSpec(graph.role, concrete(graph.inputs), concrete(graph.outputs), precision)

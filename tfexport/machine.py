@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+STAT = Path("/proc/stat")
 ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "VECLIB_MAXIMUM")}
 """The environment in which to measure."""
 
@@ -152,6 +153,24 @@ def facts() -> dict[str, Any]:
         "last_level_cache_bytes": _last_level_cache(),
         "versions": versions(),
     }
+
+
+def busy_cpus(seconds: float = 1.0) -> float | None:
+    """How many CPUs are at work while this process waits for `seconds`; None where the system does not tell."""
+
+    def times() -> tuple[float, float] | None:
+        try:
+            fields = [float(field) for field in STAT.read_text(encoding="ascii").split("\n")[0].split()[1:9]]
+        except (OSError, ValueError):
+            return None
+        return sum(fields) - fields[3] - fields[4], sum(fields)  # idle, and idle with a disk at work
+
+    before = times()
+    time.sleep(seconds)
+    after = times()
+    if before is None or after is None or after[1] <= before[1]:
+        return None
+    return (after[0] - before[0]) / (after[1] - before[1]) * (os.cpu_count() or 1)
 
 
 def versions() -> dict[str, str]:

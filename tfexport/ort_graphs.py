@@ -4,7 +4,7 @@ They compute what `models.transformer` computes, from the same weights file. Wha
 
     states       in float32 [n, d_model] between attentions, so that every projection is one Gemm with its bias in it
     projections  query, key and value are one Gemm; ReLU is in the Gemm; the cross keys/values of all layers are one Gemm
-    greedy       GroupQueryAttention: writes the cache in place and reads its filled slots only, of each row as many as it has
+    greedy       GroupQueryAttention: writes the cache in place and reads its filled slots only, each row its own
     beams        the hypotheses of a sentence are queries to one cache that only grows (see `_shared_cache`)
     best tokens  log-softmax and top-k of as many as are asked for
 

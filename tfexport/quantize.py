@@ -71,7 +71,7 @@ def quantized(
 def restored(
     tensors: Mapping[str, NDArray[np.generic]], weights: Mapping[str, Matrix], projections: Iterable[Projection]
 ) -> dict[str, Matrix]:
-    """The float32 matrices that quantized `tensors` stand for, by the names and in the shapes that they have in `weights`."""
+    """The float32 matrices that quantized `tensors` stand for, by their names and in their shapes in `weights`."""
     matrices: dict[str, Matrix] = {}
     for projection in projections:
         scale = np.asarray(tensors[f"{projection.name}.scale"], np.float32)
@@ -94,7 +94,8 @@ def _stored_int8(matrix: Matrix) -> dict[str, NDArray[np.generic]]:
     """[out, in] to int8 [in, out], and the scale of each column [out]."""
     scale = np.abs(matrix).max(axis=1) / 127
     scale = np.where(scale > 0, scale, 1).astype(np.float32)
-    return {"int8": np.ascontiguousarray(np.rint(matrix / scale[:, None]).astype(np.int8).T), "scale": scale}
+    numbers = np.clip(np.rint(matrix / scale[:, None]), -127, 127)  # of the least floats even the scale is rounded
+    return {"int8": np.ascontiguousarray(numbers.astype(np.int8).T), "scale": scale}
 
 
 def _stored_int4(matrix: Matrix) -> dict[str, NDArray[np.generic]]:
@@ -105,7 +106,8 @@ def _stored_int4(matrix: Matrix) -> dict[str, NDArray[np.generic]]:
     n_out, n_in = matrix.shape
     padded = np.pad(matrix, ((0, 0), (0, -n_in % INT4_BLOCK))).reshape(n_out, -1, INT4_BLOCK)
     largest = np.take_along_axis(padded, np.abs(padded).argmax(axis=2)[..., None], axis=2)
-    scale = np.where(largest != 0, largest / -8, 1).astype(np.float32)
+    scale = largest / -8
+    scale = np.where(scale != 0, scale, 1).astype(np.float32)
     numbers = np.clip(np.rint(padded / scale) + 8, 0, 15).astype(np.uint8)
     return {"int4": numbers[..., ::2] | numbers[..., 1::2] << 4, "scale": scale[..., 0]}
 

@@ -256,11 +256,9 @@ def _without_early_eos(best: Best, length: int, count: int, eos: int, options: S
             "the model gave logits that are not finite numbers. Compare this runtime with `tfexport parity`, and check "
             "the checkpoint's weights for NaN or infinity."
         )
-    if length > options.min_length:
+    if length > options.min_length or not (is_eos := best.ids == eos).any():
         return Best(best.log_probs[:, :count], best.ids[:, :count])
     # A stable sort by "is eos" keeps the order of the others.
-    order = np.argsort(best.ids == eos, axis=1, kind="stable")
-    log_probs = np.where(best.ids == eos, -np.inf, best.log_probs)
-    return Best(
-        np.take_along_axis(log_probs, order, axis=1)[:, :count], np.take_along_axis(best.ids, order, axis=1)[:, :count]
-    )
+    order = np.argsort(is_eos, axis=1, kind="stable")[:, :count]
+    every = np.arange(len(order))[:, None]
+    return Best(np.where(is_eos, -np.inf, best.log_probs)[every, order], best.ids[every, order])

@@ -118,15 +118,20 @@ class Binding:
 
     def __init__(self, session: onnxruntime.InferenceSession):
         self._session, self._binding = session, session.io_binding()
-        self._arrays: dict[str, NDArray[Any]] = {}  # kept alive
+        self._values: dict[str, Any] = {}  # kept alive, and with them their arrays
 
     def input(self, name: str, array: NDArray[Any]) -> None:
-        self._arrays[name] = array
-        self._binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        self._values[name] = value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
+        self._binding.bind_ortvalue_input(name, value)
 
     def output(self, name: str, array: NDArray[Any]) -> None:
-        self._arrays[name] = array
-        self._binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        self._values[name] = value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
+        self._binding.bind_ortvalue_output(name, value)
+
+    def in_place(self, past: str, present: str, array: NDArray[Any]) -> None:
+        """Let an input and an output be one array."""
+        self.input(past, array)
+        self._binding.bind_ortvalue_output(present, self._values[past])
 
     def run(self) -> None:
         self._session.run_with_iobinding(self._binding)
@@ -157,8 +162,7 @@ class Step:
         """Let past and present be `cache` [tensors, ...], which is written in place."""
         names = zip(cache_names(self.config, "past"), cache_names(self.config, "present"), cache, strict=True)
         for past, present, array in names:
-            self.binding.input(past, array)
-            self.binding.output(present, array)
+            self.binding.in_place(past, present, array)
 
     def run(self, tokens: IntArray, position: int, count: int = 1) -> None:
         np.copyto(self.tokens, tokens.reshape(self.tokens.shape))
@@ -272,7 +276,7 @@ class BeamState:
     ) -> None:
         """Go on in these buffers, all of whose places are live."""
         self._cross, self._src_len, self._filled = cross, src_len, filled
-        self._places = np.arange(len(src_len))
+        self._places, self._in_order = np.arange(len(src_len)), True
         self._slot = np.empty(len(src_len), dtype=np.int64)
         self._step = Step(self._runtime, "beam_step", cross, src_len, (len(src_len), self._beam))
         self._step.tokens.fill(self._runtime.config.bos_id)  # what places that are left go on reading
@@ -305,8 +309,8 @@ class BeamState:
         return logits.copy() if rows is None else logits[rows]
 
     def _rows(self) -> IntArray | None:
-        """The rows of the buffers that are searched; None for all."""
-        if len(self._places) == len(self._src_len):
+        """The rows of the buffers that are searched; None for all in their order."""
+        if self._in_order:
             return None
         return (self._places[:, None] * self._beam + np.arange(self._beam)).ravel()
 
@@ -317,7 +321,7 @@ class BeamState:
         new = np.arange(self._beam)
         self._mask[:, 0, new, self._filled + new] = True
         self._slot.fill(self._filled)
-        if len(self._places) < len(self._src_len):
+        if not self._in_order:
             every = self._step.tokens.copy()
             every[self._places] = tokens.reshape(-1, self._beam)
             tokens = every
@@ -330,7 +334,7 @@ class BeamState:
         seen = self._mask[:, 0].any(axis=1)  # [batch, cache]
         most = int(seen.sum(axis=1).max())
         # Where all slots are seen, as with a beam of one, room for 8 steps each time would be copied for too often.
-        size = _blocks(most + max(ROOM * self._beam, most // 2))
+        size = _blocks(most + max(ROOM * self._beam, most // 4))
         order = np.argsort(~seen, axis=1, kind="stable")[:, :most]  # the seen slots first, in their order
         cache = _empty(self._runtime.config, len(self._src_len), size)
         for place, slots in enumerate(order):
@@ -344,6 +348,7 @@ class BeamState:
         groups = rows.reshape(-1, self._beam)
         sentences, parents = groups[:, 0] // self._beam, groups % self._beam
         self._places = self._places[sentences]
+        self._in_order = len(self._places) == len(self._src_len) and bool((np.diff(self._places) == 1).all())
         self._mask[self._places] = self._mask[self._places[:, None], :, parents].swapaxes(1, 2)
         if len(self._places) <= COMPACT_BELOW * len(self._src_len):
             cross, cache = _moved(self._cross, self._places), _moved(self._cache, self._places)
