@@ -77,7 +77,9 @@ def main() -> None:
             return tutorial_way(model, sources, options.max_length)
 
     decode_all(runtime, sources[:64], search, batch_size=options.batch_size, workers=split.workers)  # warm
-    before, slow, after = (timed(name, way, wanted) for name, way in (("ours", ours), ("tutorial", theirs), ("ours", ours)))
+    before, slow, after = (
+        timed(name, way, wanted) for name, way in (("ours", ours), ("tutorial", theirs), ("ours", ours))
+    )
     print(f"{slow / ((before + after) / 2):.1f} times as fast as the tutorial's way; ours with {split}")
 
 

@@ -389,6 +389,12 @@ def other_positions(graph: onnx.GraphProto) -> None:
     position.input[1] = "nowhere"
 
 
+def one_best(graph: onnx.GraphProto) -> None:
+    """One best token is told, however many are asked for."""
+    graph.initializer.append(numpy_helper.from_array(np.array([1], dtype=np.int64), "only"))
+    next(node for node in graph.node if node.op_type == "TopK").input[1] = "only"
+
+
 def other_lengths(graph: onnx.GraphProto) -> None:
     """Attention is not told how long sources are."""
     for node in graph.node:
@@ -399,7 +405,7 @@ def other_lengths(graph: onnx.GraphProto) -> None:
 ORT_CHANGES = [
     *((change, role) for change in CHANGES for role in ("encoder", "decoder_step", "beam_step")),
     *((other_mask, "beam_step"), (other_slot, "beam_step")),
-    *((other_positions, role) for role in ("decoder_step", "beam_step")),
+    *((change, role) for change in (other_positions, one_best) for role in ("decoder_step", "beam_step")),
     *((other_lengths, role) for role in ("encoder", "decoder_step", "beam_step")),
 ]
 

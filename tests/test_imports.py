@@ -21,6 +21,7 @@ EXPORT_SIDE = (
     "tfexport.graph_modules",
     "tfexport.selfcheck",
     "tfexport.optimize",
+    "tfexport.emitter",
     "tfexport.ort_graphs",
     "tfexport.ort_cases",
     "tfexport.quantize",
@@ -178,7 +179,7 @@ def test_onnxruntime_is_imported_only_by_the_self_check_and_the_runtime() -> Non
 
 def test_onnx_is_imported_only_by_what_makes_and_changes_graphs() -> None:
     found = importers("onnx", "onnx_ir", "onnxscript")
-    graphs = {"tfexport.export", "tfexport.optimize", "tfexport.ort_graphs", "tfexport.quantize"}
+    graphs = {"tfexport.export", "tfexport.optimize", "tfexport.emitter", "tfexport.ort_graphs", "tfexport.quantize"}
     assert found == {*graphs, "tfexport.stored_weights", "tfexport.engine"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ from tiny import BOS, SRC_VOCAB, TGT_VOCAB
 from tfexport.bundle import Bundle, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
-from tfexport.runtimes.ort import ort_cpu_portable
+from tfexport.runtimes.ort import cpu_session, ort_cpu_portable
 from tfexport.runtimes.ort_cpu import BLOCK, ROOM, BeamState, GreedyState, OrtCpuRuntime, ort_cpu
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search import Hypothesis, SearchOptions, pad, search
@@ -299,18 +300,21 @@ def test_best_tokens_are_those_of_the_logits_for_every_count(tiny_bundle: Path, 
         np.testing.assert_allclose(best.log_probs, np.take_along_axis(log_probs, order, axis=1), atol=1e-5)
 
 
-def test_results_of_a_step_are_the_caller_s_own(tiny_bundle: Path) -> None:
+@pytest.mark.parametrize("beam", [1, 2])
+def test_results_of_a_step_are_the_caller_s_own(tiny_bundle: Path, beam: int) -> None:
     """The next step writes over the runtime's buffers, not over what it gave away."""
-    for beam in (1, 2):
-        runtime = ort_cpu(open_bundle(tiny_bundle), threads=1)
-        state: Any = runtime.encode(*pad([[5, 6, 7], [8]], 1), beam=beam)
-        best, state = runtime.best(state, np.arange(4, 4 + 2 * beam), 3)
-        logits, state = runtime.step(state, np.arange(4, 4 + 2 * beam))
-        kept = [array.copy() for array in (*best, logits)]
-        for _ in range(3):
-            _, state = runtime.best(state, np.arange(9, 9 + 2 * beam), 3)
-            _, state = runtime.step(state, np.arange(9, 9 + 2 * beam))
-        assert all(np.array_equal(one, other) for one, other in zip((*best, logits), kept, strict=True))
+    runtime = ort_cpu(open_bundle(tiny_bundle), threads=1)
+    state: Any = runtime.encode(*pad([[5, 6, 7], [8]], 1), beam=beam)
+    best, state = runtime.best(state, np.arange(4, 4 + 2 * beam), 3)
+    kept = [array.copy() for array in best]
+    for _ in range(2):
+        _, state = runtime.best(state, np.arange(9, 9 + 2 * beam), 3)
+    assert all(np.array_equal(one, other) for one, other in zip(best, kept, strict=True))
+    logits, state = runtime.step(state, np.arange(4, 4 + 2 * beam))
+    numbers = logits.copy()
+    for _ in range(2):
+        _, state = runtime.step(state, np.arange(9, 9 + 2 * beam))
+    assert np.array_equal(logits, numbers)
 
 
 def test_inputs_of_any_layout_and_type_are_taken(tiny_bundle: Path) -> None:
@@ -434,11 +438,14 @@ def test_batches_under_way_side_by_side_share_nothing(tiny_bundle: Path, beam: i
 def test_a_graph_is_loaded_once_by_threads_that_ask_together(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tfexport.runtimes import ort_cpu as module
-
     loaded = []
-    load = module.cpu_session
-    monkeypatch.setattr(module, "cpu_session", lambda *arguments: loaded.append(arguments[0].name) or load(*arguments))
+
+    def slow(path: Path, threads: int | None) -> Any:
+        loaded.append(path.name)
+        time.sleep(0.1)  # time enough for the others to come and ask
+        return cpu_session(path, threads)
+
+    monkeypatch.setattr("tfexport.runtimes.ort_cpu.cpu_session", slow)
     runtime = ort_cpu(open_bundle(tiny_bundle), threads=1)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda beam: search(runtime, [[5, 6]], SearchOptions(beam=beam)), [1, 2, 3] * 8))

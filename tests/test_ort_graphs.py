@@ -67,7 +67,8 @@ def largest_error(graph: GraphSpec, checked: Case, found: dict[str, NDArray[Any]
     errors = []
     if checked.logits is not None:
         log_probs = torch.log_softmax(checked.logits.double(), -1).numpy()
-        best = -np.sort(-log_probs, axis=1)[:, : found["best.ids"].shape[1]]
+        best = -np.sort(-log_probs, axis=1)[:, : int(checked.inputs["count"][0])]
+        assert found["best.ids"].shape == found["best.log_probs"].shape == best.shape
         errors.append(found["best.log_probs"] - best)
         errors.append(np.take_along_axis(log_probs, found["best.ids"], axis=1) - best)
         for ids in found["best.ids"]:

@@ -34,11 +34,11 @@ from tfexport.bundle import Bundle
 from tfexport.calibrate import LENGTH, SENTENCES, STEPS, input_ranges
 from tfexport.config import ModelConfig
 from tfexport.contract import GraphSpec, TensorSpec
+from tfexport.emitter import Emitter, Projection, decoder_projections, encoder_projections
 from tfexport.errors import TfexportError
 from tfexport.export import export, write_quantized
 from tfexport.models.transformer import PointwiseConv, Transformer
 from tfexport.ort_cases import case
-from tfexport.ort_graphs import Emitter, Projection, decoder_projections, encoder_projections
 from tfexport.quantize import INT4_BLOCK, LINEARS, MARGIN, has_fixed_scale, quantized, restored
 from tfexport.runtimes.ort_cpu import ort_cpu
 from tfexport.search import SearchOptions, pad, search

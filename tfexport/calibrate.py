@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tfexport.models.transformer import PointwiseConv, Transformer
 
 SENTENCES, LENGTH, STEPS = 64, 24, 32
-"""Of the random sources that ranges are measured with where no text is given, and the most tokens that each is decoded to."""
+"""Of random sources, where no text is given, and the most tokens that each is decoded to."""
 
 BATCH = 32
 

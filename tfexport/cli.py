@@ -313,9 +313,9 @@ def decode(
         split = Split.of(workers, threads, at_once=at_once)
         require_workers(runtime, bundle, chosen, split.workers)
         model = load_runtime(runtime, bundle, precision=chosen, threads=split.threads)
-        if at_once and (workers is None or threads is None):
-            say(f"note: decoding with {split}; choose with --workers and --threads")
         with writing(output) as out:
+            if at_once and (workers is None or threads is None):
+                say(f"note: decoding with {split}; choose with --workers and --threads")
             results = translate(
                 model, reader, lines, search_options, batch_size=batch_size, window=window, workers=split.workers
             )

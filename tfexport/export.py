@@ -27,6 +27,7 @@ from tfexport.bundle import TOKENIZER_FILES
 from tfexport.bundle_writer import new_bundle, write_manifest
 from tfexport.calibrate import input_ranges
 from tfexport.config import ModelConfig
+from tfexport.emitter import decoder_projections, encoder_projections
 from tfexport.errors import TfexportError
 from tfexport.graph_modules import Model, arguments_of, grouped, module_of, random_inputs
 from tfexport.models.checkpoint import Checkpoint
@@ -35,7 +36,7 @@ from tfexport.models.files import save_weights
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import Transformer
 from tfexport.optimize import require_no_masks, shape_nodes, simplify, use_lengths
-from tfexport.ort_graphs import decoder_projections, emit, encoder_projections
+from tfexport.ort_graphs import emit
 from tfexport.quantize import LINEARS, has_fixed_scale, quantized, restored
 from tfexport.selfcheck import ONNX_RUNTIME, TOLERANCE, self_check
 from tfexport.stored_weights import StoredWeights

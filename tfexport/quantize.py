@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
+from tfexport.emitter import CONTRIB, Emitter, Linear, Projection, float32_linear
 from tfexport.errors import TfexportError
-from tfexport.ort_graphs import CONTRIB, Emitter, Linear, Projection, float32_linear
 
 Matrix = NDArray[np.float32]
 

@@ -72,7 +72,7 @@ def _largest_error(graph: contract.GraphSpec, checked: Case, found: Mapping[str,
         got = torch.from_numpy(found[tensor.name].astype(np.float32))
         if tensor.name.startswith("best."):
             assert checked.logits is not None
-            got, wanted = _best(checked.logits, tensor.name, found)
+            got, wanted = _best(checked, checked.logits, tensor.name, found)
         else:
             wanted = checked.outputs[tensor.name]
         if graph.role == "decoder_step" and tensor.name.startswith("present.") and graph.dialect == "ort":
@@ -93,14 +93,14 @@ def _largest_error(graph: contract.GraphSpec, checked: Case, found: Mapping[str,
     return worst
 
 
-def _best(logits: Tensor, name: str, found: Mapping[str, np.ndarray]) -> tuple[Tensor, Tensor]:
+def _best(checked: Case, logits: Tensor, name: str, found: Mapping[str, np.ndarray]) -> tuple[Tensor, Tensor]:
     """What to compare: the log-probabilities that the graph tells, or those of the tokens that it tells.
 
     Where two tokens are as good, either will do: a token is judged by its log-probability.
     """
     log_probs = torch.log_softmax(logits, -1)
     ids = torch.from_numpy(found["best.ids"])
-    wanted = log_probs.topk(ids.shape[-1]).values
+    wanted = log_probs.topk(int(checked.inputs.get("count", ids.shape[-1:])[0])).values
     got = log_probs.gather(1, ids) if name == "best.ids" else torch.from_numpy(found["best.log_probs"])
     return got, wanted
 

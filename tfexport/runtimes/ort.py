@@ -28,8 +28,8 @@ CUDA_BATCH = tuple(2**power for power in range(15))
 SRC_BLOCK = 32
 
 SLOWER = ["SkipLayerNormFusion"]
-"""Fusions of ONNX Runtime that lose time on its CPU provider: on 128 rows of 256 numbers its SkipLayerNormalization takes 115 microseconds,
-Add and LayerNormalization 15 together."""
+"""Fusions of ONNX Runtime that lose time on its CPU provider: on 128 rows of 256 numbers its SkipLayerNormalization takes
+115 microseconds, Add and LayerNormalization 15 together."""
 
 ELEMENT_TYPES: dict[str, Any] = {"int64": np.int64, "float32": np.float32, "float16": np.float16, "bfloat16": 16}
 """As ONNX Runtime's binding takes them: NumPy's, or ONNX's number where NumPy has none."""
