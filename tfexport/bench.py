@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tfexport.bench_plan import Cell, Plan, Sources
@@ -287,7 +288,9 @@ def run(
         "machine": {**facts(), "busy_cpus": busy},
         "peaks": [found.to_dict() for found in peaks.values()],
         "options": asdict(plan),
-        "contestants": [{"name": one.name, "path": str(one.path), "python": str(one.python)} for one in contestants],
+        "contestants": [
+            {"name": one.name, "path": one.path.name, "python": Path(one.python).name} for one in contestants
+        ],
         "bundle": str(bundle.directory),
         "config": config.to_dict(),
         "weights_sha256": bundle.files[WEIGHTS_FILE],

@@ -145,7 +145,8 @@ def facts() -> dict[str, Any]:
     """Hardware and software of this run, JSON-ready; None for what does not tell."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(sys.orig_argv),
+        # Without folders: they say nothing to who reads the results elsewhere.
+        "command": shlex.join(Path(word).name if "/" in word else word for word in sys.orig_argv),
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpu": _cpu(),
