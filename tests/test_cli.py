@@ -908,6 +908,15 @@ def test_parity_of_a_manifest_without_a_source_is_an_error(
         (["decode", "{bundle}", "missing.txt"], "cannot read missing.txt: No such file"),
         (["decode", "{bundle}", "."], "cannot read .: Is a directory"),
         (["decode", "{bundle}", "--runtime", "nosuch"], "no runtime 'nosuch' in this version. Use one of: ort-cpu, "),
+        (
+            ["decode", "{bundle}", "--runtime", "torch", "--precision", "int8"],
+            "torch does not compute in int8: it is for ort-cpu",
+        ),
+        (["decode", "{bundle}", "--runtime", "torch", "--workers", "2"], "torch works for one worker at a time"),
+        (
+            ["decode", "{bundle}", "--precision", "int8"],
+            "has no int8 decoder_step graph for this runtime. Export again with",
+        ),
         (["decode", "{bundle}", "--beam", "2", "--nbest", "3"], "nbest 3 is not between 1 and the beam's 2"),
         (["decode", "{bundle}", "--min-length", "9", "--max-length", "9"], "min_length 9 is not below max_length 9"),
         (["decode", "{bundle}", "--length-penalty", "nan"], "length_penalty is nan, not "),
@@ -934,6 +943,7 @@ def test_parity_of_a_manifest_without_a_source_is_an_error(
             "--plan-for takes the place of --cache and --max-source. Give one of them",
         ),
         (["build", "{bundle}", "--plan-for", "-", "--max-source", "128"], "--plan-for takes the place of --cache"),
+        (["build", "{bundle}", "--precision", "fp16,int8"], "engines have no int8"),
         (["triton", "missing", "-o", "models"], "missing is not a bundle"),
         (["triton", "{bundle}", "-o", "models", "--runtime", "nosuch"], "no runtime 'nosuch' in this version"),
         (["triton", "{bundle}", "-o", "models", "--runtime", "tensorrt"], "Build them with `tfexport build`"),

@@ -43,6 +43,7 @@ from tfexport.quantize import INT4_BLOCK, LINEARS, MARGIN, has_fixed_scale, quan
 from tfexport.runtimes.ort_cpu import ort_cpu
 from tfexport.search import SearchOptions, pad, search
 from tfexport.stored_weights import StoredWeights
+from tfexport.targets import GraphsTarget
 
 Matrix = NDArray[np.float32]
 Arrays = dict[str, NDArray[Any]]
@@ -644,3 +645,10 @@ def test_the_same_checkpoint_gives_the_same_quantized_bundle(
     write_quantized(tiny_checkpoint.load().build_model(), precision, tmp_path)
     file = contract.weights_file(precision)
     assert (tmp_path / file).read_bytes() == (quantized_bundle / file).read_bytes()
+
+
+def test_a_classifier_is_refused_before_it_is_exported() -> None:
+    config = tiny_classifier().config
+    GraphsTarget(("float32", "float16")).check(config)
+    with pytest.raises(TfexportError, match="encoder classifiers are not exported in int8, int4"):
+        GraphsTarget(("float32", "int8", "int4")).check(config)

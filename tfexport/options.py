@@ -109,6 +109,7 @@ def engine_request(
     plan_for: Path | None = None,
 ) -> EngineRequest:
     """The engines that the flags ask for; with `plan_for` the lengths of their plan are still to be set."""
+    from tfexport import contract
     from tfexport.plan import LengthPlan
 
     try:
@@ -130,12 +131,16 @@ def engine_request(
         max_source=128 if max_source is None else max_source,
         cache=tuple(sorted({int(size) for size in sizes})),
     )
+    precisions = precisions_of(precision)
+    quantized = [contract.short_name(wanted) for wanted in precisions if wanted in contract.QUANTIZED]
+    if quantized:
+        raise TfexportError(
+            f"engines have no {', '.join(quantized)}: it is for the CPU. Build them in fp32, fp16 or bf16."
+        )
     memory = None if gpu_memory is None else gpu_memory * 2**30
     if memory is not None and not math.isfinite(memory):
         raise TfexportError(f"--gpu-memory is {gpu_memory}, not a size in GiB. Give that of the GPU, such as 24.")
-    return EngineRequest(
-        plan, precisions_of(precision), gpus_of(gpus), library, None if memory is None else int(memory)
-    )
+    return EngineRequest(plan, precisions, gpus_of(gpus), library, None if memory is None else int(memory))
 
 
 def hints_of(checkpoint: Path, config: Path | None, **flags: int | None) -> dict[str, Any]:

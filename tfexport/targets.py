@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tfexport import triton
+from tfexport import contract, triton
 from tfexport.bundle import MANIFEST, PORTABLE, Engine, Library, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.console import print_engine, print_plan, print_repository, say
@@ -115,7 +115,16 @@ class GraphsTarget:
     precisions: tuple[Precision, ...]
 
     def check(self, config: ModelConfig) -> None:
-        """Before the export, which takes longer: raise what `write` would raise of any bundle of such a model."""
+        """Before the export, which takes longer: raise what it or `write` would raise of any such model.
+
+        Raises:
+            TfexportError: there are no graphs of such a model in one of the precisions.
+        """
+        quantized = [contract.short_name(precision) for precision in self.precisions if precision in contract.QUANTIZED]
+        if config.is_classifier and quantized:
+            raise TfexportError(
+                f"encoder classifiers are not exported in {', '.join(quantized)}. Give --precision fp32, fp16 or bf16."
+            )
 
     def write(self, directory: Path) -> None:
         """After the export: add to the bundle at `directory`, or beside it, and print what."""
@@ -146,6 +155,7 @@ class TritonTarget(GraphsTarget):
     force: bool
 
     def check(self, config: ModelConfig) -> None:
+        super().check(config)
         if self.runtime == "tensorrt":
             raise TfexportError(
                 "a bundle has no TensorRT engines when it is exported. Export it with --precision fp16 alone, then "

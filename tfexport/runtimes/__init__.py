@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tfexport.bundle import Bundle
-from tfexport.contract import Precision
+from tfexport.contract import QUANTIZED, Precision, short_name
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.runtimes.base import Runtime
 
@@ -35,6 +35,11 @@ def load_runtime(
     if name not in RUNTIMES:
         raise RuntimeUnavailable(f"there is no runtime {name!r} in this version. Use one of: {', '.join(RUNTIMES)}.")
     bundle.graph("decoder_step")  # a classifier has nothing to decode
+    if precision in QUANTIZED and name != "ort-cpu":
+        raise RuntimeUnavailable(
+            f"the runtime {name} does not compute in {short_name(precision)}: it is for ort-cpu. Use --runtime ort-cpu, or "
+            "--precision fp32."
+        )
     try:
         return _load(name, bundle, precision, threads)
     except ImportError as error:
