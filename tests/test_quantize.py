@@ -30,7 +30,7 @@ from tiny import SRC_VOCAB, TinyCheckpoint, tiny_classifier
 from torch import Tensor, nn
 
 from tfexport import contract
-from tfexport.bundle import Bundle
+from tfexport.bundle import Bundle, open_bundle
 from tfexport.calibrate import LENGTH, SENTENCES, STEPS, input_ranges
 from tfexport.config import ModelConfig
 from tfexport.contract import GraphSpec, TensorSpec
@@ -647,8 +647,8 @@ def test_the_same_checkpoint_gives_the_same_quantized_bundle(
     assert (tmp_path / file).read_bytes() == (quantized_bundle / file).read_bytes()
 
 
-def test_a_classifier_is_refused_before_it_is_exported() -> None:
-    config = tiny_classifier().config
+def test_a_classifier_is_refused_before_it_is_exported(classifier_bundle: Path) -> None:
+    config = open_bundle(classifier_bundle).config
     GraphsTarget(("float32", "float16")).check(config)
     with pytest.raises(TfexportError, match="encoder classifiers are not exported in int8, int4"):
         GraphsTarget(("float32", "int8", "int4")).check(config)
