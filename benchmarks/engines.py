@@ -17,7 +17,7 @@ import torch
 
 from tfexport.bundle import Engine
 from tfexport.config import ModelConfig
-from tfexport.contract import PRECISIONS, short_name
+from tfexport.contract import FLOATS, short_name
 from tfexport.demo import embedded_checkpoint
 from tfexport.engine import build_engines
 from tfexport.export import export
@@ -66,8 +66,8 @@ def main() -> None:
             ("embedded", load_checkpoint(embedded_checkpoint(), {})),
             ("base", base_checkpoint(folder)),
         ):
-            print(f"{name}: exporting in {', '.join(PRECISIONS)}", flush=True)
-            directory = export(checkpoint, folder / name, precisions=list(PRECISIONS.values())).directory
+            print(f"{name}: exporting in {', '.join(FLOATS)}", flush=True)
+            directory = export(checkpoint, folder / name, precisions=list(FLOATS.values())).directory
 
             def built(engine: Engine, size: int, model: str = name) -> None:
                 rows.append(
@@ -84,7 +84,7 @@ def main() -> None:
                 print(f"  {engine.about:<40} {size / 2**20:8.1f} MiB {engine.seconds:6.1f} s", flush=True)
 
             started = time.monotonic()
-            precisions = list(PRECISIONS.values())
+            precisions = list(FLOATS.values())
             new = build_engines(directory, PLAN, precisions=precisions, gpus=GPUS, library="tensorrt_rtx", built=built)
             print(
                 f"{name}: {len(new)} engines by {new[0].library} {new[0].version} in {time.monotonic() - started:.0f} s"

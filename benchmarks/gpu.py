@@ -26,7 +26,7 @@ from peers import NAMES, Peer, load_peer, one_line
 from timing import Meter, Runs, Setting, measure, summary
 
 from tfexport.bundle import MANIFEST, Bundle, open_bundle
-from tfexport.contract import PRECISIONS, WEIGHTS_FILE, Precision
+from tfexport.contract import FLOATS, WEIGHTS_FILE, Precision
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.parity import random_sources
 from tfexport.runtimes.pytorch import TorchRuntime, require_gpu
@@ -46,7 +46,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--runtimes", type=_words, help="of " + "; ".join(f"{d}: {','.join(n)}" for d, n in NAMES.items())
     )
-    parser.add_argument("--precisions", type=_words, default=list(PRECISIONS))
+    parser.add_argument("--precisions", type=_words, default=list(FLOATS))
     parser.add_argument("--batch-sizes", type=_numbers, default=[1, 32])
     parser.add_argument("--beams", type=_numbers, default=[1, 4])
     parser.add_argument("--input", type=Path, help="one sentence a line; random ids when not given")
@@ -66,7 +66,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("give a bundle, or a folder with --export")
     names = options.runtimes or NAMES[options.device]
     unknown = [name for name in names if name not in NAMES[options.device]]
-    unknown += [name for name in options.precisions if name not in PRECISIONS]
+    unknown += [name for name in options.precisions if name not in FLOATS]
     if unknown:
         parser.error(f"{', '.join(unknown)}: there is no such runtime or precision for --device {options.device}")
     # The first is what the others are a ratio to.
@@ -100,10 +100,10 @@ def export_embedded(directory: Path, device: str) -> Path:
     if (directory / MANIFEST).exists():
         return directory
     say(f"exporting the embedded model to {directory}")
-    export(load_checkpoint(embedded_checkpoint(), {}), directory, precisions=list(PRECISIONS.values()))
+    export(load_checkpoint(embedded_checkpoint(), {}), directory, precisions=list(FLOATS.values()))
     if device == "cuda":
         build = [sys.executable, "-m", "tfexport", "build", str(directory), "--gpu", "here"]
-        done = subprocess.run([*build, "--precision", ",".join(PRECISIONS)], stdout=sys.stderr)
+        done = subprocess.run([*build, "--precision", ",".join(FLOATS)], stdout=sys.stderr)
         if done.returncode:
             say("note: no TensorRT engines were built, for the reason above")
     return directory
@@ -165,7 +165,7 @@ def run(bundle: Bundle, options: argparse.Namespace, record: dict[str, Any], sav
         plain = TorchRuntime.from_bundle(bundle, threads=options.threads)
         reference = Reference(plain, sources[: options.sentences], options.beams, options.max_length, bleu)
     for short in options.precisions:
-        precision = PRECISIONS[short]
+        precision = FLOATS[short]
         peers, meters, missing = load(bundle, precision, options)
         # Speed comes first: memory that parity took would be missing from what a setting takes.
         for batch, beam in settings if options.only != "parity" else []:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tfexport.bundle import Bundle, open_bundle
-from tfexport.contract import PRECISIONS, Precision
+from tfexport.contract import FLOATS, Precision
 from tfexport.demo import embedded_checkpoint
 from tfexport.errors import RuntimeUnavailable
 from tfexport.export import export
@@ -51,7 +51,7 @@ def build_engines(directory: Path) -> str:
 
     The reason may be anything, also a crash: the other runtimes are to be tested all the same.
     """
-    build = [sys.executable, "-m", "tfexport", "build", str(directory), "--precision", ",".join(PRECISIONS)]
+    build = [sys.executable, "-m", "tfexport", "build", str(directory), "--precision", ",".join(FLOATS)]
     try:
         done = subprocess.run([*build, "--gpu", "here"], capture_output=True, text=True, timeout=1800)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -67,7 +67,7 @@ def build_engines(directory: Path) -> str:
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded model in all precisions."""
     directory = tmp_path_factory.mktemp("gpu") / "de-en"
-    export(load_checkpoint(embedded_checkpoint(), {}), directory, precisions=list(PRECISIONS.values()))
+    export(load_checkpoint(embedded_checkpoint(), {}), directory, precisions=list(FLOATS.values()))
     return directory
 
 
@@ -105,15 +105,15 @@ def not_here(name: str, error: Exception) -> NoReturn:
 
 @pytest.fixture(
     scope="module",
-    params=[(name, precision) for name in RUNTIMES for precision in PRECISIONS],
-    ids=[f"{name}-{precision}" for name in RUNTIMES for precision in PRECISIONS],
+    params=[(name, precision) for name in RUNTIMES for precision in FLOATS],
+    ids=[f"{name}-{precision}" for name in RUNTIMES for precision in FLOATS],
 )
 def runtime(request: pytest.FixtureRequest, bundle: Bundle, no_engines: str) -> Iterator[Runtime[Any]]:
     name, short = request.param
     if name == "tensorrt" and no_engines:
         pytest.skip(f"tensorrt has no engines: this was not run ({no_engines})")
     try:
-        yield load(name, bundle, PRECISIONS[short])
+        yield load(name, bundle, FLOATS[short])
     except RuntimeUnavailable as error:
         not_here(name, error)
     if "torch._dynamo" in sys.modules:
@@ -199,13 +199,13 @@ def test_no_step_takes_memory_and_known_shapes_take_none_again(
     assert all(np.array_equal(one, other) for one, other in zip(first, again, strict=True))
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", FLOATS)
 def test_no_node_of_ort_cuda_falls_back_to_the_cpu(
     bundle: Bundle, precision: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "tfexport.runtimes.ort"):
         try:
-            load("ort-cuda", bundle, PRECISIONS[precision])
+            load("ort-cuda", bundle, FLOATS[precision])
         except RuntimeUnavailable as error:
             not_here("ort-cuda", error)
     assert [record.getMessage() for record in caplog.records if "do not run in" in record.getMessage()] == []
