@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from tfexport.contract import short_name
+from tfexport.machine import facts as cpu_facts
 
 PACKAGES = (
     *("tfexport", "torch", "triton", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt_rtx", "transformers"),
@@ -25,16 +22,8 @@ PACKAGES = (
 
 def machine(device: str) -> dict[str, Any]:
     """Hardware and software of this run; None for what is not there or does not tell."""
-    facts: dict[str, Any] = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(sys.orig_argv),
-        "python": platform.python_version(),
-        "system": platform.platform(),
-        "cpu": _cpu(),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "versions": {package: _version(package) for package in PACKAGES},
-        "gpu": None,
-    }
+    versions = {package: _version(package) for package in PACKAGES}
+    facts: dict[str, Any] = {**cpu_facts(), "command": shlex.join(sys.orig_argv), "versions": versions, "gpu": None}
     if device == "cuda":
         import torch
 
@@ -54,14 +43,6 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _cpu() -> str:
-    try:
-        found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
-        found = None
-    return found[1] if found else platform.processor()
 
 
 def _driver() -> str | None:

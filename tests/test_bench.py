@@ -22,11 +22,12 @@ from tfexport.bench import Bench, climb
 from tfexport.bench_plan import Cell, Plan, random_sources
 from tfexport.bench_report import cell_lines
 from tfexport.bench_rows import Attempt, percentiles, ratios, spread
-from tfexport.bench_worker import OwnPeer, Profile, Session
+from tfexport.bench_worker import Profile, Session
 from tfexport.cli import app
 from tfexport.contestants import Contestant, Failed, Process, Setup, contestants_of, setups
 from tfexport.errors import TfexportError
 from tfexport.machine import Peaks
+from tfexport.peers import RuntimePeer
 from tfexport.search import SearchOptions, search
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
@@ -378,7 +379,7 @@ def test_our_peer_gives_results_in_the_order_of_the_sources(workers: int) -> Non
         search(ScriptedRuntime(random_model(1, 20), tiny_config(tgt_vocab_size=20)), [s], options)[0][0].ids
         for s in sources
     ]
-    peer = OwnPeer(ScriptedRuntime(random_model(1, 20), tiny_config(tgt_vocab_size=20)), workers)
+    peer = RuntimePeer(ScriptedRuntime(random_model(1, 20), tiny_config(tgt_vocab_size=20)), workers)
     assert peer.decode(sources, options, 2) == wanted
 
 

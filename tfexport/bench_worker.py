@@ -21,33 +21,21 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from tfexport.batching import decode_all
 from tfexport.contract import Precision
 from tfexport.errors import TfexportError
 from tfexport.machine import measure_peaks, versions
-from tfexport.peers import CTranslate2Peer, HuggingFacePeer, OptimumPeer, Peer
+from tfexport.peers import CTranslate2Peer, HuggingFacePeer, OptimumPeer, Peer, RuntimePeer
 from tfexport.runtimes.base import Runtime
 from tfexport.search import SearchOptions
 
 Ids = tuple[int, ...]
 PR_SET_PDEATHSIG = 1
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-
-
-class OwnPeer:
-    """A runtime of tfexport, decoded by `workers` threads that share it."""
-
-    def __init__(self, runtime: Runtime[Any], workers: int):
-        self.name, self.runtime, self._workers = runtime.name, runtime, workers
-
-    def decode(self, sources: Sequence[Sequence[int]], options: SearchOptions, batch_size: int) -> list[Ids]:
-        found = decode_all(self.runtime, sources, options, batch_size=batch_size, workers=self._workers)
-        return [hypotheses[0].ids for hypotheses in found]
 
 
 def load(contestant: str, path: Path, precision: Precision, workers: int, threads: int) -> Peer:
@@ -75,10 +63,12 @@ def load(contestant: str, path: Path, precision: Precision, workers: int, thread
         from tfexport.runtimes.pytorch import TorchRuntime
 
         _not_quantized("PyTorch", precision)
-        return OwnPeer(TorchRuntime.from_bundle(bundle, precision=precision, threads=threads, compiled=True), workers)
+        return RuntimePeer(
+            TorchRuntime.from_bundle(bundle, precision=precision, threads=threads, compiled=True), workers
+        )
     if contestant == "torch":
         _not_quantized("PyTorch", precision)
-    return OwnPeer(load_runtime(contestant, bundle, precision=precision, threads=threads), workers)
+    return RuntimePeer(load_runtime(contestant, bundle, precision=precision, threads=threads), workers)
 
 
 def _not_quantized(name: str, precision: Precision) -> None:
@@ -173,7 +163,7 @@ class Session:
 
     def _profile(self, request: Mapping[str, Any]) -> dict[str, Any]:
         peer = self._peer
-        if not isinstance(peer, OwnPeer):
+        if not isinstance(peer, RuntimePeer):
             raise TfexportError("only runtimes of tfexport can be profiled. Leave it out.")
         from tfexport.search import pad
 

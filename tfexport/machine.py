@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from tfexport.cpus import usable_cpus
+
 STAT = Path("/proc/stat")
 ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "VECLIB_MAXIMUM")}
 """The environment in which to measure."""
@@ -150,7 +152,7 @@ def facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpu": _cpu(),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpus": usable_cpus(),
         "last_level_cache_bytes": _last_level_cache(),
         "versions": versions(),
     }

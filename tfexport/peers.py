@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from tfexport.batching import decode_all
 from tfexport.contract import Precision
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.runtimes.base import Runtime
-from tfexport.search import SearchOptions, search
+from tfexport.search import SearchOptions
 
 TARGET_LIMIT = "max_target_length"
 """The field of a folder's config.json that says how many tokens the model's positions allow to generate."""
@@ -44,16 +45,14 @@ class Peer(Protocol):
 
 
 class RuntimePeer:
-    """A runtime of tfexport under tfexport's search."""
+    """A runtime of tfexport, decoded by `workers` threads that share it."""
 
-    def __init__(self, runtime: Runtime[Any]):
-        self.name, self._runtime = runtime.name, runtime
+    def __init__(self, runtime: Runtime[Any], workers: int = 1):
+        self.name, self.runtime, self._workers = runtime.name, runtime, workers
 
     def decode(self, sources: Sources, options: SearchOptions, batch_size: int) -> list[Ids]:
-        def together(batch: Sources) -> list[Ids]:
-            return [hypotheses[0].ids for hypotheses in search(self._runtime, batch, options)]
-
-        return _by_length(sources, self._runtime.capacity.batch_size(batch_size, options.beam), together)
+        found = decode_all(self.runtime, sources, options, batch_size=batch_size, workers=self._workers)
+        return [hypotheses[0].ids for hypotheses in found]
 
 
 class CTranslate2Peer:
