@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
 import pytest
 import torch
 from tiny import HINTS, TinyCheckpoint, tiny_classifier, write_tiny_checkpoint
 
-from tfexport.contract import GraphSpec, Precision
-from tfexport.export import export, trace
+from tfexport.export import export
 from tfexport.models.checkpoint import Checkpoint, load_checkpoint
 
 
@@ -42,19 +40,17 @@ def tiny_bundle(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture(scope="session")
-def half_bundle(tiny_checkpoint: TinyCheckpoint, tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def half_bundle(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundle of `tiny_checkpoint` in float32, float16 and bfloat16. Not to be changed."""
-    return export_beside(tiny_bundle, tiny_checkpoint, tmp_path_factory.mktemp("half") / "half", "float16", "bfloat16")
+    folder = tmp_path_factory.mktemp("half") / "half"
+    return export(tiny_checkpoint.load(), folder, precisions=("float16", "bfloat16")).directory
 
 
 @pytest.fixture(scope="session")
-def quantized_bundle(
-    tiny_checkpoint: TinyCheckpoint, tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def quantized_bundle(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundle of `tiny_checkpoint` in float32, int8 and int4. Not to be changed."""
-    return export_beside(
-        tiny_bundle, tiny_checkpoint, tmp_path_factory.mktemp("quantized") / "quantized", "int8", "int4"
-    )
+    folder = tmp_path_factory.mktemp("quantized") / "quantized"
+    return export(tiny_checkpoint.load(), folder, precisions=("int8", "int4")).directory
 
 
 @pytest.fixture(scope="session")
@@ -83,35 +79,6 @@ def command_export(
 def own_bundle(tiny_bundle: Path, tmp_path: Path) -> Path:
     """A copy of `tiny_bundle` that a test may change."""
     return Path(shutil.copytree(tiny_bundle, tmp_path / "own"))
-
-
-def export_beside(bundle: Path, checkpoint: TinyCheckpoint, directory: Path, *precisions: Precision) -> Path:
-    """Export `checkpoint`, whose float32 `bundle` there is, in more precisions."""
-    with pytest.MonkeyPatch.context() as patches:
-        patches.setattr("tfexport.export.trace", trace_or_take(bundle))
-        return export(checkpoint.load(), directory, precisions=precisions).directory
-
-
-def trace_or_take(bundle: Path) -> Callable[..., ir.Model]:
-    """`tfexport.export.trace`, which takes the graphs that `bundle` has: they hold no weights, so they serve any model of
-    its shape."""
-
-    def trace_or_load(model: Any, graph: GraphSpec, folder: Path) -> ir.Model:
-        if not (bundle / graph.file).exists():
-            return trace(model, graph, folder)
-        loaded = ir.load(bundle / graph.file)
-        for value in loaded.graph.initializers.values():
-            if isinstance(value.const_value, ir.ExternalTensor):
-                value.const_value.base_dir = folder
-        return loaded
-
-    return trace_or_load
-
-
-@pytest.fixture
-def quick_export(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spare `export` the exporter for models of the shape of `tiny_checkpoint`."""
-    monkeypatch.setattr("tfexport.export.trace", trace_or_take(tiny_bundle))
 
 
 @pytest.fixture

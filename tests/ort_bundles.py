@@ -18,9 +18,9 @@ from tfexport.bundle import Bundle, open_bundle
 from tfexport.bundle_writer import write_manifest
 from tfexport.config import ModelConfig
 from tfexport.contract import GraphSpec, Precision
-from tfexport.export import write_ort_graphs, write_quantized
+from tfexport.export import write_graphs as write_all_graphs
+from tfexport.export import write_quantized, write_weights
 from tfexport.models.checkpoint import build_model
-from tfexport.models.files import save_weights
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.pytorch import TorchRuntime
 
@@ -85,6 +85,34 @@ def configs(draw: Callable[..., Any]) -> ModelConfig:
     )
 
 
+ONE_CHANGE = [
+    {},
+    {"norm_first": True},
+    {"norm_first": True, "final_norm": True},
+    {"shared_norm": True},
+    {"norm_first": True, "shared_norm": True},
+    {"final_norm": True},
+    {"activation": "gelu"},
+    {"feed_forward": "conv1d"},
+    {"positions": "learned", "position_offset": 2},
+    {"position_offset": 3},
+    {"embedding_scale": 24**0.5},
+    {"tgt_vocab_size": 31, "tie_source_target": True},
+    {"tie_output": True},
+    {"tgt_vocab_size": 31, "tie_source_target": True, "tie_output": True},
+    {"attention_bias": False},
+    {"feed_forward_bias": False},
+    {"output_bias": True},
+    {"n_heads": 2},
+    {"n_heads": 1},
+    {"d_model": 64, "n_heads": 4},
+    {"n_encoder_layers": 1, "n_decoder_layers": 3},
+    {"tgt_vocab_size": 4},
+    {"max_source_length": 1, "max_target_length": 1},
+]
+"""What each kind of model changes of `CONFIG`."""
+
+
 def random_model(config: ModelConfig, *, seed: int = 0) -> Transformer:
     model = randomised(Transformer(config), seed=seed)
     assert isinstance(model, Transformer)
@@ -92,19 +120,22 @@ def random_model(config: ModelConfig, *, seed: int = 0) -> Transformer:
 
 
 def write_graphs(model: Transformer, folder: Path, precision: Precision = "float32") -> list[GraphSpec]:
-    """The graphs of a precision and what they point to, in `folder`, which is made."""
+    """The graphs of a precision in every dialect and what they point to, in `folder`, which is made; returns those of
+    the dialect `ort`."""
+    return [graph for graph in _written(model, folder, precision) if graph.dialect == "ort"]
+
+
+def _written(model: Transformer, folder: Path, precision: Precision) -> list[GraphSpec]:
     folder.mkdir(parents=True, exist_ok=True)
-    save_weights(
-        {name: tensor.contiguous() for name, tensor in model.state_dict().items()}, folder / "weights.safetensors", {}
-    )
+    write_weights(model, "float32", folder)
     if precision != "float32":
         write_quantized(model, precision, folder)
-    return write_ort_graphs(model.config, precision, folder)
+    return write_all_graphs(model.config, precision, folder)
 
 
 def write_bundle(model: Transformer, folder: Path, precisions: Sequence[Precision] = ("float32",)) -> Bundle:
-    """The bundle of a model that only `runtimes.ort_cpu` and `runtimes.pytorch` can decode."""
-    graphs = [graph for precision in precisions for graph in write_graphs(model, folder, precision)]
+    """The bundle of a model, without the checks and the tokenizers of an export."""
+    graphs = [graph for precision in precisions for graph in _written(model, folder, precision)]
     write_manifest(folder, model.config, graphs, {"source": {"sha256": "", "family": "native", "given": {}}})
     return open_bundle(folder)
 

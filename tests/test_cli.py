@@ -20,7 +20,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import trace_or_take
 from references.decode import greedy
 from references.tutorial import TutorialTransformer
 from safetensors.numpy import load_file, save_file
@@ -156,7 +155,7 @@ def modules_after(*commands: list[str], stdin: bytes = b"") -> tuple[set[str], b
     return set(json.loads(done.stderr.splitlines()[-1])), done.stdout
 
 
-NOT_FOR_DECODING = {"torch", "onnx", "onnx_ir", "onnxscript", "lightning", "safetensors"}
+NOT_FOR_DECODING = {"torch", "onnx", "onnx_ir", "lightning", "safetensors"}
 NOT_FOR_DECODING |= {"cuda", "tensorrt", "tensorrt_rtx"}
 HEAVY = NOT_FOR_DECODING | {"numpy", "onnxruntime", "tokenizers", "spacy", "sacrebleu"}
 
@@ -244,7 +243,6 @@ def here(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.usefixtures("quick_export")
 @pytest.mark.parametrize(
     ("name", "bundle"), [("m.pt", "m"), ("m.best.ckpt", "m.best"), ("m", "m.bundle"), (".pt", ".pt.bundle")]
 )
@@ -256,7 +254,6 @@ def test_bundle_is_named_after_the_checkpoint(
     assert {path.name for path in here.parent.iterdir()} == {name, bundle}
 
 
-@pytest.mark.usefixtures("quick_export")
 def test_export_replaces_a_bundle_only_with_force(run: Run, here: Path, tiny_checkpoint: TinyCheckpoint) -> None:
     arguments = ("export", here, *tiny_checkpoint.flags, "-o", here.parent / "out")
     assert run(*arguments).code == 0
@@ -264,7 +261,6 @@ def test_export_replaces_a_bundle_only_with_force(run: Run, here: Path, tiny_che
     assert run(*arguments, "--force").code == 0
 
 
-@pytest.mark.usefixtures("quick_export")
 def test_flags_win_over_the_json_file_and_that_over_the_vocabularies(
     run: Run, here: Path, tiny_checkpoint: TinyCheckpoint
 ) -> None:
@@ -295,7 +291,6 @@ def test_a_json_file_beside_that_is_no_configuration_is_left_alone_and_named(run
     assert "n_heads" in json.loads(outcome.stdout)["missing"]
 
 
-@pytest.mark.usefixtures("quick_export")
 def test_without_vocabularies_the_bundle_holds_ids_and_says_so(
     run: Run, here: Path, tiny_checkpoint: TinyCheckpoint
 ) -> None:
@@ -330,7 +325,6 @@ def test_export_in_half_precision(
     monkeypatch: pytest.MonkeyPatch,
     given: str,
 ) -> None:
-    monkeypatch.setattr("tfexport.export.trace", trace_or_take(half_bundle))
     outcome = run("export", here, *tiny_checkpoint.flags, "--precision", given)
     assert outcome.code == 0, outcome.stderr
     # bf16 cannot be checked on a CPU, so there is no error to tell.
@@ -342,7 +336,7 @@ def test_export_in_half_precision(
 
 
 @pytest.fixture
-def export_engines(run: Run, here: Path, tiny_checkpoint: TinyCheckpoint, quick_export: None) -> Run:
+def export_engines(run: Run, here: Path, tiny_checkpoint: TinyCheckpoint) -> Run:
     """`tfexport export --target tensorrt` for a GPU that is not here."""
 
     def run_export(*arguments: object) -> Outcome:
@@ -370,7 +364,6 @@ def test_a_missing_library_is_told_before_the_export(
     assert [path.name for path in here.parent.iterdir()] == ["tiny.pt"]
 
 
-@pytest.mark.usefixtures("quick_export")
 def test_export_tells_of_the_engines_that_a_replaced_bundle_had(
     run: Run, here: Path, tiny_checkpoint: TinyCheckpoint
 ) -> None:
@@ -388,7 +381,6 @@ def test_export_tells_of_the_engines_that_a_replaced_bundle_had(
         assert (outcome.code, outcome.stderr) == (0, "")
 
 
-@pytest.mark.usefixtures("quick_export")
 def test_export_writes_a_model_repository_beside_the_bundle(
     run: Run, here: Path, tiny_checkpoint: TinyCheckpoint
 ) -> None:
@@ -553,7 +545,6 @@ def test_engines_are_built_with_the_export(
     run: Run, here: Path, tiny_checkpoint: TinyCheckpoint, half_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("tensorrt_rtx", reason="the tensorrt-rtx extra is not installed")
-    monkeypatch.setattr("tfexport.export.trace", trace_or_take(half_bundle))
     flags = ("--target", "tensorrt", "--gpu", "portable", "--gpu-memory", "1")
     outcome = run("export", here, *tiny_checkpoint.flags, *flags)
     assert outcome.code == 0, outcome.stderr

@@ -18,7 +18,6 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from conftest import trace_or_take
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from safetensors.numpy import load_file, save_file
@@ -29,10 +28,8 @@ from tfexport import __version__, contract
 from tfexport.bundle import open_bundle
 from tfexport.contract import GraphSpec
 from tfexport.errors import BundleError, TfexportError
-from tfexport.export import export
+from tfexport.export import emit, export
 from tfexport.models.checkpoint import load_checkpoint
-from tfexport.optimize import use_lengths
-from tfexport.ort_graphs import emit
 from tfexport.parity import check
 from tfexport.runtimes import RUNTIMES, load_runtime
 from tfexport.search import SearchOptions, search
@@ -281,19 +278,10 @@ def test_export_is_the_same_in_another_process(
 
 
 @pytest.fixture
-def altered_export(tiny_checkpoint: TinyCheckpoint, half_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Callable:
-    """Run `export` with a change to one of its graphs, as a fault of the exporter would make it."""
-    take = trace_or_take(half_bundle)
+def altered_export(tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch) -> Callable:
+    """Run `export` with a change to one of its graphs, as a fault of the lines that emit it would make it."""
 
     def run(change: Callable[[onnx.GraphProto], None], file: str, directory: Path, **options: Any) -> None:
-        def trace_altered(model: object, spec: GraphSpec, folder: Path) -> ir.Model:
-            traced = take(model, spec, folder)
-            if spec.file != file:
-                return traced
-            proto = ir.to_proto(traced)
-            change(proto.graph)
-            return ir.from_proto(proto)
-
         def emit_altered(spec: GraphSpec, *arguments: Any) -> ir.Model:
             emitted = emit(spec, *arguments)
             if spec.file != file:
@@ -302,7 +290,6 @@ def altered_export(tiny_checkpoint: TinyCheckpoint, half_bundle: Path, monkeypat
             change(proto.graph)
             return ir.from_proto(proto)
 
-        monkeypatch.setattr("tfexport.export.trace", trace_altered)
         monkeypatch.setattr("tfexport.export.emit", emit_altered)
         export(tiny_checkpoint.load(), directory, **options)
 
@@ -470,7 +457,7 @@ def test_rows_that_are_selected_wrongly_are_found(altered_export: Callable, tmp_
 
 def worst_tokens(graph: onnx.GraphProto) -> None:
     best = next(node for node in graph.node if node.op_type == "TopK")
-    next(attribute for attribute in best.attribute if attribute.name == "largest").i = 0
+    best.attribute.append(onnx.helper.make_attribute("largest", 0))
 
 
 def no_ids(graph: onnx.GraphProto) -> None:
@@ -489,38 +476,31 @@ def test_best_tokens_that_are_not_the_best_are_found(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dialect_that_computes_something_else_is_not_exported(
-    altered_export: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def one_key_too_few(graph: onnx.GraphProto) -> None:
+    """The self-attention is told the number of keys before the new one."""
+    attention = next(node for node in graph.node if node.op_type == "Attention")
+    attention.input[6] = "position"
+
+
+def every_key(graph: onnx.GraphProto) -> None:
+    """The mask shows the padding, too."""
+    next(node for node in graph.node if node.op_type == "Less").op_type = "LessOrEqual"
+
+
+@pytest.mark.parametrize(
+    ("change", "file"),
+    [
+        (one_key_too_few, "decoder_step.lengths.onnx"),
+        (every_key, "decoder_step.onnx"),
+        (every_key, "encoder.onnx"),
+        (other_positions, "decoder_step.onnx"),
+    ],
+)
+def test_a_standard_graph_that_sees_other_keys_or_positions_is_not_exported(
+    altered_export: Callable, tmp_path: Path, change: Callable[[onnx.GraphProto], None], file: str
 ) -> None:
-    def as_if_nothing_was_written(model: ir.Model) -> int:
-        """The self-attention is told the number of keys before the new one."""
-        count = use_lengths(model)
-        position = [value for value in model.graph.inputs if value.name == "position"]
-        for node in model.graph:
-            if node.op_type == "Attention" and "self_attention" in str(node.name) and position:
-                node.replace_input_with(6, position[0])
-        return count
-
-    monkeypatch.setattr("tfexport.export.use_lengths", as_if_nothing_was_written)
-    with pytest.raises(TfexportError, match=r"decoder_step\.lengths\.onnx computes logits"):
-        altered_export(lambda graph: None, "", tmp_path / "bundle")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_mask_that_tells_no_lengths_is_not_exported(
-    altered_export: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def only_the_first(model: ir.Model) -> int:
-        masks = [node.inputs[3] for node in model.graph if node.op_type == "Attention"]
-        count = use_lengths(model)
-        *_, last = (node for node in model.graph if node.op_type == "Attention")
-        last.resize_inputs(4)
-        last.replace_input_with(3, masks[-1])
-        return count
-
-    monkeypatch.setattr("tfexport.export.use_lengths", only_the_first)
-    with pytest.raises(TfexportError, match="kept a mask that tells no lengths"):
-        altered_export(lambda graph: None, "", tmp_path / "bundle")
+    with pytest.raises(TfexportError, match=rf"{re.escape(file)} computes "):
+        altered_export(change, file, tmp_path / "bundle")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -532,7 +512,6 @@ def test_the_unaltered_graphs_pass(altered_export: Callable, tmp_path: Path) -> 
 def test_the_export_tells_the_error_of_each_precision_that_can_be_checked(
     tiny_checkpoint: TinyCheckpoint, half_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tfexport.export.trace", trace_or_take(half_bundle))
     exported = export(tiny_checkpoint.load(), tmp_path / "bundle", precisions=("float16", "bfloat16", "int8", "int4"))
     errors = exported.max_errors
     assert set(errors) == {"float32", "float16", "int8", "int4"}  # ONNX Runtime's CPU provider has no bfloat16
@@ -556,7 +535,6 @@ def test_weights_that_differ_by_a_hundredth_are_found(own_bundle: Path, tiny_che
 # --- models at the edge
 
 
-@pytest.mark.usefixtures("quick_export")
 @pytest.mark.parametrize("shared", ["positions", "layers"])
 def test_tensors_that_share_memory_in_the_checkpoint_are_exported(tmp_path: Path, shared: str) -> None:
     """One position table for both sides, or one layer used twice: PyTorch saves and loads them as one tensor."""

@@ -34,12 +34,13 @@ from tfexport.bundle import Bundle, open_bundle
 from tfexport.calibrate import LENGTH, SENTENCES, STEPS, input_ranges
 from tfexport.config import ModelConfig
 from tfexport.contract import GraphSpec, TensorSpec
-from tfexport.emitter import Emitter, Projection, decoder_projections, encoder_projections
+from tfexport.emitter import Emitter
 from tfexport.errors import TfexportError
 from tfexport.export import export, write_quantized
 from tfexport.models.transformer import PointwiseConv, Transformer
 from tfexport.ort_cases import case
-from tfexport.quantize import INT4_BLOCK, LINEARS, MARGIN, has_fixed_scale, quantized, restored
+from tfexport.projections import Projection, decoder_projections, encoder_projections
+from tfexport.quantize import INT4_BLOCK, MARGIN, has_fixed_scale, int4_linear, int8_linear, quantized, restored
 from tfexport.runtimes.ort_cpu import ort_cpu
 from tfexport.search import SearchOptions, pad, search
 from tfexport.stored_weights import StoredWeights
@@ -312,6 +313,8 @@ def test_no_hook_stays_in_the_model_even_after_a_failure() -> None:
 
 # --- one projection
 
+LINEARS = {"int8": int8_linear, "int4": int4_linear}
+
 
 def projected(
     folder: Path, model: Transformer, name: str, precision: Any, states: Matrix, *, rectified: bool = False
@@ -326,7 +329,8 @@ def projected(
         "ort",
     )
     weights = StoredWeights(folder / "weights.safetensors", folder / contract.weights_file(precision))
-    emitter = Emitter(spec, model.config, weights, LINEARS[precision])
+    projections = (*encoder_projections(model.config), *decoder_projections(model.config))
+    emitter = Emitter(spec, model.config, weights, projections, LINEARS[precision])
     given_states = emitter.inputs["states"]
     value = emitter.projected(name, emitter.activated(given_states) if rectified else given_states)
     emitter.is_output(value, "result")

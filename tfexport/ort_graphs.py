@@ -1,6 +1,6 @@
 """The graphs of the dialect `ort`, emitted from the config in the form that is fastest on ONNX Runtime's CPU provider.
 
-They compute what `models.transformer` computes, from the same weights file. What differs from the exported graphs:
+They compute what `models.transformer` computes, from the same weights file. What differs from the standard graphs:
 
     states       in float32 [n, d_model] between attentions, so that every projection is one Gemm with its bias in it
     projections  query, key and value are one Gemm; ReLU is in the Gemm; the cross keys/values of all layers are one Gemm
@@ -8,26 +8,33 @@ They compute what `models.transformer` computes, from the same weights file. Wha
     beams        the hypotheses of a sentence are queries to one cache that only grows (see `_shared_cache`)
     best tokens  log-softmax and top-k of as many as are asked for
 
-Measured against the exported graphs in docs/design.md.
+Measured against the standard graphs in docs/design.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
 
 from tfexport import contract
+from tfexport.blocks import decoder_stack, encoder_stack, source_embedded, target_embedded
 from tfexport.config import ModelConfig
-from tfexport.emitter import CONTRIB, HIDDEN, Emitter, Linear, Value
+from tfexport.emitter import CONTRIB, Emitter, Linear, Value
+from tfexport.projections import Projection, decoder_projections, encoder_projections
+from tfexport.quantize import int4_linear, int8_linear
 from tfexport.stored_weights import StoredWeights
 
+HIDDEN = float(np.finfo(np.float32).min) / 2
+"""Added to the score of a slot that is not to be seen: its weight is exactly 0, whatever the score. Not -inf, which would be
+NaN in a row that sees nothing; half of the least number, so that a score added to it stays finite."""
 
-def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, linear: Linear) -> ir.Model:
-    """A graph of the dialect `ort`, its weights in `stored`, its projections made by `linear`."""
-    emitter = Emitter(graph, config, stored, linear)
+
+def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights) -> ir.Model:
+    """A graph of the dialect `ort`, its weights in `stored`."""
+    projections = (*encoder_projections(config), *decoder_projections(config))
+    emitter = Emitter(graph, config, stored, projections, _LINEARS[graph.precision])
     if graph.role == "encoder":
         _encoder(emitter)
     else:
@@ -35,77 +42,40 @@ def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, 
     return emitter.model()
 
 
+def _float32_linear(emitter: Emitter, projection: Projection, states: Value) -> Value:
+    """Gemm with the weights as they lie in the file, [out, in]; ONNX Runtime packs them once, when it loads them."""
+    bias = [emitter.joined(projection.biases)] if projection.biases else []
+    return emitter.node("Gemm", states, emitter.joined(projection.weights), *bias, attributes={"transB": 1})
+
+
+_LINEARS: dict[contract.Precision, Linear] = {
+    "float32": _float32_linear,
+    "int8": int8_linear,
+    "int4": int4_linear,
+}
+
+
 def _encoder(emitter: Emitter) -> None:
     """src_ids [batch, src] and src_len [batch] to `cross`, the cross keys and values of all layers."""
     config = emitter.config
-    ids, length = emitter.inputs["src_ids"], emitter.inputs["src_len"]
-    size = emitter.node("Shape", ids)
-    positions = _first_positions(emitter, emitter.node("Shape", ids, attributes={"start": 1}))
-    states = emitter.two_axes(_embedded(emitter, "encoder", ids, positions))
-    grid = emitter.node("Concat", size, emitter.constant([config.d_model], np.int64), attributes={"axis": 0})
+    length, size = emitter.inputs["src_len"], emitter.shape_of(emitter.inputs["src_ids"])
+    grid = _shape(emitter, size, config.d_model)
 
     def attended(path: str, inner: Value) -> Value:
         query, key, value = (
-            emitter.three_axes(emitter.projected(f"{path}.self_attention.{part}", inner), grid)
+            _three_axes(emitter, emitter.projected(f"{path}.self_attention.{part}", inner), grid)
             for part in ("query", "key", "value")
         )
-        mixed = emitter.attention(query, key, value, length=length, bias=None)
+        with emitter.at(f"{path}.self_attention"):
+            mixed = _attention(emitter, query, key, value, length=length, bias=None)
         return emitter.projected(f"{path}.self_attention.output", mixed)
 
-    for i in range(config.n_encoder_layers):
-        path = f"encoder.layers.{i}"
-        states = _layer(emitter, path, states, (attended, partial(_fed_forward, emitter)))
-    if config.final_norm:
-        states = emitter.normed("encoder.norm", states)
-    layout = emitter.constant([2 * config.n_decoder_layers, config.n_heads, config.head_dim], np.int64)
-    shape = emitter.node("Concat", size, layout, attributes={"axis": 0})
-    cross = emitter.node("Reshape", emitter.projected("cross", states), shape)  # [batch, src, tensors, heads, head_dim]
-    emitter.node("Transpose", cross, attributes={"perm": (2, 0, 3, 1, 4)}, output="cross")
-
-
-def _first_positions(emitter: Emitter, count: Value) -> Value:
-    """The position vectors [count, d_model] of the first `count` [1] positions."""
-    offset = emitter.config.position_offset
-    start = emitter.constant([offset], np.int64)
-    end = emitter.node("Add", count, start) if offset else count
-    return emitter.node("Slice", emitter.weight("encoder.positions.table"), start, end)
-
-
-def _embedded(emitter: Emitter, side: str, ids: Value, positions: Value) -> Value:
-    """Token vectors [*ids.shape, d_model] with `positions` added."""
-    config = emitter.config
-    table = "encoder" if config.tie_source_target else side
-    with emitter.at(f"{side}.tokens"):
-        states = emitter.node("Gather", emitter.weight(f"{table}.tokens.weight"), ids)
-        if config.embedding_scale != 1.0:
-            states = emitter.node("Mul", states, emitter.constant(config.embedding_scale, np.float32))
-        return emitter.node("Add", states, positions)
-
-
-Sublayer = Callable[[str, Value], Value]
-"""What a layer at a path does to states in a residual branch."""
-
-
-def _layer(emitter: Emitter, path: str, states: Value, sublayers: Sequence[Sublayer]) -> Value:
-    """A layer, its norms before or after the sublayers, as `models.transformer.Layer` has them."""
-    config = emitter.config
-    for index, sublayer in enumerate(sublayers):
-        norm = f"{path}.norms.{0 if config.shared_norm else index}"
-        inner = emitter.normed(norm, states) if config.norm_first else states
-        branch = sublayer(path, inner)
-        with emitter.at(path):
-            # Not SkipLayerNormalization, whose kernel is the slower of the two.
-            states = emitter.node("Add", states, branch)
-        if not config.norm_first:
-            states = emitter.normed(norm, states)
-    return states
-
-
-def _fed_forward(emitter: Emitter, path: str, inner: Value) -> Value:
-    hidden = emitter.projected(f"{path}.feed_forward.hidden", inner)
-    with emitter.at(f"{path}.feed_forward"):
-        hidden = emitter.activated(hidden)
-    return emitter.projected(f"{path}.feed_forward.output", hidden)
+    states = encoder_stack(emitter, _two_axes(emitter, source_embedded(emitter)), attended)
+    cross = emitter.projected("cross", states)
+    with emitter.at("cross"):
+        layout = _shape(emitter, size, 2 * config.n_decoder_layers, config.n_heads, config.head_dim)
+        cross = emitter.node("Reshape", cross, layout)  # [batch, src, keys_values, heads, head_dim]
+        emitter.node("Transpose", cross, attributes={"perm": (2, 0, 3, 1, 4)}, output="cross")
 
 
 SelfAttention = Callable[["Emitter", int, Value], Value]
@@ -116,17 +86,14 @@ SelfAttention = Callable[["Emitter", int, Value], Value]
 def _step(emitter: Emitter, self_attention: SelfAttention) -> None:
     """One token of each row to logits, best tokens and the cache."""
     config, inputs = emitter.config, emitter.inputs
-    position = inputs["position"]
-    if config.position_offset:
-        position = emitter.node("Add", position, emitter.constant(config.position_offset, np.int32))
-    positions = emitter.node("Gather", emitter.weight("decoder.positions.table"), position)
-    states = _embedded(emitter, "decoder", inputs["tokens"], positions)
+    states = target_embedded(emitter)
     # The hypotheses of a sentence are so many queries to its one set of cross keys and values.
-    if emitter.role == "beam_step":
-        states, grid = emitter.two_axes(states), _shape(emitter, inputs["tokens"], config.d_model)
+    if emitter.graph.role == "beam_step":
+        states = _two_axes(emitter, states)
+        grid = _shape(emitter, emitter.shape_of(inputs["tokens"]), config.d_model)
     else:
-        grid = emitter.constant([-1, 1, config.d_model], np.int64)
-        states = states if emitter.flat else emitter.node("Reshape", states, grid)
+        grid = emitter.sizes(-1, 1, config.d_model)
+        states = states if _is_flat(emitter) else emitter.node("Reshape", states, grid)
 
     def attended(path: str, inner: Value) -> Value:
         layer = int(path.rpartition(".")[2])
@@ -139,25 +106,53 @@ def _step(emitter: Emitter, self_attention: SelfAttention) -> None:
         layer = path.rpartition(".")[2]
         query = emitter.projected(f"{path}.cross_attention.query", inner)
         with emitter.at(f"{path}.cross_attention"):
-            query = emitter.three_axes(query, grid)
+            query = _three_axes(emitter, query, grid)
             key, value = (inputs[f"cross.{layer}.{part}"] for part in ("key", "value"))
-            mixed = emitter.attention(query, key, value, length=inputs["src_len"], bias=None)
+            mixed = _attention(emitter, query, key, value, length=inputs["src_len"], bias=None)
         return emitter.projected(f"{path}.cross_attention.output", mixed)
 
-    for i in range(config.n_decoder_layers):
-        states = _layer(emitter, f"decoder.layers.{i}", states, (attended, crossed, partial(_fed_forward, emitter)))
-    if config.final_norm:
-        states = emitter.normed("decoder.norm", states)
-    logits = emitter.projected("output", states if emitter.flat else emitter.reshaped(states, -1, config.d_model))
+    states = decoder_stack(emitter, states, attended, crossed)
+    logits = emitter.projected("output", states if _is_flat(emitter) else emitter.reshaped(states, -1, config.d_model))
     emitter.is_output(logits, "logits")
     log_probs = emitter.node("LogSoftmax", logits, attributes={"axis": -1})
     emitter.nodes("TopK", log_probs, inputs["count"], outputs=("best.log_probs", "best.ids"))
 
 
-def _shape(emitter: Emitter, tensor: Value, *more: int) -> Value:
-    """The shape of `tensor` with `more` axes after it."""
-    axes = (emitter.node("Shape", tensor), emitter.constant(more, np.int64))
-    return emitter.node("Concat", *axes, attributes={"axis": 0})
+def _is_flat(emitter: Emitter) -> bool:
+    """Gemm takes two axes. The quantized operators take the three that attention has, which saves the changes between."""
+    return emitter.graph.precision == "float32"
+
+
+def _two_axes(emitter: Emitter, states: Value) -> Value:
+    """States of attention as projections take them: [n, d_model] in float32."""
+    return emitter.reshaped(states, -1, emitter.config.d_model) if _is_flat(emitter) else states
+
+
+def _three_axes(emitter: Emitter, states: Value, shape: Value) -> Value:
+    """States of projections as attention takes them, of this shape."""
+    return emitter.node("Reshape", states, shape) if _is_flat(emitter) else states
+
+
+def _shape(emitter: Emitter, size: Value, *more: int) -> Value:
+    """`size` with `more` axes after it."""
+    return emitter.shape_node("Concat", size, emitter.sizes(*more), attributes={"axis": 0})
+
+
+def _attention(
+    emitter: Emitter, query: Value, key: Value, value: Value, *, length: Value | None, bias: Value | None
+) -> Value:
+    """Attention of `query` [batch, queries, d_model], to states for a projection.
+
+    Keys and values are [batch, keys, d_model] or, as caches are, [batch, heads, keys, head_dim]. `length` int32
+    [batch] says how many of them count, `bias` [batch, 1, queries, keys] is added to the scores.
+    """
+    mixed = emitter.node(
+        "MultiHeadAttention",
+        *(query, key, value, None, length, bias),
+        attributes={"num_heads": emitter.config.n_heads, "mask_filter_value": HIDDEN},
+        domain=CONTRIB,
+    )
+    return _two_axes(emitter, mixed)
 
 
 def _own_caches(emitter: Emitter, layer: int, query_key_value: Value) -> Value:
@@ -171,14 +166,14 @@ def _own_caches(emitter: Emitter, layer: int, query_key_value: Value) -> Value:
     config, inputs = emitter.config, emitter.inputs
     mixed, *_ = emitter.nodes(
         "GroupQueryAttention",
-        emitter.three_axes(query_key_value, emitter.constant([-1, 1, 3 * config.d_model], np.int64)),
+        _three_axes(emitter, query_key_value, emitter.sizes(-1, 1, 3 * config.d_model)),
         *(None, None, inputs[f"past.{layer}.key"], inputs[f"past.{layer}.value"]),
         *(inputs["position"], inputs["total"]),
         outputs=("", f"present.{layer}.key", f"present.{layer}.value"),
         attributes={"num_heads": config.n_heads, "kv_num_heads": config.n_heads},
         domain=CONTRIB,
     )
-    return emitter.two_axes(mixed)
+    return _two_axes(emitter, mixed)
 
 
 def _shared_cache(emitter: Emitter, layer: int, query_key_value: Value) -> Value:
@@ -190,8 +185,9 @@ def _shared_cache(emitter: Emitter, layer: int, query_key_value: Value) -> Value
     """
     config, inputs = emitter.config, emitter.inputs
     parts = emitter.nodes("Split", query_key_value, outputs=3, attributes={"axis": -1, "num_outputs": 3})
-    query = emitter.three_axes(parts[0], _shape(emitter, inputs["tokens"], config.d_model))
-    heads = _shape(emitter, inputs["tokens"], config.n_heads, config.head_dim)
+    size = emitter.shape_of(inputs["tokens"])
+    query = _three_axes(emitter, parts[0], _shape(emitter, size, config.d_model))
+    heads = _shape(emitter, size, config.n_heads, config.head_dim)
     present = []
     for part, new in zip(("key", "value"), parts[1:], strict=True):
         new = emitter.node("Transpose", emitter.node("Reshape", new, heads), attributes={"perm": (0, 2, 1, 3)})
@@ -205,4 +201,4 @@ def _shared_cache(emitter: Emitter, layer: int, query_key_value: Value) -> Value
         )
     seen, hidden = emitter.constant(0.0, np.float32), emitter.constant(HIDDEN, np.float32)
     bias = emitter.node("Where", inputs["mask"], seen, hidden)
-    return emitter.attention(query, present[0], present[1], length=None, bias=bias)
+    return _attention(emitter, query, present[0], present[1], length=None, bias=bias)

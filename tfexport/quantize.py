@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
-from tfexport.emitter import CONTRIB, Emitter, Linear, Projection, float32_linear
+from tfexport.emitter import CONTRIB, Emitter
 from tfexport.errors import TfexportError
+from tfexport.projections import Projection
 
 Matrix = NDArray[np.float32]
 
@@ -155,6 +156,3 @@ def int4_linear(emitter: Emitter, projection: Projection, states: ir.Value) -> i
 
 def _plus_bias(emitter: Emitter, projection: Projection, product: ir.Value) -> ir.Value:
     return emitter.node("Add", product, emitter.joined(projection.biases)) if projection.biases else product
-
-
-LINEARS: dict[Precision, Linear] = {"float32": float32_linear, "int8": int8_linear, "int4": int4_linear}

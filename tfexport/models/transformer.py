@@ -36,20 +36,11 @@ def sinusoids(n_positions: int, d_model: int) -> Tensor:
     return table.float()
 
 
-@torch.library.custom_op("tfexport::write_cache", mutates_args=())
 def write_cache(cache: Tensor, update: Tensor, position: Tensor) -> Tensor:
-    """A copy of `cache` [rows, heads, cache, head_dim] with `update` [rows, heads, 1, head_dim] at `position` [rows].
-
-    An operator of its own because the graph writes in place (ONNX TensorScatter), which no PyTorch operator exports to.
-    """
+    """A copy of `cache` [rows, heads, cache, head_dim] with `update` [rows, heads, 1, head_dim] at `position` [rows]."""
     written = cache.clone()
     written[torch.arange(len(cache), device=cache.device), :, position] = update[:, :, 0]
     return written
-
-
-@write_cache.register_fake
-def _(cache: Tensor, update: Tensor, position: Tensor) -> Tensor:
-    return torch.empty_like(cache)
 
 
 def write_in_place(cache: Tensor, update: Tensor, position: Tensor) -> Tensor:
@@ -218,12 +209,17 @@ class PositionTable(nn.Module):
         return F.embedding(position + self.offset, self.table)
 
 
+def _embedding(vocab_size: int, d_model: int) -> nn.Embedding:
+    """Token vectors that are not initialised yet: see `initialise`."""
+    return nn.Embedding(vocab_size, d_model, _weight=torch.empty(vocab_size, d_model))
+
+
 class Stack(nn.Module):
     """What encoder and decoder share: embeddings, position table and a final norm around the layers."""
 
     def __init__(self, config: ModelConfig, max_length: int, vocab_size: int | None):
         super().__init__()
-        self.tokens = nn.Embedding(vocab_size, config.d_model) if vocab_size else None
+        self.tokens = _embedding(vocab_size, config.d_model) if vocab_size else None
         self.positions = PositionTable(config, max_length)
         self.norm = nn.LayerNorm(config.d_model, config.norm_eps) if config.final_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
@@ -363,6 +359,8 @@ def _like_output(config: ModelConfig) -> Tensor:
 def initialise(model: nn.Module) -> None:
     """Xavier-uniform matrices, zero biases, embeddings of deviation d_model ** -0.5 (so that their scaled norm is 1)."""
     for name, parameter in model.named_parameters():
+        if parameter.is_meta:  # has no numbers, and PyTorch imports its compiler (a second) to say so
+            continue
         if name.endswith(("tokens.weight", "positions.table", "output_weight")):
             nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
         elif parameter.dim() > 1:

@@ -1,0 +1,83 @@
+"""What the graphs of all dialects have in common: embeddings, and layers of residual branches.
+
+It follows `models.transformer`, module by module; attention is each dialect's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from tfexport.emitter import Emitter, Value
+
+Sublayer = Callable[[str, Value], Value]
+"""What a layer at a path does to states in a residual branch."""
+
+
+def source_embedded(emitter: Emitter) -> Value:
+    """`src_ids` [batch, src] to states [batch, src, d_model]."""
+    ids, offset = emitter.inputs["src_ids"], emitter.config.position_offset
+    with emitter.at("encoder.positions"):
+        start, end = emitter.sizes(offset), emitter.shape_of(ids, 1)
+        end = emitter.shape_node("Add", end, start) if offset else end
+        positions = emitter.node("Slice", emitter.weight("encoder.positions.table"), start, end, emitter.sizes(0))
+    return _embedded(emitter, "encoder", ids, positions)
+
+
+def target_embedded(emitter: Emitter) -> Value:
+    """`tokens` at `position` to states [*tokens.shape, d_model]."""
+    position, offset = emitter.inputs["position"], emitter.config.position_offset
+    with emitter.at("decoder.positions"):
+        if offset:
+            dtype = np.int32 if emitter.graph.dialect == "ort" else np.int64
+            position = emitter.node("Add", position, emitter.constant(offset, dtype))
+        positions = emitter.node("Gather", emitter.weight("decoder.positions.table"), position)
+    return _embedded(emitter, "decoder", emitter.inputs["tokens"], positions)
+
+
+def _embedded(emitter: Emitter, side: str, ids: Value, positions: Value) -> Value:
+    config = emitter.config
+    table = "encoder" if config.tie_source_target else side
+    with emitter.at(f"{side}.tokens"):
+        states = emitter.node("Gather", emitter.weight(f"{table}.tokens.weight"), ids)
+        if config.embedding_scale != 1.0:
+            states = emitter.node("Mul", states, emitter.number(config.embedding_scale))
+        return emitter.node("Add", states, positions)
+
+
+def encoder_stack(emitter: Emitter, states: Value, attention: Sublayer) -> Value:
+    """All encoder layers, whose self-attention is `attention`, and the norm after them."""
+    for i in range(emitter.config.n_encoder_layers):
+        states = _layer(emitter, f"encoder.layers.{i}", states, (attention, partial(_fed_forward, emitter)))
+    return emitter.normed("encoder.norm", states) if emitter.config.final_norm else states
+
+
+def decoder_stack(emitter: Emitter, states: Value, own: Sublayer, cross: Sublayer) -> Value:
+    """All decoder layers, whose self- and cross-attention are `own` and `cross`, and the norm after them."""
+    for i in range(emitter.config.n_decoder_layers):
+        states = _layer(emitter, f"decoder.layers.{i}", states, (own, cross, partial(_fed_forward, emitter)))
+    return emitter.normed("decoder.norm", states) if emitter.config.final_norm else states
+
+
+def _layer(emitter: Emitter, path: str, states: Value, sublayers: Sequence[Sublayer]) -> Value:
+    """A layer, its norms before or after the sublayers, as `models.transformer.Layer` has them."""
+    config = emitter.config
+    for index, sublayer in enumerate(sublayers):
+        norm = f"{path}.norms.{0 if config.shared_norm else index}"
+        inner = emitter.normed(norm, states) if config.norm_first else states
+        branch = sublayer(path, inner)
+        with emitter.at(path):
+            # Not SkipLayerNormalization, whose kernel in ONNX Runtime is the slower of the two.
+            states = emitter.node("Add", states, branch)
+        if not config.norm_first:
+            states = emitter.normed(norm, states)
+    return states
+
+
+def _fed_forward(emitter: Emitter, path: str, inner: Value) -> Value:
+    hidden = emitter.projected(f"{path}.feed_forward.hidden", inner)
+    with emitter.at(f"{path}.feed_forward"):
+        hidden = emitter.activated(hidden)
+    return emitter.projected(f"{path}.feed_forward.output", hidden)
