@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from peers import Peer, RuntimePeer
 
-from tfexport.parity import LIMITS, Errors
+from tfexport.parity_report import LIMITS, Errors
 from tfexport.runtimes.base import FloatArray, IntArray
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search import SearchOptions, pad, search

@@ -48,6 +48,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch-size", default="1,8,32", help="of the part with forced lengths")
     parser.add_argument("--beam", default="1,4")
     parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--sentences", type=int, help="of the part with mixed lengths; by default some batches")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
         "--only", action="append", metavar="PARTS", help="cells that have all of these, as in 'emb, mixed, beam 4'"
@@ -85,7 +86,7 @@ def plans_of(bundle: Bundle, options: argparse.Namespace) -> Iterator[tuple[str,
     }
     yield "forced", Plan(**shared, batches=numbers_of("--batch-size", options.batch_size), tokens=options.tokens)
     if bundle.tokenizer("source") is not None:
-        yield "mixed", Plan(**shared, batches=(None,), tokens=None)
+        yield "mixed", Plan(**shared, batches=(None,), tokens=None, sentences=options.sentences)
     else:
         say(f"{bundle.directory.name} reads no text: no cells of mixed lengths")
 

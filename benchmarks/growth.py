@@ -172,30 +172,24 @@ def run(options: argparse.Namespace, folder: Path, record: dict[str, Any]) -> No
     peaks = peaks_of([options.threads])[options.threads]
     record |= {"machine": facts(), "peaks": peaks.to_dict(), "precision": precision, "threads": options.threads}
     record |= {"config": model_of(options).to_dict(), "base": asdict(Point())}
-    vocabulary, process = None, None
-    try:
-        for sweep, point in points_of(options):
-            config = model_of(options).replace(tgt_vocab_size=point.vocabulary)
-            row: dict[str, Any] = {"sweep": sweep, "value": getattr(point, sweep), **asdict(point), "reason": None}
-            row["floor"] = least(config, precision, peaks, point)
-            try:
-                if process is None or vocabulary != point.vocabulary:
-                    if process is not None:
-                        process.close()
-                    bundle = bundle_of(config, precision, folder)
-                    setup = Setup(Contestant(OWN, bundle), precision, 1, options.threads)
-                    process, vocabulary = hire(setup), point.vocabulary
-                    process.ask(setup.load_request([4, 5, 6]))
-                row |= measure(process, config, point, options.repeats)
-                found = f"{row['tokens_per_second']:10,.0f} tokens/s {row['step_ms']:9.3f} ms a step"
-                say(f"{sweep} {row['value']:6}: {found}, floor {row['floor']['step_seconds'] * 1e3:.3f} ms")
-            except TfexportError as error:
-                row["reason"], vocabulary = str(error), None
-                say(f"{sweep} {row['value']}: {error}")
-            record["rows"].append(row)
-    finally:
-        if process is not None:
+    for sweep, point in points_of(options):
+        config = model_of(options).replace(tgt_vocab_size=point.vocabulary)
+        row: dict[str, Any] = {"sweep": sweep, "value": getattr(point, sweep), **asdict(point), "reason": None}
+        row["floor"] = least(config, precision, peaks, point)
+        bundle = bundle_of(config, precision, folder)
+        setup = Setup(Contestant(OWN, bundle), precision, 1, options.threads)
+        process = hire(setup)  # one for each point: a process keeps memory that it once had
+        try:
+            process.ask(setup.load_request([4, 5, 6]))
+            row |= measure(process, config, point, options.repeats)
+            found = f"{row['tokens_per_second']:10,.0f} tokens/s {row['step_ms']:9.3f} ms a step"
+            say(f"{sweep} {row['value']:6}: {found}, floor {row['floor']['step_seconds'] * 1e3:.3f} ms")
+        except TfexportError as error:
+            row["reason"] = str(error)
+            say(f"{sweep} {row['value']}: {error}")
+        finally:
             process.close()
+        record["rows"].append(row)
 
 
 def plot(record: dict[str, Any], path: Path) -> None:

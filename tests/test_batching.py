@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfexport.batching
-from tfexport.batching import Split, batches, decode_all, decode_windows
+from tfexport.batching import Split, Team, batches, decode_all, decode_windows
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import IntArray
 from tfexport.search import SearchOptions
@@ -21,8 +24,21 @@ CONFIG = tiny_config(src_vocab_size=9, tgt_vocab_size=9, max_source_length=12, m
 LENGTHS = st.lists(st.integers(1, 50), max_size=40)
 
 
-def runtime() -> ScriptedRuntime:
-    return ScriptedRuntime(echo_model(9), CONFIG)
+class Forked(ScriptedRuntime):
+    """A runtime whose workers are processes."""
+
+    loaded_for: int | None = None
+
+    def before_fork(self, beam: int) -> bool:
+        self.loaded_for = beam
+        return True
+
+
+KINDS: list[type[ScriptedRuntime]] = [ScriptedRuntime, Forked]
+
+
+def runtime(kind: type[ScriptedRuntime] = ScriptedRuntime) -> ScriptedRuntime:
+    return kind(echo_model(9), CONFIG)
 
 
 def sources(count: int) -> list[list[int]]:
@@ -59,8 +75,17 @@ def test_outputs_are_in_the_order_of_the_sources_with_any_workers(count: int, si
     assert [hypotheses[0].ids for hypotheses in found] == wanted(given)
 
 
+def test_outputs_of_processes_are_in_the_order_of_the_sources() -> None:
+    for count in (0, 1, 2, 30):
+        given, kind = sources(count), runtime(Forked)
+        found = decode_all(kind, given, SearchOptions(beam=2), batch_size=4, workers=3)
+        assert [hypotheses[0].ids for hypotheses in found] == wanted(given)
+        assert kind.loaded_for == 2  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_windows_are_answered_in_order_and_one_more_is_read_ahead(workers: int) -> None:
+def test_windows_are_answered_in_order_and_one_more_is_read_ahead(workers: int, kind: type[ScriptedRuntime]) -> None:
     given, read = sources(24), []
 
     def windows() -> Iterator[list[list[int]]]:
@@ -69,27 +94,38 @@ def test_windows_are_answered_in_order_and_one_more_is_read_ahead(workers: int) 
             yield given[start : start + 6]
 
     answered: list[tuple[int, ...]] = []
-    for count, window in enumerate(
-        decode_windows(runtime(), windows(), SearchOptions(), batch_size=4, workers=workers)
-    ):
-        answered += [hypotheses[0].ids for hypotheses in window]
-        assert len(read) <= count + 1 + (workers > 1)
+    with Team(runtime(kind), workers, beam=1) as team:
+        for count, window in enumerate(decode_windows(team, windows(), SearchOptions(), batch_size=4)):
+            answered += [hypotheses[0].ids for hypotheses in window]
+            assert len(read) <= count + 1 + (workers > 1)
     assert answered == wanted(given)
 
 
 class Meeting(ScriptedRuntime):
     """Its first two encodes wait for each other: they only end when two workers work at once."""
 
-    barrier = threading.Barrier(2, timeout=20)
+    barrier: Any = threading.Barrier(2, timeout=20)
 
     def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> Any:
         self.barrier.wait()
         return super().encode(src_ids, src_len, beam=beam)
 
 
-def test_two_workers_work_at_once() -> None:
-    found = decode_all(Meeting(echo_model(9), CONFIG), sources(4), SearchOptions(), batch_size=2, workers=2)
+class MeetingForked(Meeting, Forked):
+    barrier = multiprocessing.get_context("fork").Barrier(2, timeout=20)
+
+
+@pytest.mark.parametrize("kind", [Meeting, MeetingForked])
+def test_two_workers_work_at_once(kind: type[ScriptedRuntime]) -> None:
+    found = decode_all(runtime(kind), sources(4), SearchOptions(), batch_size=2, workers=2)
     assert [hypotheses[0].ids for hypotheses in found] == wanted(sources(4))
+
+
+@pytest.mark.parametrize("kind", [Meeting, MeetingForked])
+def test_few_sentences_are_shared_out(kind: type[ScriptedRuntime]) -> None:
+    """One batch would do for them: a worker would wait for the other one for ever."""
+    found = decode_all(runtime(kind), sources(3), SearchOptions(), batch_size=32, workers=2)
+    assert [hypotheses[0].ids for hypotheses in found] == wanted(sources(3))
 
 
 class Failing(ScriptedRuntime):
@@ -97,10 +133,48 @@ class Failing(ScriptedRuntime):
         raise TfexportError("no")
 
 
+class FailingForked(Failing, Forked):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Failing, FailingForked])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_a_worker_raises_is_raised(workers: int) -> None:
+def test_what_a_worker_raises_is_raised(workers: int, kind: type[ScriptedRuntime]) -> None:
     with pytest.raises(TfexportError, match="no"):
-        decode_all(Failing(echo_model(9), CONFIG), sources(9), SearchOptions(), batch_size=2, workers=workers)
+        decode_all(runtime(kind), sources(9), SearchOptions(), batch_size=2, workers=workers)
+
+
+class Dying(Forked):
+    """A worker that the system ends."""
+
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_is_killed_is_told() -> None:
+    with pytest.raises(TfexportError, match=r"a worker process ended.*fewer --workers"):
+        decode_all(runtime(Dying), sources(9), SearchOptions(), batch_size=2, workers=2)
+
+
+def test_workers_are_threads_where_a_process_may_not_be_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them see what the first one writes."""
+
+    class Counting(Forked):
+        count = 0
+
+        def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> Any:
+            type(self).count += 1
+            return super().encode(src_ids, src_len, beam=beam)
+
+    decode_all(runtime(Counting), sources(8), SearchOptions(), batch_size=2, workers=2)
+    assert Counting.count == 0
+    monkeypatch.setattr(Counting, "before_fork", lambda self, beam: False)
+    decode_all(runtime(Counting), sources(8), SearchOptions(), batch_size=2, workers=2)
+    assert Counting.count == 4
+    monkeypatch.undo()
+    monkeypatch.setattr(tfexport.batching, "CAN_FORK", False)
+    decode_all(runtime(Counting), sources(8), SearchOptions(), batch_size=2, workers=2)
+    assert Counting.count == 8
 
 
 @pytest.mark.parametrize(

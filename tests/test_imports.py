@@ -28,13 +28,14 @@ EXPORT_SIDE = (
     "tfexport.ort_cases",
     "tfexport.quantize",
     "tfexport.calibrate",
+    "tfexport.rounded",
     "tfexport.stored_weights",
     "tfexport.engine",
     "tfexport.plan",
     "tfexport.targets",
 )
 DECODE_SIDE = ("tfexport.runtimes", "tfexport.search", "tfexport.batching", "tfexport.translate")
-SHARED = ("config", "contract", "bundle", "bundle_writer", "tokenizers", "errors", "gpu", "kept", "cpus")
+SHARED = ("config", "contract", "bundle", "bundle_writer", "tokenizers", "errors", "gpu", "kept", "cpus", "certificate")
 PYTORCH_RUNTIMES = ("tfexport.runtimes.pytorch", "tfexport.runtimes.pytorch_static")
 HEAVY = {"torch", "onnx", "onnx_ir", "safetensors", "lightning", "cuda", "tensorrt", "tensorrt_rtx"}
 
@@ -162,7 +163,7 @@ def test_what_both_sides_read_imports_neither(module: str) -> None:
 
 
 def test_torch_is_imported_only_where_models_are_made_or_run() -> None:
-    allowed = {"export", "graph_modules", "selfcheck", "ort_cases", "calibrate", "train", "data"}
+    allowed = {"export", "graph_modules", "selfcheck", "ort_cases", "calibrate", "rounded", "bisect", "train", "data"}
     allowed |= {"peers"}  # engines that it is compared with
     found = {
         module
@@ -176,7 +177,7 @@ def test_torch_is_imported_only_where_models_are_made_or_run() -> None:
 def test_onnxruntime_is_imported_only_by_the_self_check_and_the_runtime() -> None:
     runtimes = {"tfexport.runtimes.ort", "tfexport.runtimes.ort_cpu"}
     comparison = {"tfexport.peers", "tfexport.machine"}  # what it is compared with, and what the machine can do
-    assert importers("onnxruntime") == {"tfexport.selfcheck", *runtimes, *comparison}
+    assert importers("onnxruntime") == {"tfexport.selfcheck", "tfexport.bisect", *runtimes, *comparison}
 
 
 def test_onnx_is_imported_only_by_what_makes_and_changes_graphs() -> None:
@@ -188,7 +189,7 @@ def test_onnx_is_imported_only_by_what_makes_and_changes_graphs() -> None:
         "tfexport.ort_graphs",
         "tfexport.quantize",
     }
-    assert found == {*graphs, "tfexport.stored_weights", "tfexport.engine"}
+    assert found == {*graphs, "tfexport.stored_weights", "tfexport.engine", "tfexport.bisect"}
 
 
 def test_cuda_is_imported_only_by_the_search_for_a_gpu_and_the_memory_of_one() -> None:

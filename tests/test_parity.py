@@ -17,8 +17,10 @@ from tfexport.bundle import open_bundle
 from tfexport.contract import Precision
 from tfexport.errors import TfexportError
 from tfexport.models.transformer import Transformer
-from tfexport.parity import LIMITS, Errors, Limits, ParityReport, check, compare, random_sources
+from tfexport.parity import check, compare, compare_all, gate, random_sources
+from tfexport.parity_report import LIMITS, Divergence, Errors, Limits, ParityReport, Position, kl_divergence
 from tfexport.runtimes import load_runtime
+from tfexport.runtimes.base import best_of
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search import SearchOptions
 
@@ -31,7 +33,7 @@ def silent(_: str) -> None:
 
 def test_clean_bundle_passes_and_counts_what_it_compared(tiny_bundle: Path) -> None:
     notes: list[str] = []
-    (ort, pytorch) = check(tiny_bundle, LINES, ["ort-cpu", "torch"], say=notes.append)
+    (ort, pytorch) = check(tiny_bundle, LINES, ["ort-cpu", "torch"], say=notes.append).reports
     for report in (ort, pytorch):
         assert report.passed
         assert report.sentences == report.identical == 4
@@ -42,7 +44,7 @@ def test_clean_bundle_passes_and_counts_what_it_compared(tiny_bundle: Path) -> N
 
 
 def test_checkpoint_read_afresh_is_the_reference(tiny_bundle: Path, tiny_checkpoint: TinyCheckpoint) -> None:
-    (report,) = check(tiny_bundle, LINES, ["ort-cpu"], checkpoint=tiny_checkpoint.path, say=silent)
+    (report,) = check(tiny_bundle, LINES, ["ort-cpu"], checkpoint=tiny_checkpoint.path, say=silent).reports
     assert report.passed
 
 
@@ -53,7 +55,7 @@ def test_other_checkpoint_fails_and_is_named(
     weights["decoder.fc_out.bias"] += 0.01
     torch.save(weights, tmp_path / "other.pt")
     notes: list[str] = []
-    (report,) = check(tiny_bundle, LINES, ["ort-cpu"], checkpoint=tmp_path / "other.pt", say=notes.append)
+    (report,) = check(tiny_bundle, LINES, ["ort-cpu"], checkpoint=tmp_path / "other.pt", say=notes.append).reports
     assert not report.passed
     assert report.logits.max == pytest.approx(0.01, abs=1e-4)
     assert report.cross_max < 1e-5  # the encoder is the same
@@ -101,7 +103,7 @@ def test_planted_faults_fail(tiny_bundle: Path, fault: Callable[[Transformer], N
 
 def test_no_input_means_random_ids_and_says_so(tiny_bundle: Path) -> None:
     notes: list[str] = []
-    (report,) = check(tiny_bundle, None, ["ort-cpu"], beam=3, say=notes.append)
+    (report,) = check(tiny_bundle, None, ["ort-cpu"], beams=(3,), say=notes.append).reports
     assert report.passed
     assert report.sentences == 32
     assert report.beam == 3
@@ -122,16 +124,23 @@ def test_errors_do_not_pass_over_nan() -> None:
     assert not report.passed
 
 
-def report_of(precision: Precision, *, limits: Limits | None = None, **found: Any) -> ParityReport:
+def report_of(
+    precision: Precision, *, limits: Limits | None = None, steps: int = 10_000, agree: int = 10_000, **found: Any
+) -> ParityReport:
     """A report that passes but for what was `found`."""
-    perfect = {"sentences": 10, "identical": 10, "steps": 10_000, "top1_agree": 10_000}
+    positions = [Position(steps=steps, agree=agree)] if steps else []
+    perfect = {"sentences": 10, "identical": 10, "positions": positions}
     return ParityReport("x", precision, limits or LIMITS[precision], 1, **{**perfect, **found})
+
+
+def divergence(sentence: int, margin: float, *, is_tie: bool) -> Divergence:
+    return Divergence(sentence, 1, 5, 6, margin, ((5,), (6,)), is_tie)
 
 
 def test_report_of_nothing_does_not_pass() -> None:
     for precision in LIMITS:
         assert not ParityReport("x", precision, LIMITS[precision], 1).passed
-        assert not report_of(precision, sentences=0, identical=0, steps=0, top1_agree=0).passed
+        assert not report_of(precision, sentences=0, identical=0, steps=0).passed
 
 
 @pytest.mark.parametrize(
@@ -149,30 +158,152 @@ def test_limits_of_each_precision(precision: Precision, most: float, fewest: int
     assert not report_of(precision, cross={"cross.0.key": Errors(0.0), "cross.0.value": Errors(above)}).passed
     assert not report_of(precision, logits=Errors(math.nan)).passed
     assert not report_of(precision, cross={"cross.0.key": Errors(math.nan), "cross.0.value": Errors(0.0)}).passed
-    assert report_of(precision, top1_agree=fewest).passed
-    assert not report_of(precision, top1_agree=fewest - 1).passed
+    assert report_of(precision, agree=fewest).passed
+    assert not report_of(precision, agree=fewest - 1).passed
 
 
 def test_a_float16_report_with_998_of_1000_best_tokens_fails() -> None:
-    assert not report_of("float16", top1_agree=9_980).passed
-    assert report_of("float16", top1_agree=9_995).passed
+    assert not report_of("float16", agree=9_980).passed
+    assert report_of("float16", agree=9_995).passed
 
 
 def test_a_float32_sentence_that_differs_fails_and_one_in_half_precision_is_only_told() -> None:
     for precision in LIMITS:
-        report = report_of(precision, identical=9, different=[4])
+        report = report_of(precision, identical=9, divergences=[divergence(4, 0.5, is_tie=False)])
         assert report.passed == (precision != "float32")
-        assert report.to_dict()["different"] == [4]
+        assert report.to_dict()["divergences"][0]["sentence"] == 4
         assert report.to_dict()["precision"] == precision
 
 
+def test_a_tie_that_flipped_does_not_fail() -> None:
+    tie, error = divergence(4, 1e-6, is_tie=True), divergence(5, 0.5, is_tie=False)
+    assert report_of("float32", identical=9, divergences=[tie]).passed
+    assert not report_of("float32", identical=8, divergences=[tie, error]).passed
+    assert report_of("float32", identical=9, divergences=[tie]).ties == 1
+
+
+def test_divergence_of_distributions_by_hand() -> None:
+    """KL(p || q) = sum of p log(p / q), whatever is added to all logits of a row."""
+    p, q = np.array([[0.5, 0.25, 0.25], [0.9, 0.05, 0.05]]), np.array([[0.25, 0.5, 0.25], [0.9, 0.05, 0.05]])
+    logits = [(np.log(rows) + 7).astype(np.float32) for rows in (p, q)]
+    wanted = [0.5 * math.log(2) + 0.25 * math.log(0.5), 0.0]
+    np.testing.assert_allclose(kl_divergence(*logits), wanted, atol=1e-6)
+
+
+class Nudged:
+    """A runtime whose logits of one token are larger by `more` than they should be."""
+
+    def __init__(self, inner: Any, token: int, more: float):
+        self.inner, self.token, self.more = inner, token, more
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def step(self, state: Any, tokens: Any) -> Any:
+        logits, state = self.inner.step(state, tokens)
+        logits[:, self.token] += self.more
+        return logits, state
+
+    def best(self, state: Any, tokens: Any, count: int) -> Any:
+        logits, state = self.step(state, tokens)
+        return best_of(logits, count), state
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_sentences_that_differ_are_told_with_the_margin_of_the_reference(tiny_bundle: Path, beam: int) -> None:
+    bundle = open_bundle(tiny_bundle)
+    reference = TorchRuntime.from_bundle(bundle)
+    sources = random_sources(bundle.config, 12)
+    eos = bundle.config.eos_id
+    report = compare(reference, Nudged(reference, eos, 3.0), sources, SearchOptions(beam=beam, max_length=20))
+    assert not report.passed
+    assert report.identical + len(report.divergences) == report.sentences == 12
+    assert report.divergences
+    assert report.logits.max == pytest.approx(3.0, abs=1e-4)
+    for found in report.divergences:
+        assert (found.found == eos) or beam > 1
+        assert found.found != found.wanted
+        assert not found.is_tie
+        if beam == 1:
+            assert 2e-4 < found.margin <= 3.0  # it was preferred by less than what was added to the other
+
+
+def test_a_margin_below_the_allowed_error_is_a_tie(tiny_bundle: Path) -> None:
+    """With a tolerance above what was added, the same sentences differ by ties."""
+    bundle = open_bundle(tiny_bundle)
+    reference = TorchRuntime.from_bundle(bundle)
+    runtime = Nudged(reference, bundle.config.eos_id, 3.0)
+    report = compare(
+        reference, runtime, random_sources(bundle.config, 12), SearchOptions(max_length=20), tolerance=3.001
+    )
+    assert report.divergences
+    assert report.ties == len(report.divergences)
+
+
+def test_all_runtimes_and_searches_are_compared_at_once_as_one_by_one(half_bundle: Path) -> None:
+    bundle = open_bundle(half_bundle)
+    reference = TorchRuntime.from_bundle(bundle)
+    runtimes = [load_runtime("ort-cpu", bundle, precision=p, threads=1) for p in ("float32", "float16")]  # type: ignore[arg-type]
+    searches = [SearchOptions(beam=beam, max_length=12) for beam in (1, 3)]
+    sources = random_sources(bundle.config, 10)
+    together = compare_all(reference, runtimes, sources, searches, batch_size=4)
+    apart = [compare(reference, r, sources, s, batch_size=4) for r in runtimes for s in searches]
+    assert [(r.precision, r.beam) for r in together] == [(p, b) for p in ("float32", "float16") for b in (1, 3)]
+    assert [report.to_dict() for report in together] == [report.to_dict() for report in apart]
+
+
+def test_positions_add_up_to_all_steps(tiny_bundle: Path) -> None:
+    (report,) = check(tiny_bundle, LINES, ["ort-cpu"], say=silent).reports
+    assert sum(position.steps for position in report.positions) == report.steps
+    assert [p.steps for p in report.positions] == sorted((p.steps for p in report.positions), reverse=True)
+    assert max(position.max for position in report.positions) == report.logits.max
+    assert 0 <= report.divergence < 1e-9
+
+
+def test_all_precisions_of_a_bundle_are_compared_that_run_here(half_bundle: Path) -> None:
+    notes: list[str] = []
+    comparison = check(half_bundle, LINES, ["ort-cpu"], beams=(1, 2), say=notes.append)
+    assert list(comparison.variants) == [("ort-cpu", "float32"), ("ort-cpu", "float16")]
+    assert [len(reports) for reports in comparison.variants.values()] == [2, 2]
+    assert any("not compared in bf16" in note for note in notes)
+    with pytest.raises(TfexportError, match="bf16"):
+        check(half_bundle, LINES, ["ort-cpu"], precisions=("bfloat16",), say=silent)
+
+
+def test_what_was_compared_is_told(tiny_bundle: Path, tiny_checkpoint: TinyCheckpoint) -> None:
+    one, other = check(tiny_bundle, LINES, ["ort-cpu"], say=silent), check(tiny_bundle, None, ["ort-cpu"], say=silent)
+    assert (one.inputs["sentences"], one.inputs["random"], one.source) == (4, False, "bundle")
+    assert (other.inputs["sentences"], other.inputs["random"]) == (32, True)
+    assert one.inputs["sha256"] != other.inputs["sha256"]
+    afresh = check(tiny_bundle, LINES, ["ort-cpu"], checkpoint=tiny_checkpoint.path, say=silent)
+    assert afresh.source == open_bundle(tiny_bundle).origin.sha256
+
+
+def test_the_gate_of_an_export_passes_clean_bundles(
+    half_bundle: Path, quantized_bundle: Path, classifier_bundle: Path
+) -> None:
+    for bundle in (half_bundle, quantized_bundle, classifier_bundle):
+        gate(bundle)
+
+
+def test_the_gate_refuses_a_bundle_that_decodes_otherwise(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = load_runtime
+
+    def nudged(*arguments: Any, **options: Any) -> Any:
+        return Nudged(real(*arguments, **options), 5, 0.01)
+
+    monkeypatch.setattr("tfexport.parity.load_runtime", nudged)
+    with pytest.raises(TfexportError, match=r"in fp32 do not decode as PyTorch does .* Nothing was exported"):
+        gate(tiny_bundle)
+
+
 def test_half_precision_is_compared_with_float32_and_held_to_its_own_limits(half_bundle: Path) -> None:
-    (report,) = check(half_bundle, LINES, ["ort-cpu"], precision="float16", say=silent)
+    (report,) = check(half_bundle, LINES, ["ort-cpu"], precisions=("float16",), say=silent).reports
     assert report.passed
     assert (report.precision, report.limits) == ("float16", LIMITS["float16"])
     assert 1e-5 < report.logits.max < 0.1  # it is not float32 that was compared
     assert 1e-5 < report.cross_max < 0.1
-    (strict,) = check(half_bundle, LINES, ["ort-cpu"], precision="float16", tolerance=1e-4, say=silent)
+    (strict,) = check(half_bundle, LINES, ["ort-cpu"], precisions=("float16",), tolerance=1e-4, say=silent).reports
     assert not strict.passed
     assert strict.limits == replace(LIMITS["float16"], error=1e-4)
     assert strict.to_dict()["limits"] == {"error": 1e-4, "top1": 0.999, "identical": 0.0}
@@ -184,8 +315,8 @@ def test_half_precision_of_other_weights_fails(
     weights = torch.load(tiny_checkpoint.path, weights_only=True)
     weights["decoder.fc_out.bias"][5] += 0.2
     torch.save(weights, tmp_path / "other.pt")
-    options: dict[str, Any] = {"checkpoint": tmp_path / "other.pt", "precision": "float16", "say": silent}
-    (report,) = check(half_bundle, LINES, ["ort-cpu"], **options)
+    options: dict[str, Any] = {"checkpoint": tmp_path / "other.pt", "precisions": ("float16",), "say": silent}
+    (report,) = check(half_bundle, LINES, ["ort-cpu"], **options).reports
     assert not report.passed
     assert report.logits.max == pytest.approx(0.2, abs=0.05)
 

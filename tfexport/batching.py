@@ -1,20 +1,24 @@
 """Many sentences to batches, and batches to workers.
 
-Sentences of about one length share a batch, so that little of it is padding. Workers are threads that search over one
-runtime, each in a state of its own: weights are in memory once, and while one worker is in Python the others are in ONNX
-Runtime, which lets Python go. On a CPU several workers of one thread beat one worker of several threads, because nothing in
-a step has to wait for anything else.
+Sentences of about one length share a batch, so that little of it is padding. Workers search over one runtime, each in a
+state of its own; weights are in memory once. On a CPU several workers of one thread beat one worker of several threads,
+because nothing in a step has to wait for anything else.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-from tfexport.cpus import usable_cpus
+from tfexport.cpus import end_with_parent, usable_cpus
+from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Runtime
 from tfexport.search import Hypothesis, SearchOptions, search
 
@@ -53,49 +57,117 @@ class Split:
         return cls(workers, threads or max(1, cpus // workers))
 
 
+@runtime_checkable
+class Forkable(Protocol):
+    """A runtime whose process may be forked, if it says so."""
+
+    def before_fork(self, beam: int) -> bool:
+        """Load what a search with this beam needs, so that it is in memory once; whether the process may be forked then."""
+        ...
+
+
+class Team:
+    """Workers that search over one runtime at once.
+
+    They are forks of this process where that is possible, which share its memory as long as nobody writes to it, and
+    threads elsewhere. A step of a small model takes less time than it takes Python's threads to wait for one another.
+    One worker works right here.
+
+    Args:
+        beam: of the searches that the runtime is loaded for; others load what they need by themselves.
+        forks: False for threads in any case.
+    """
+
+    def __init__(self, runtime: Runtime[Any], workers: int, beam: int, *, forks: bool = True):
+        self.runtime, self.workers = runtime, workers
+        self._pool: Executor | None = None
+        if workers == 1:
+            return
+        if forks and CAN_FORK and isinstance(runtime, Forkable) and runtime.before_fork(beam):
+            context = multiprocessing.get_context("fork")
+            self._pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(runtime,))
+        else:
+            self._pool = ThreadPoolExecutor(workers, thread_name_prefix="tfexport")
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def search(self, sources: Sequence[Ids], options: SearchOptions) -> Future[list[list[Hypothesis]]]:
+        """The hypotheses of each of `sources`, decoded as one batch by the next worker that is free.
+
+        Raises:
+            TfexportError: the workers were ended from outside; so may what is returned.
+        """
+        if isinstance(self._pool, ProcessPoolExecutor):
+            try:
+                return self._pool.submit(_search, sources, options)
+            except BrokenProcessPool as error:
+                raise _ended() from error
+        if self._pool is not None:
+            return self._pool.submit(search, self.runtime, sources, options)
+        done: Future[list[list[Hypothesis]]] = Future()
+        done.set_result(search(self.runtime, sources, options))
+        return done
+
+
+CAN_FORK = sys.platform == "linux"
+
+_forked: Runtime[Any] | None = None
+"""In a worker process its runtime, which came with the fork."""
+
+
+def _begin(runtime: Runtime[Any]) -> None:
+    global _forked
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who ends the command ends its workers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _forked = runtime
+
+
+def _search(sources: Sequence[Ids], options: SearchOptions) -> list[list[Hypothesis]]:
+    assert _forked is not None
+    return search(_forked, sources, options)
+
+
+def _ended() -> TfexportError:
+    return TfexportError(
+        "a worker process ended, as the system does when memory runs out. Use fewer --workers, or a smaller --batch-size."
+    )
+
+
 def decode_all(
     runtime: Runtime[Any], sources: Sequence[Ids], options: SearchOptions, *, batch_size: int, workers: int = 1
 ) -> list[list[Hypothesis]]:
     """The hypotheses of each of `sources` (encoder ids), decoded in batches of up to `batch_size`."""
-    return next(decode_windows(runtime, [sources], options, batch_size=batch_size, workers=workers))
+    with Team(runtime, workers, options.beam) as team:
+        return next(decode_windows(team, [sources], options, batch_size=batch_size))
 
 
 def decode_windows(
-    runtime: Runtime[Any],
-    windows: Iterable[Sequence[Ids]],
-    options: SearchOptions,
-    *,
-    batch_size: int,
-    workers: int = 1,
+    team: Team, windows: Iterable[Sequence[Ids]], options: SearchOptions, *, batch_size: int
 ) -> Iterator[list[list[Hypothesis]]]:
     """The hypotheses of each source of each window, in order.
 
     Args:
-        windows: sources that may share batches, as many as may be in memory; one window more than this is read ahead.
-        workers: threads that search; 1 searches in this one. More only over a runtime that several threads may use.
+        windows: sources that may share batches, as many as may be in memory; with several workers one window more than this
+            is read ahead.
     """
-    size = runtime.capacity.batch_size(batch_size, options.beam)
-
-    def work(sources: Sequence[Ids], places: list[int]) -> list[list[Hypothesis]]:
-        return search(runtime, [sources[place] for place in places], options)
-
-    if workers == 1:
-        for sources in windows:
-            split = batches([len(source) for source in sources], size)
-            yield _placed([(places, work(sources, places)) for places in split])
-        return
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="tfexport")
+    size = team.runtime.capacity.batch_size(batch_size, options.beam)
+    ahead = AHEAD if team.workers > 1 else 0
     begun: deque[list[tuple[list[int], Future[list[list[Hypothesis]]]]]] = deque()
-    try:
-        for sources in windows:
-            split = batches([len(source) for source in sources], size)
-            begun.append([(places, pool.submit(work, sources, places)) for places in split])
-            if len(begun) > AHEAD:
-                yield _placed([(places, future.result()) for places, future in begun.popleft()])
-        while begun:
-            yield _placed([(places, future.result()) for places, future in begun.popleft()])
-    finally:
-        pool.shutdown(cancel_futures=True)
+    for sources in windows:
+        # Few sentences are shared out, so that no worker is without any.
+        share = max(1, min(size, -(-len(sources) // team.workers)))
+        split = batches([len(source) for source in sources], share)
+        begun.append([(places, team.search([sources[place] for place in places], options)) for places in split])
+        if len(begun) > ahead:
+            yield _placed(begun.popleft())
+    while begun:
+        yield _placed(begun.popleft())
 
 
 def batches(lengths: Sequence[int], batch_size: int, most_ids: int = MOST_IDS) -> list[list[int]]:
@@ -111,7 +183,11 @@ def batches(lengths: Sequence[int], batch_size: int, most_ids: int = MOST_IDS) -
     return found
 
 
-def _placed(pieces: Sequence[tuple[list[int], list[list[Hypothesis]]]]) -> list[list[Hypothesis]]:
+def _placed(pieces: Sequence[tuple[list[int], Future[list[list[Hypothesis]]]]]) -> list[list[Hypothesis]]:
     """The outputs in the order of their places."""
-    by_place = {place: output for places, outputs in pieces for place, output in zip(places, outputs, strict=True)}
+    try:
+        found = [(places, future.result()) for places, future in pieces]
+    except BrokenProcessPool as error:
+        raise _ended() from error
+    by_place = {place: output for places, outputs in found for place, output in zip(places, outputs, strict=True)}
     return [by_place[place] for place in range(len(by_place))]

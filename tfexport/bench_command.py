@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tfexport.console import opened, say, writing
+from tfexport.console import opened, say
 from tfexport.errors import TfexportError
 from tfexport.options import AsJson, BundleDir, InputFormatOption, MaxLength, numbers_of, precisions_of
+from tfexport.output import writing
 
 if TYPE_CHECKING:
     from tfexport.bundle import Bundle
@@ -96,8 +97,8 @@ def bench(
     if as_json:
         print(text)
     if output is not None:
-        with writing(output) as file:
-            print(text, file=file)
+        with writing(output, {}) as out:
+            print(text, file=out.file)
 
 
 def sentences_of(bundle: Bundle, source: Path | None, input_format: InputFormat | None) -> list[list[int]]:

@@ -14,10 +14,9 @@ Run by another interpreter this needs NumPy and `tokenizers` there, and what the
 
 from __future__ import annotations
 
-import ctypes
 import json
+import multiprocessing
 import os
-import signal
 import sys
 import threading
 import time
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tfexport.contract import Precision
+from tfexport.cpus import end_with_parent
 from tfexport.errors import TfexportError
 from tfexport.machine import measure_peaks, versions
 from tfexport.peers import CTranslate2Peer, HuggingFacePeer, OptimumPeer, Peer, RuntimePeer
@@ -34,7 +34,6 @@ from tfexport.runtimes.base import Runtime
 from tfexport.search import SearchOptions
 
 Ids = tuple[int, ...]
-PR_SET_PDEATHSIG = 1
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -158,7 +157,7 @@ class Session:
         for _ in range(repeats):
             outputs = self._peer.decode(request["sources"], options, int(request["batch_size"]))
         seconds = (time.perf_counter() - start) / repeats
-        found = {"seconds": seconds, "lengths": [len(ids) for ids in outputs], "memory": peak_memory()}
+        found = {"seconds": seconds, "lengths": [len(ids) for ids in outputs], "memory": memory_of_all()}
         return {**found, "outputs": outputs} if request.get("outputs") else found
 
     def _profile(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,7 +171,7 @@ class Session:
         profile = Profile()
         with profile.watching(peer.runtime, type(state)):
             start = time.perf_counter()
-            peer.decode(sources, options, int(request["batch_size"]))
+            peer.decode_here(sources, options, int(request["batch_size"]))
             seconds = time.perf_counter() - start
         return {"seconds": seconds, "parts": profile.parts, "steps": profile.steps}
 
@@ -196,6 +195,21 @@ def peak_memory() -> int | None:
     return int(found[1]) * 1024 if found else None
 
 
+def memory_of_all() -> int | None:
+    """`peak_memory` of this process, and what its worker processes hold by themselves; None where unknown."""
+    peak = peak_memory()
+    return None if peak is None else peak + sum(own_memory(child.pid) for child in multiprocessing.active_children())
+
+
+def own_memory(process: int | None) -> int:
+    """Bytes of a process that no other one shares; 0 where unknown."""
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
+
+
 def forget_peak_memory() -> None:
     """Let `peak_memory` begin with what is held now, where the system can."""
     with suppress(OSError):
@@ -216,12 +230,6 @@ def own_pipes() -> tuple[TextIO, TextIO]:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
     return requests, answers
-
-
-def end_with_parent() -> None:
-    """Let this process be killed when its parent dies, on Linux: it may be stopped then, and would stay so for ever."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main() -> None:

@@ -22,6 +22,8 @@ FORMAT = 3
 PORTABLE = "portable"
 """In place of a GPU generation: an engine for all that TensorRT for RTX names, from Ampere on."""
 MANIFEST = "manifest.json"
+CERTIFICATES = "certificates.json"
+"""Beside the manifest, not in it: comparisons with PyTorch that the bundle passed; see `certificate.py`."""
 TOKENIZER_FILES = {"source": "source_tokenizer.json", "target": "target_tokenizer.json"}
 
 

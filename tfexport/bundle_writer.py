@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tfexport import contract
-from tfexport.bundle import FORMAT, MANIFEST, TOKENIZER_FILES, Bundle, Engine, file_sha256
+from tfexport.bundle import CERTIFICATES, FORMAT, MANIFEST, TOKENIZER_FILES, Bundle, Engine, file_sha256
 from tfexport.config import ModelConfig
 from tfexport.errors import BundleError
 
@@ -45,7 +45,7 @@ def _write(folder: Path, manifest: Mapping[str, Any], known: Mapping[str, Any]) 
     files = {
         path.name: known.get(path.name) or {"sha256": file_sha256(path), "bytes": path.stat().st_size}
         for path in sorted(folder.iterdir())
-        if path.name != MANIFEST
+        if path.name not in (MANIFEST, CERTIFICATES)
     }
     complete = {"format": FORMAT, **manifest, "files": files}
     (folder / MANIFEST).write_text(json.dumps(complete, indent=1) + "\n", encoding="utf-8")
@@ -63,13 +63,13 @@ def with_engines(bundle: Bundle, engines: list[Engine]) -> Iterator[Path]:
     path = bundle.directory / MANIFEST
     before = path.read_bytes()
     manifest = json.loads(before)
-    others = sorted({path.name for path in bundle.directory.iterdir()} - {*bundle.files, MANIFEST})
+    others = sorted({path.name for path in bundle.directory.iterdir()} - {*bundle.files, MANIFEST, CERTIFICATES})
     if others:  # the folder is replaced as a whole
         raise BundleError(
             f"{bundle.directory} holds files that are not the bundle's: {', '.join(others[:5])}. Move them elsewhere."
         )
     with new_bundle(bundle.directory, force=True, remedy="make room there") as folder:
-        for name in bundle.files:
+        for name in (*bundle.files, CERTIFICATES):
             with suppress(FileNotFoundError):  # an engine that was lost; everything else was just verified
                 # Not a hard link: ONNX refuses weights whose file has two, should this process be killed.
                 shutil.copyfile(bundle.directory / name, folder / name)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,7 +22,6 @@ from tfexport.console import (
     warned,
     with_progress,
     working,
-    writing,
 )
 from tfexport.options import (
     AsJson,
@@ -54,6 +52,8 @@ from tfexport.options import (
     precisions_of,
     vocabularies_of,
 )
+from tfexport.output import writing
+from tfexport.parity_command import parity
 from tfexport.train_command import train
 
 app = typer.Typer(
@@ -117,7 +117,8 @@ def export(
         typer.Option(help="tensorrt: with engines; triton: beside the bundle a model repository, DIR.triton."),
     ] = "onnx",
     precision: Annotated[
-        str | None, typer.Option(help="Of graphs and engines: fp32, fp16, bf16, or several, as in fp32,fp16.")
+        str | None,
+        typer.Option(help="Of graphs and engines: fp32, fp16, bf16, int8, int4, or several, as in fp32,int8."),
     ] = None,
     gpu: Gpus = None,
     library: LibraryOption = "auto",
@@ -128,11 +129,16 @@ def export(
     gpu_memory: GpuMemory = None,
     runtime: ServedBy = "ort-cpu",
     beam: ServedBeam = 1,
+    parity: Annotated[
+        bool,
+        typer.Option("--parity/--no-parity", help="Decode a few random sentences as PyTorch does, or export nothing."),
+    ] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
 ) -> None:
     """Export a checkpoint to a bundle: ONNX graphs, weights, tokenizers and a manifest, checked against PyTorch."""
     from tfexport.export import export as run_export
     from tfexport.models.checkpoint import load_checkpoint
+    from tfexport.parity import gate
     from tfexport.targets import EnginesTarget, GraphsTarget, TritonTarget, telling_of_lost_engines
 
     hints = hints_of(
@@ -170,7 +176,8 @@ def export(
     wanted.check(loaded.config)
     with telling_of_lost_engines(directory):
         with working(f"exporting {checkpoint}"):
-            exported = run_export(loaded, directory, precisions=wanted.precisions, force=force)
+            verify = gate if parity else None
+            exported = run_export(loaded, directory, precisions=wanted.precisions, force=force, verify=verify)
         print_export(loaded, exported)
         wanted.write(directory)
     print(
@@ -281,13 +288,17 @@ def decode(
     ] = None,
     workers: Workers = None,
     threads: Threads = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the -o FILE that an interrupted run of the same command began.")
+    ] = False,
 ) -> None:
     """Decode sentences: one output line for each input line, always.
 
     A line that cannot be decoded (too long, not UTF-8) gives an empty line, a warning, and its status in jsonl.
     """
     from tfexport.batching import Split
-    from tfexport.bundle import open_bundle
+    from tfexport.bundle import MANIFEST, file_sha256, open_bundle
+    from tfexport.certificate import missing
     from tfexport.runtimes import load_runtime, require_workers, takes_workers
     from tfexport.search import SearchOptions
     from tfexport.translate import Reader, Writer, translate
@@ -313,65 +324,34 @@ def decode(
         split = Split.of(workers, threads, at_once=at_once)
         require_workers(runtime, bundle, chosen, split.workers)
         model = load_runtime(runtime, bundle, precision=chosen, threads=split.threads)
-        with writing(output) as out:
+        about = {
+            "bundle": file_sha256(directory / MANIFEST),
+            "runtime": runtime,
+            "precision": model.precision,
+            "search": asdict(search_options),
+            "input": [str(source), reader.format],
+            "output": writer.format,
+        }
+        with writing(output, about, resume=resume) as out:
             if at_once and (workers is None or threads is None):
                 say(f"note: decoding with {split}; choose with --workers and --threads")
+            if reason := missing(bundle, model.name, model.precision):
+                say(f"note: {reason}: tfexport parity {directory} INPUT")
             results = translate(
-                model, reader, lines, search_options, batch_size=batch_size, window=window, workers=split.workers
+                model,
+                reader,
+                lines,
+                search_options,
+                batch_size=batch_size,
+                window=window,
+                workers=split.workers,
+                done=out.done,
             )
             for result in warned(with_progress(results, "decoding lines")):
-                print(writer.line(result), file=out, flush=window == 1)
+                print(writer.line(result), file=out.file, flush=window == 1)
 
 
-@app.command()
-def parity(
-    directory: BundleDir,
-    source: Input = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option(metavar="CKPT", help="Compare with this checkpoint, read afresh.")
-    ] = None,
-    runtime: Annotated[list[str] | None, typer.Option(help="Runtime to compare; may be repeated.")] = None,
-    beam: Annotated[int, typer.Option(min=1, help="Beam width of the free decoding.")] = 1,
-    max_length: MaxLength = 256,
-    batch_size: BatchSize = 32,
-    tolerance: Annotated[
-        float | None, typer.Option(min=0.0, help="Largest absolute difference that passes; by default the precision's.")
-    ] = None,
-    precision: PrecisionOption = None,
-    input_format: InputFormatOption = None,
-    threads: Threads = None,
-    as_json: AsJson = False,
-) -> None:
-    """Compare runtimes with PyTorch on real input: numbers, a verdict, exit code 1 on failure.
-
-    Without INPUT random ids are decoded instead.
-    """
-    from tfexport.parity import check
-
-    with working("comparing"), contextlib.nullcontext() if source is None else opened(source) as lines:
-        reports = check(
-            directory,
-            lines,
-            runtime or ["ort-cpu"],
-            checkpoint=checkpoint,
-            beam=beam,
-            max_length=max_length,
-            batch_size=batch_size,
-            tolerance=tolerance,
-            precision=precisions_of(precision)[0] if precision else None,
-            input_format=input_format,
-            threads=threads,
-            say=say,
-        )
-    if as_json:
-        print(json.dumps([report.to_dict() for report in reports], indent=1))
-    else:
-        for report in reports:
-            print_parity(report)
-    if not all(report.passed for report in reports):
-        raise typer.Exit(1)
-
-
+app.command()(parity)
 app.command()(bench)
 app.command()(train)
 

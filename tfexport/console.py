@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TextIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from tfexport.contract import short_name
 from tfexport.errors import TfexportError
 
 if TYPE_CHECKING:
+    from tfexport.bisect import Bisection
     from tfexport.bundle import Engine
     from tfexport.contract import Precision
     from tfexport.export import Exported
     from tfexport.models.checkpoint import Checkpoint, Inspection
-    from tfexport.parity import ParityReport
+    from tfexport.parity_report import ParityReport
     from tfexport.plan import PlanCost
     from tfexport.translate import Result
     from tfexport.triton import Repository
@@ -44,40 +44,6 @@ def opened(source: Path | None) -> Iterator[BinaryIO]:
             raise TfexportError(f"cannot read {source}: {error.strerror}. Give a text file, or - for stdin.") from error
         with file:
             yield file
-
-
-@contextlib.contextmanager
-def writing(output: Path | None) -> Iterator[TextIO]:
-    """Stdout, or a file that takes its name only when it is complete."""
-    if output is None:
-        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
-        try:
-            yield sys.stdout
-            sys.stdout.flush()
-        except OSError as error:
-            # What could not be written is still in the buffer: Python would fail on it once more when it ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            if isinstance(error, BrokenPipeError):  # nobody reads on, as in `tfexport decode ... | head`
-                raise SystemExit(141) from None
-            raise TfexportError(f"cannot write to stdout: {error.strerror}. Make room, or write to -o FILE.") from error
-        return
-    special = output.exists() and not output.is_file()  # such as /dev/null: cannot be moved onto
-    partial = output if special else output.with_name(f"{output.name}.partial")
-    try:
-        file = partial.open("w", encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise TfexportError(f"cannot write {output}: {error.strerror}. Give another file with -o.") from error
-    try:
-        with file:
-            yield file
-        if not special:
-            partial.replace(output)
-    except KeyboardInterrupt:
-        say(f"the lines done so far are in {partial}")
-        raise
-    except OSError as error:
-        kept = "" if special else f" The lines done so far are in {partial}."
-        raise TfexportError(f"cannot write {output}: {error.strerror}.{kept} Make room and run again.") from error
 
 
 def with_progress(items: Iterable[Item], description: str) -> Iterator[Item]:
@@ -153,17 +119,42 @@ def print_repository(repository: Repository, precision: Precision) -> None:
     print(f"wrote {repository.directory} in {short_name(precision)}: {', '.join(repository.models)}")
 
 
+def print_bisection(bisection: Bisection) -> None:
+    """What `tfexport parity --bisect` found in a graph."""
+    count = len(bisection.values)
+    worst = max(bisection.values, key=lambda value: value.error)
+    if bisection.first is None:
+        print(
+            f"{bisection.file}: all {count} values as PyTorch has them; largest error {worst.error:.1e}, {worst.about}"
+        )
+        return
+    first, index = bisection.first, bisection.values.index(bisection.first)
+    print(f"{bisection.file}: departs from PyTorch at {first.node}")
+    print(f"  {first.about}: error {first.error:.1e}, at most {bisection.tolerance:.0e} is accepted")
+    print(f"  {index} values before it are right, to {max([0.0, *(v.error for v in bisection.values[:index])]):.1e}")
+
+
+MOST_DIVERGENCES = 10
+"""Sentences that differ which people are shown, the worst first; JSON has all."""
+
+
 def print_parity(report: ParityReport) -> None:
     """`tfexport parity` for people."""
     print(f"{report.runtime} in {short_name(report.precision)} against PyTorch in fp32:")
     print(f"  {report.sentences} sentences, {report.steps} steps, beam {report.beam}")
     for name, errors in report.cross.items():
         print(f"  {name:<16} max {errors.max:.1e}  mean {errors.mean:.1e}")
-    print(f"  {'logits':<16} max {report.logits.max:.1e}  mean {report.logits.mean:.1e}")
+    print(f"  {'logits':<16} max {report.logits.max:.1e}  mean {report.logits.mean:.1e}  KL {report.divergence:.1e}")
     print(f"  best token the same at {report.top1_agree} of {report.steps} steps")
     print(f"  decoded tokens the same in {report.identical} of {report.sentences} sentences")
-    if report.different:
-        print(f"  different: sentences {', '.join(map(str, report.different[:20]))}")
+    for found in sorted(report.divergences, key=lambda found: -found.margin)[:MOST_DIVERGENCES]:
+        reason = "a tie" if found.is_tie else "no tie"
+        print(
+            f"  sentence {found.sentence} differs from token {found.step} on: {found.found} instead of {found.wanted}, "
+            f"preferred by {found.margin:.1e}: {reason}"
+        )
+    if len(report.divergences) > MOST_DIVERGENCES:
+        print(f"  and {len(report.divergences) - MOST_DIVERGENCES} more sentences, closer ones; {report.ties} are ties")
     limits = report.limits
     print(
         f"  {'PASSED' if report.passed else 'FAILED'} (error at most {limits.error:.0e}, best token the same at "

@@ -10,7 +10,8 @@ from pathlib import Path
 from tfexport.bundle import open_bundle
 from tfexport.export import export
 from tfexport.models.checkpoint import load_checkpoint
-from tfexport.parity import ParityReport, check
+from tfexport.parity import check
+from tfexport.parity_report import ParityReport
 from tfexport.runtimes import load_runtime
 from tfexport.search import SearchOptions
 from tfexport.translate import Reader, Writer, translate
@@ -41,7 +42,7 @@ def run(say: Callable[[str], None]) -> tuple[ParityReport, list[tuple[str, str]]
         say("exporting the embedded German-English checkpoint")
         exported = export(load_checkpoint(embedded_checkpoint(), {}), directory)
         say(f"exported; largest error against PyTorch {exported.max_errors['float32']:.1e}")
-        (report,) = check(directory, lines, ["ort-cpu"], say=say)
+        (report,) = check(directory, lines, ["ort-cpu"], say=say).reports
         bundle = open_bundle(directory)
         reader, writer = Reader.of(bundle, "text"), Writer.of(bundle, "text")
         results = translate(load_runtime("ort-cpu", bundle), reader, lines, SearchOptions(beam=4))

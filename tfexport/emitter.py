@@ -125,7 +125,7 @@ class Emitter:
 
     def weight(self, name: str) -> Value:
         """A tensor of the weights files."""
-        return self._initializer(name, self._stored.tensor(name, squeezed=True))
+        return self._initializer(name, self._stored.tensor(name))
 
     def has(self, name: str) -> bool:
         """Whether the weights files have a tensor of this name."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
-from torch import nn
 
 from tfexport import __version__, contract, ort_graphs, standard_graphs
 from tfexport.bundle import TOKENIZER_FILES
@@ -28,7 +26,8 @@ from tfexport.models.files import save_weights
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import Transformer
 from tfexport.projections import decoder_projections, encoder_projections
-from tfexport.quantize import has_fixed_scale, quantized, restored
+from tfexport.quantize import has_fixed_scale, quantized
+from tfexport.rounded import rounded
 from tfexport.selfcheck import ONNX_RUNTIME, TOLERANCE, self_check
 from tfexport.stored_weights import StoredWeights
 
@@ -49,11 +48,13 @@ def export(
     *,
     precisions: Sequence[contract.Precision] = (),
     force: bool = False,
+    verify: Callable[[Path], None] | None = None,
 ) -> Exported:
     """Export a checkpoint to a bundle, checked against PyTorch before it is moved into place.
 
     Args:
         precisions: variants to write beside float32, which is always there.
+        verify: called with the folder of the whole bundle before it is moved into place; what it raises stops that.
 
     Raises:
         BundleError: the bundle exists already or cannot be written.
@@ -79,6 +80,8 @@ def export(
             if tokenizer is not None:
                 (folder / name).write_text(json.dumps(tokenizer.to_dict()), encoding="utf-8")
         write_manifest(folder, config, graphs, _facts(checkpoint))
+        if verify is not None:
+            verify(folder)
     return Exported(directory, max_errors)
 
 
@@ -150,11 +153,4 @@ def write_quantized(
     arrays = quantized(weights, projections, precision, ranges)
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     save_weights(tensors, folder / contract.weights_file(precision), {"format": "pt"})
-    rounded = copy.deepcopy(model)
-    if rounded.output_weight is None:  # the embeddings that it is tied to stay as they are
-        rounded.output_weight = nn.Parameter(rounded.output_matrix().detach().clone())
-    matrices = restored(arrays, weights, projections)
-    output = projections[-1].weights[0]
-    rounded.output_weight.data = torch.from_numpy(matrices.pop(output))
-    rounded.load_state_dict({name: torch.from_numpy(matrix) for name, matrix in matrices.items()}, strict=False)
-    return rounded
+    return rounded(model, arrays)

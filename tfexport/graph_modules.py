@@ -1,4 +1,4 @@
-"""The graphs of the contract as PyTorch modules, and inputs to trace and to check them with."""
+"""The standard graphs as PyTorch modules, and inputs to check them with."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shlex
 import sys
 import time
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from tfexport.cpus import usable_cpus
+from tfexport.cpus import cpu_name, usable_cpus
 
 STAT = Path("/proc/stat")
 ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "VECLIB_MAXIMUM")}
@@ -151,7 +150,7 @@ def facts() -> dict[str, Any]:
         "command": shlex.join(Path(word).name if "/" in word else word for word in sys.orig_argv),
         "python": platform.python_version(),
         "system": platform.platform(),
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cpus": usable_cpus(),
         "last_level_cache_bytes": _last_level_cache(),
         "versions": versions(),
@@ -185,14 +184,6 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def _cpu() -> str:
-    try:
-        found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
-        found = None
-    return found[1] if found else platform.processor()
 
 
 def _last_level_cache() -> int | None:

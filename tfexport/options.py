@@ -29,7 +29,8 @@ InputFormatOption = Annotated[
     typer.Option("--input-format", help="Raw text, space-separated tokens, or ids as the encoder reads them."),
 ]
 Threads = Annotated[
-    int | None, typer.Option("--threads", min=1, max=256, help="CPU threads of a worker; by default all there are.")
+    int | None,
+    typer.Option("--threads", min=1, max=256, help="CPU threads of a worker; by default its share of the CPUs."),
 ]
 Workers = Annotated[
     int | None, typer.Option("--workers", min=1, max=256, help="Batches decoded at once; by default as many as CPUs.")

@@ -8,7 +8,7 @@ They compute what `models.transformer` computes, from the same weights file. Wha
     beams        the hypotheses of a sentence are queries to one cache that only grows (see `_shared_cache`)
     best tokens  log-softmax and top-k of as many as are asked for
 
-Measured against the standard graphs in docs/design.md.
+What was measured for these choices is in docs/design.md.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _encoder(emitter: Emitter) -> None:
 
     states = encoder_stack(emitter, _two_axes(emitter, source_embedded(emitter)), attended)
     cross = emitter.projected("cross", states)
-    with emitter.at("cross"):
+    with emitter.at("decoder"):
         layout = _shape(emitter, size, 2 * config.n_decoder_layers, config.n_heads, config.head_dim)
         cross = emitter.node("Reshape", cross, layout)  # [batch, src, keys_values, heads, head_dim]
         emitter.node("Transpose", cross, attributes={"perm": (2, 0, 3, 1, 4)}, output="cross")

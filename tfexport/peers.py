@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from tfexport.batching import decode_all
+from tfexport.batching import Team, decode_windows
 from tfexport.contract import Precision
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.runtimes.base import Runtime
@@ -45,13 +45,25 @@ class Peer(Protocol):
 
 
 class RuntimePeer:
-    """A runtime of tfexport, decoded by `workers` threads that share it."""
+    """A runtime of tfexport, decoded by `workers` that share it, and stay from one decode to the next."""
 
     def __init__(self, runtime: Runtime[Any], workers: int = 1):
-        self.name, self.runtime, self._workers = runtime.name, runtime, workers
+        self.name, self.runtime, self.workers = runtime.name, runtime, workers
+        self._teams: dict[bool, Team] = {}  # by whether it searches with beams
 
     def decode(self, sources: Sources, options: SearchOptions, batch_size: int) -> list[Ids]:
-        found = decode_all(self.runtime, sources, options, batch_size=batch_size, workers=self._workers)
+        team = self._teams.get(options.beam > 1)
+        if team is None:
+            team = self._teams[options.beam > 1] = Team(self.runtime, self.workers, options.beam)
+        return self._decode(team, sources, options, batch_size)
+
+    def decode_here(self, sources: Sources, options: SearchOptions, batch_size: int) -> list[Ids]:
+        """`decode` by threads of this process, so that it can be watched."""
+        with Team(self.runtime, self.workers, options.beam, forks=False) as team:
+            return self._decode(team, sources, options, batch_size)
+
+    def _decode(self, team: Team, sources: Sources, options: SearchOptions, batch_size: int) -> list[Ids]:
+        (found,) = decode_windows(team, [sources], options, batch_size=batch_size)
         return [hypotheses[0].ids for hypotheses in found]
 
 

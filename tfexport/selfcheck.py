@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +30,7 @@ SIZES = (
     {"batch": 3, "rows": 12, "beam": 4, "src": 6, "cache": 9, "count": 5, "blocks": 4, "from": 5, "width": 6},
     {"batch": 2, "rows": 2, "beam": 2, "src": 4, "cache": 3, "count": 2, "blocks": 2, "from": 7, "width": 5},
 )
-"""Sizes that the export did not see."""
+"""Of the random cases: the smallest, and others with no two alike where that is possible."""
 
 
 def self_check(model: Model, graphs: Sequence[contract.GraphSpec], folder: Path) -> float:
@@ -49,13 +49,14 @@ def self_check(model: Model, graphs: Sequence[contract.GraphSpec], folder: Path)
         session = onnxruntime.InferenceSession(folder / graph.file, options, providers=["CPUExecutionProvider"])
         for sizes in SIZES:
             with torch.inference_mode():
-                checked = _case(model, graph, sizes, random)
+                checked = case_of(model, graph, sizes, random)
             found = dict(zip((t.name for t in graph.outputs), session.run(None, checked.inputs), strict=True))
             worst = max(worst, _largest_error(graph, checked, found))
     return worst
 
 
-def _case(model: Model, graph: contract.GraphSpec, sizes: Mapping[str, int], random: np.random.Generator) -> Case:
+def case_of(model: Model, graph: contract.GraphSpec, sizes: Mapping[str, int], random: np.random.Generator) -> Case:
+    """Random inputs of a graph, and the outputs that `model` has for them."""
     if graph.dialect == "ort":
         assert isinstance(model, Transformer)
         return case(model, graph, sizes, random)
@@ -68,20 +69,11 @@ def _case(model: Model, graph: contract.GraphSpec, sizes: Mapping[str, int], ran
 
 def _largest_error(graph: contract.GraphSpec, checked: Case, found: Mapping[str, np.ndarray]) -> float:
     worst = 0.0
-    for tensor in graph.outputs:
-        got = torch.from_numpy(found[tensor.name].astype(np.float32))
-        if tensor.name.startswith("best."):
-            assert checked.logits is not None
-            got, wanted = _best(checked, checked.logits, tensor.name, found)
-        else:
-            wanted = checked.outputs[tensor.name]
-        if graph.role == "decoder_step" and tensor.name.startswith("present.") and graph.dialect == "ort":
-            got = _filled(got, checked)
-        error = float((wanted - got).abs().max() / max(1.0, wanted.square().mean().sqrt().item()))
+    for name, error in output_errors(graph, checked, found):
         tolerance = TOLERANCE[graph.precision]
         if not error <= tolerance:
             raise TfexportError(
-                f"{graph.file} computes {tensor.name} with an error of {error:.1e} against PyTorch (at most "
+                f"{graph.file} computes {name} with an error of {error:.1e} against PyTorch (at most "
                 f"{tolerance:.0e} is accepted), so nothing was exported. "
                 + (
                     "Activations do not fit this precision: export in fp32, or in bf16, which has its range."
@@ -91,6 +83,27 @@ def _largest_error(graph: contract.GraphSpec, checked: Case, found: Mapping[str,
             )
         worst = max(worst, error)
     return worst
+
+
+def output_errors(
+    graph: contract.GraphSpec, checked: Case, found: Mapping[str, np.ndarray]
+) -> Iterator[tuple[str, float]]:
+    """The relative error of each output of a graph by its name."""
+    for tensor in graph.outputs:
+        got = torch.from_numpy(found[tensor.name].astype(np.float32))
+        if tensor.name.startswith("best."):
+            assert checked.logits is not None
+            got, wanted = _best(checked, checked.logits, tensor.name, found)
+        else:
+            wanted = checked.outputs[tensor.name]
+        if graph.role == "decoder_step" and tensor.name.startswith("present.") and graph.dialect == "ort":
+            got = _filled(got, checked)
+        yield tensor.name, relative_error(wanted, got)
+
+
+def relative_error(wanted: Tensor, got: Tensor) -> float:
+    """The largest difference over the root mean square of `wanted`, or over 1; NaN where there is one."""
+    return float((wanted - got).abs().max() / max(1.0, wanted.square().mean().sqrt().item()))
 
 
 def _best(checked: Case, logits: Tensor, name: str, found: Mapping[str, np.ndarray]) -> tuple[Tensor, Tensor]:

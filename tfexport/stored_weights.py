@@ -37,10 +37,10 @@ class StoredWeights:
     def shape(self, name: str) -> list[int]:
         return self._entries[name][3]
 
-    def tensor(self, name: str, *, squeezed: bool = False) -> ir.ExternalTensor:
-        """The tensor of this name; `squeezed` without a last axis of 1, which a Conv1d of kernel 1 has."""
+    def tensor(self, name: str) -> ir.ExternalTensor:
+        """The tensor of this name, without the last axis of 1 that the weight of a Conv1d of kernel 1 has."""
         path, offset, dtype, shape, nbytes = self._entries[name]
-        if squeezed and len(shape) == 3 and shape[2] == 1:
+        if len(shape) == 3 and shape[2] == 1:
             shape = shape[:2]
         return ir.ExternalTensor(
             path.name, offset, nbytes, _TYPES[dtype], shape=ir.Shape(shape), name=name, base_dir=path.parent

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
-from tfexport.batching import decode_windows
+from tfexport.batching import Team, decode_windows
 from tfexport.bundle import Bundle
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError, TokenizerError
@@ -182,6 +182,7 @@ def translate(
     batch_size: int = 32,
     window: int | None = None,
     workers: int = 1,
+    done: int = 0,
 ) -> Iterator[Result]:
     """Decode `lines` and yield a result for each, in order.
 
@@ -189,8 +190,17 @@ def translate(
         batch_size: sentences decoded together, at most: long ones come in smaller batches.
         window: lines read before any is decoded; by default 16 batches a worker. 1 answers each line at once.
         workers: batches decoded at once; more than 1 only over a runtime that several threads may use.
+        done: lines to pass over, whose results are there already.
+
+    Raises:
+        TfexportError: there are fewer lines than are `done`.
     """
     stream = enumerate(without_bom(lines), start=1)
+    passed = sum(1 for _ in islice(stream, done))
+    if passed < done:
+        raise TfexportError(
+            f"the input has {passed} lines, and {done} are done: it is another input. Begin anew without --resume."
+        )
     size = window or batch_size * WINDOW_BATCHES * workers
     under_way: deque[tuple[dict[int, Result], list[int]]] = deque()  # of each window: what is known, what is decoded
 
@@ -200,10 +210,11 @@ def translate(
             under_way.append((known, list(readable)))
             yield list(readable.values())
 
-    for decoded in decode_windows(runtime, windows(), options, batch_size=batch_size, workers=workers):
-        known, numbers = under_way.popleft()
-        known |= {number: _result(number, found) for number, found in zip(numbers, decoded, strict=True)}
-        yield from (known[number] for number in sorted(known))
+    with Team(runtime, workers, options.beam) as team:
+        for decoded in decode_windows(team, windows(), options, batch_size=batch_size):
+            known, numbers = under_way.popleft()
+            known |= {number: _result(number, found) for number, found in zip(numbers, decoded, strict=True)}
+            yield from (known[number] for number in sorted(known))
 
 
 def source_lengths(reader: Reader, lines: Iterable[bytes]) -> list[int]:

@@ -23,7 +23,8 @@ from tfexport.errors import RuntimeUnavailable
 from tfexport.export import export
 from tfexport.gpu import find_gpu
 from tfexport.models.checkpoint import load_checkpoint
-from tfexport.parity import LIMITS, compare
+from tfexport.parity import compare
+from tfexport.parity_report import LIMITS
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Runtime
 from tfexport.runtimes.pytorch import TorchRuntime

@@ -82,8 +82,6 @@ class Attention(nn.Module):
 
     def forward(self, states: Tensor, memory: KeyValue, mask: Tensor) -> Tensor:
         """`states` [batch, queries, d_model] attend to `memory`; `mask` broadcasts to [batch, heads, queries, keys]."""
-        # ONNX Runtime's CPU kernel takes no mask that broadcasts over the query axis.
-        mask = mask.expand(-1, -1, states.shape[1], -1)
         query = self._heads(self.query(states))
         mixed = F.scaled_dot_product_attention(query, *memory, attn_mask=mask, scale=self.head_dim**-0.5)
         return self.output(mixed.transpose(1, 2).flatten(2))

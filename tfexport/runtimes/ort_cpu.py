@@ -92,6 +92,15 @@ class OrtCpuRuntime:
                 self._sessions[role] = cpu_session(graph, self._threads)
             return self._sessions[role]
 
+    def before_fork(self, beam: int) -> bool:
+        """Load the graphs that a search with this beam runs; whether this process may be forked then.
+
+        Sessions of one thread have none of their own, which a fork would be without.
+        """
+        self.session("encoder")
+        self.session(self._greedy if beam == 1 else "beam_step")
+        return self._threads == 1
+
     def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> GreedyState | BeamState:
         config = self.config
         batch, src = src_ids.shape
@@ -319,7 +328,8 @@ class BeamState:
         if self._filled + self._beam > self._cache.shape[3]:
             self._make_room()
         new = np.arange(self._beam)
-        self._mask[:, 0, new, self._filled + new] = True
+        live = slice(None) if self._in_order else self._places[:, None]
+        self._mask[live, 0, new, self._filled + new] = True
         self._slot.fill(self._filled)
         if not self._in_order:
             every = self._step.tokens.copy()
@@ -347,9 +357,13 @@ class BeamState:
     def select(self, rows: IntArray) -> BeamState:
         groups = rows.reshape(-1, self._beam)
         sentences, parents = groups[:, 0] // self._beam, groups % self._beam
+        left = len(sentences) < len(self._places)
         self._places = self._places[sentences]
         self._in_order = len(self._places) == len(self._src_len) and bool((np.diff(self._places) == 1).all())
-        self._mask[self._places] = self._mask[self._places[:, None], :, parents].swapaxes(1, 2)
+        mask = self._mask[self._places[:, None], :, parents].swapaxes(1, 2)
+        if left:
+            self._mask[...] = False  # those that are left see nothing more, so that they need no room
+        self._mask[self._places] = mask
         if len(self._places) <= COMPACT_BELOW * len(self._src_len):
             cross, cache = _moved(self._cross, self._places), _moved(self._cache, self._places)
             self._use(cross, self._src_len[self._places], cache, self._mask[self._places], self._filled)

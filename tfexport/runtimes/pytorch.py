@@ -105,6 +105,11 @@ class TorchRuntime:
         return cls(model, name=name, static=StaticDecoder(model, compiled=compiled) if in_place else None)
 
     @property
+    def model(self) -> Transformer:
+        """The model that it runs."""
+        return self._model
+
+    @property
     def config(self) -> ModelConfig:
         return self._model.config
 

@@ -1,0 +1,138 @@
+"""Random models through export and decoding, against PyTorch: the same tokens, greedy and with beams, in every dialect.
+
+    python fuzz/models.py [--models 300] [--seed 0]
+
+Sizes, norms, positions, ties, biases, activations and depths are drawn at random, and so are weights and sources. Each
+model is written as a bundle whose graphs are checked as those of an export are; then ONNX Runtime decodes over two of its
+dialects. The exit code is 1 where one differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from tfexport.bundle import Bundle, open_bundle
+from tfexport.bundle_writer import write_manifest
+from tfexport.config import ModelConfig
+from tfexport.export import write_graphs, write_weights
+from tfexport.models.transformer import Transformer
+from tfexport.parity import compare_all, random_sources
+from tfexport.runtimes.ort import ort_cpu_portable
+from tfexport.runtimes.ort_cpu import ort_cpu
+from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search import SearchOptions
+from tfexport.selfcheck import self_check
+
+
+def random_config(chosen: random.Random) -> ModelConfig:
+    """A model of any kind that the package knows, small."""
+    heads = chosen.choice((1, 2, 3, 4, 5))
+    d_model = heads * chosen.choice((2, 4, 8, 8, 12, 16))
+    tied = chosen.random() < 0.3
+    words = chosen.randint(6, 60)
+    return ModelConfig(
+        d_model=d_model,
+        n_heads=heads,
+        d_ff=chosen.randint(1, 70),
+        n_encoder_layers=chosen.randint(1, 4),
+        n_decoder_layers=chosen.randint(1, 4),
+        src_vocab_size=words,
+        tgt_vocab_size=words if tied else chosen.randint(6, 60),
+        max_source_length=chosen.choice((1, 7, 40)),
+        max_target_length=chosen.choice((1, 9, 40, 70)),
+        unk_id=0,
+        pad_id=1,
+        bos_id=2,
+        eos_id=3,
+        norm_first=chosen.random() < 0.5,
+        final_norm=chosen.random() < 0.5,
+        shared_norm=chosen.random() < 0.3,
+        norm_eps=chosen.choice((1e-5, 1e-6, 1e-3)),
+        activation=chosen.choice(("relu", "gelu")),
+        feed_forward=chosen.choice(("linear", "conv1d")),
+        positions=chosen.choice(("learned", "sinusoidal")),
+        position_offset=chosen.choice((0, 0, 2)),
+        embedding_scale=chosen.choice((1.0, d_model**0.5)),
+        attention_bias=chosen.random() < 0.8,
+        feed_forward_bias=chosen.random() < 0.8,
+        output_bias=chosen.random() < 0.5,
+        tie_source_target=tied,
+        tie_output=chosen.random() < 0.5,
+    )
+
+
+def random_model(config: ModelConfig, seed: int) -> Transformer:
+    """Random norms and biases too, and an end that comes in some sentences and not in others."""
+    generator = torch.Generator().manual_seed(seed)
+    model = Transformer(config)
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        is_matrix, is_scale = parameter.dim() > 1, bool((parameter == 1).all())
+        parameter.data = noise * parameter.shape[1] ** -0.5 if is_matrix else is_scale + 0.3 * noise
+    if model.output_bias is not None:
+        model.output_bias.data[config.eos_id] += 0.5
+    return model.eval()
+
+
+def write_bundle(model: Transformer, folder: Path) -> Bundle:
+    """What an export writes, checked against PyTorch as it does."""
+    folder.mkdir()
+    write_weights(model, "float32", folder)
+    graphs = write_graphs(model.config, "float32", folder)
+    self_check(model, graphs, folder)
+    write_manifest(folder, model.config, graphs, {"source": {"sha256": "", "family": "native", "given": {}}})
+    return open_bundle(folder)
+
+
+def check(config: ModelConfig, seed: int, folder: Path) -> Counter[str]:
+    """Counts of what was compared and what differed; raises what an export raises."""
+    bundle = write_bundle(random_model(config, seed), folder)
+    runtimes = [ort_cpu(bundle, threads=1), ort_cpu_portable(bundle, threads=1)]
+    searches = [SearchOptions(beam=beam, max_length=40) for beam in (1, 2, 4)]
+    sources = random_sources(config, 8, seed=seed)
+    found: Counter[str] = Counter()
+    for report in compare_all(TorchRuntime.from_bundle(bundle), runtimes, sources, searches, batch_size=5):
+        found["outputs"] += report.sentences
+        found["identical"] += report.identical
+        found["ties"] += report.ties
+        found["failed"] += not report.passed
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Random models through export and decoding.")
+    parser.add_argument("--models", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    began, total, bad = time.monotonic(), Counter[str](), 0
+    for index in range(options.models):
+        seed = options.seed + index
+        config = random_config(random.Random(seed))
+        with tempfile.TemporaryDirectory() as temporary:
+            try:
+                found = check(config, seed, Path(temporary) / "bundle")
+            except Exception as error:  # whatever it is, it is a fault of this model
+                found = Counter(failed=1)
+                print(f"seed {seed}: {type(error).__name__}: {error}\n    {config}", flush=True)
+            else:
+                if found["failed"]:
+                    print(f"seed {seed}: {dict(found)}\n    {config}", flush=True)
+        bad += found["failed"] > 0
+        total += found
+    same = f"{total['identical']:,} of {total['outputs']:,} outputs identical, {total['ties']} ties"
+    print(f"{options.models} models, {bad} that differ; {same}; {time.monotonic() - began:.0f} s")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

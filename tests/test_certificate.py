@@ -1,0 +1,113 @@
+"""Certificates hold for the files, the library and the device that were compared, and for nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfexport import certificate
+from tfexport.bundle import CERTIFICATES, Bundle, open_bundle
+from tfexport.certificate import certify, files_of, library_of, missing, read_certificates, write_certificates
+from tfexport.errors import BundleError
+
+INPUTS = {"sha256": "0" * 64, "sentences": 3, "random": False}
+
+
+def stamp(bundle: Bundle, runtime: str = "ort-cpu", precision: Any = "float32") -> None:
+    write_certificates(bundle, [certify(bundle, runtime, precision, [{"beam": 1}], INPUTS, "bundle")])
+
+
+@pytest.fixture
+def stamped(own_bundle: Path) -> Bundle:
+    bundle = open_bundle(own_bundle)
+    stamp(bundle)
+    return bundle
+
+
+def test_a_bundle_without_one_says_so(own_bundle: Path) -> None:
+    bundle = open_bundle(own_bundle)
+    assert read_certificates(bundle) == []
+    assert missing(bundle, "ort-cpu", "float32") == "fp32 on ort-cpu was not compared with PyTorch"
+    assert missing(bundle, "torch", "float32") is None  # it is what others are compared with
+    assert missing(bundle, "torch", "float16") is not None
+
+
+def test_it_holds_for_what_was_compared_and_for_nothing_else(stamped: Bundle) -> None:
+    assert missing(stamped, "ort-cpu", "float32") is None
+    assert missing(stamped, "ort-cpu", "int8") == "int8 on ort-cpu was not compared with PyTorch"
+    (found,) = read_certificates(stamped)
+    assert found.inputs == INPUTS
+    assert found.library == library_of("ort-cpu")
+    assert set(found.files) == {
+        *("encoder.ort.onnx", "decoder_step.ort.onnx", "beam_step.ort.onnx", "weights.safetensors")
+    }
+    assert open_bundle(stamped.directory).files == stamped.files  # it is no part of the manifest
+
+
+def test_it_does_not_hold_for_another_library_or_device(stamped: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(certificate, "version", lambda package: "9.9")
+        reason = missing(stamped, "ort-cpu", "float32")
+        assert reason is not None
+        assert reason.endswith("this is onnxruntime 9.9")
+    monkeypatch.setattr(certificate, "cpu_name", lambda: "another processor")
+    reason = missing(stamped, "ort-cpu", "float32")
+    assert reason is not None
+    assert reason.endswith("this is another processor")
+    stamp(stamped)
+    assert missing(stamped, "ort-cpu", "float32") is None
+    monkeypatch.undo()
+    assert missing(stamped, "ort-cpu", "float32") is None  # that of the other processor did not replace it
+
+
+def test_it_does_not_hold_for_a_bundle_that_was_changed(stamped: Bundle) -> None:
+    changed = dict(stamped.files)
+    changed["encoder.ort.onnx"] = "0" * 64
+    other = Bundle(**{**vars(stamped), "files": changed})
+    assert (
+        missing(other, "ort-cpu", "float32")
+        == "fp32 on ort-cpu was compared with PyTorch before the bundle was changed"
+    )
+    changed = {**stamped.files, "encoder.onnx": "0" * 64}  # which this runtime does not read
+    assert missing(Bundle(**{**vars(stamped), "files": changed}), "ort-cpu", "float32") is None
+
+
+def test_a_failure_takes_an_earlier_one_away(stamped: Bundle) -> None:
+    write_certificates(stamped, [], [("ort-cpu", "float32")])
+    assert read_certificates(stamped) == []
+
+
+def test_one_for_the_same_is_replaced_and_others_stay(stamped: Bundle) -> None:
+    stamp(stamped, "torch", "float16")
+    stamp(stamped)
+    assert [c.about for c in read_certificates(stamped)] == ["fp16 on torch", "fp32 on ort-cpu"]
+    assert [path.name for path in stamped.directory.glob("*certificates*")] == [CERTIFICATES]
+
+
+def test_a_file_that_is_none_is_told(stamped: Bundle) -> None:
+    for content in ("{", "[1]", '[{"runtime": "x"}]', "[" * 10_000):
+        (stamped.directory / CERTIFICATES).write_text(content, encoding="utf-8")
+        with pytest.raises(BundleError, match=r"certificates\.json cannot be read.* Remove it"):
+            missing(stamped, "ort-cpu", "float32")
+
+
+def test_a_folder_that_cannot_be_written_is_told(stamped: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (stamped.directory / CERTIFICATES).read_bytes()
+
+    def refused(self: Path, target: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "replace", refused)
+    with pytest.raises(BundleError, match=r"cannot write .* --no-certify"):
+        stamp(stamped)
+    assert (stamped.directory / CERTIFICATES).read_bytes() == before
+    assert len(list(stamped.directory.glob("*partial*"))) == 0
+
+
+def test_files_of_each_runtime(half_bundle: Path) -> None:
+    bundle = open_bundle(half_bundle)
+    assert "encoder.fp16.onnx" in files_of(bundle, "ort-cpu", "float16")
+    assert "encoder.fp16.lengths.onnx" in files_of(bundle, "ort-cuda", "float16")
+    assert files_of(bundle, "tensorrt", "float16") == {}

@@ -1,0 +1,175 @@
+"""Certificates: which runtime and precision of a bundle was held against PyTorch, on what input, and with what result.
+
+They lie beside the manifest, in `certificates.json`. A certificate holds for the very files that were compared, for the
+library's version and for the processor: anything else may round otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from tfexport.bundle import CERTIFICATES, Bundle
+from tfexport.contract import Precision, short_name
+from tfexport.cpus import cpu_name
+from tfexport.errors import BundleError, RuntimeUnavailable
+from tfexport.gpu import find_gpu
+
+LIBRARIES = {
+    "ort-cpu": ("onnxruntime", "onnxruntime-gpu"),
+    "ort-cuda": ("onnxruntime-gpu",),
+    "tensorrt": ("tensorrt", "tensorrt-rtx"),
+    "torch": ("torch",),
+    "torch-cuda": ("torch",),
+}
+"""The packages whose version a runtime's numbers depend on; the first that is installed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate:
+    """One runtime in one precision passed its comparison with PyTorch."""
+
+    runtime: str
+    precision: Precision
+    files: Mapping[str, str]
+    """The sha256 of each file that the runtime reads, by its name."""
+    library: str
+    """`onnxruntime 1.31.1`."""
+    device: str
+    """The name of the processor or GPU."""
+    date: str
+    reference: str
+    """What PyTorch's weights were: `bundle`, or the sha256 of a checkpoint read afresh."""
+    inputs: Mapping[str, Any]
+    """What was compared: its sha256, the number of sentences, and whether they were random ids."""
+    reports: Sequence[Mapping[str, Any]]
+    """The comparison's numbers and limits, for each beam."""
+
+    @property
+    def about(self) -> str:
+        """`fp32 on ort-cpu`."""
+        return f"{short_name(self.precision)} on {self.runtime}"
+
+
+def files_of(bundle: Bundle, runtime: str, precision: Precision) -> dict[str, str]:
+    """The files of a bundle that a runtime reads, with their sha256."""
+    if runtime == "tensorrt":
+        names = {engine.file for engine in bundle.engines if engine.precision == precision}
+    else:
+        dialect = bundle.dialect(runtime, precision)
+        names = {graph.file for graph in bundle.graphs if (graph.precision, graph.dialect) == (precision, dialect)}
+        names |= {name for name in bundle.files if name.endswith(".safetensors")}
+    return {name: bundle.files[name] for name in sorted(names)}
+
+
+def library_of(runtime: str) -> str:
+    """The name and version of the package that computes for a runtime."""
+    for package in LIBRARIES[runtime]:
+        with suppress(PackageNotFoundError):
+            return f"{package} {version(package)}"
+    return f"{LIBRARIES[runtime][0]} of unknown version"
+
+
+def device_of(runtime: str) -> str:
+    """The name of what a runtime computes on."""
+    if runtime in ("ort-cpu", "torch"):
+        return cpu_name()
+    try:
+        return find_gpu().name
+    except RuntimeUnavailable:
+        return "no GPU"
+
+
+def certify(
+    bundle: Bundle,
+    runtime: str,
+    precision: Precision,
+    reports: Sequence[Mapping[str, Any]],
+    inputs: Mapping[str, Any],
+    reference: str,
+) -> Certificate:
+    """The certificate of a comparison that passed, of now and here."""
+    return Certificate(
+        runtime=runtime,
+        precision=precision,
+        files=files_of(bundle, runtime, precision),
+        library=library_of(runtime),
+        device=device_of(runtime),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        reference=reference,
+        inputs=inputs,
+        reports=reports,
+    )
+
+
+def read_certificates(bundle: Bundle) -> list[Certificate]:
+    """The certificates of a bundle, whether they still hold or not; none where there is no file.
+
+    Raises:
+        BundleError: the file cannot be read.
+    """
+    path = bundle.directory / CERTIFICATES
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        return [Certificate(**entry) for entry in entries]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise BundleError(f"{path} cannot be read: {error}. Remove it, and run tfexport parity again.") from error
+
+
+def write_certificates(
+    bundle: Bundle, passed: Sequence[Certificate], failed: Sequence[tuple[str, Precision]] = ()
+) -> Path:
+    """Add certificates to a bundle in the place of earlier ones for the same; those of what `failed` are removed.
+
+    Raises:
+        BundleError: the file cannot be written.
+    """
+    replaced = {(c.runtime, c.precision, c.device, c.library) for c in passed}
+    refuted = {(runtime, precision, device_of(runtime), library_of(runtime)) for runtime, precision in failed}
+    kept = [
+        c for c in read_certificates(bundle) if (c.runtime, c.precision, c.device, c.library) not in replaced | refuted
+    ]
+    path = bundle.directory / CERTIFICATES
+    partial = path.with_name(f".{CERTIFICATES}.{os.getpid()}.partial")
+    try:
+        text = json.dumps([asdict(certificate) for certificate in [*kept, *passed]], indent=1, allow_nan=False)
+        partial.write_text(text + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise BundleError(
+            f"cannot write {path}: {error.strerror}. Make the folder writable, or compare with --no-certify."
+        ) from error
+    return path
+
+
+def missing(bundle: Bundle, runtime: str, precision: Precision) -> str | None:
+    """Why no certificate of a bundle holds for a runtime and precision here and now; None where one does.
+
+    The reference itself, `torch` in float32, needs none.
+    """
+    if (runtime, precision) == ("torch", "float32"):
+        return None
+    mine = [c for c in read_certificates(bundle) if (c.runtime, c.precision) == (runtime, precision)]
+    what = f"{short_name(precision)} on {runtime}"
+    if not mine:
+        return f"{what} was not compared with PyTorch"
+    mine = [c for c in mine if dict(c.files) == files_of(bundle, runtime, precision)]
+    if not mine:
+        return f"{what} was compared with PyTorch before the bundle was changed"
+    library, device = library_of(runtime), device_of(runtime)
+    if not any(c.library == library for c in mine):
+        return f"{what} was compared with PyTorch in {mine[-1].library}, this is {library}"
+    if not any((c.library, c.device) == (library, device) for c in mine):
+        return f"{what} was compared with PyTorch on {mine[-1].device}, this is {device}"
+    return None

@@ -1,0 +1,126 @@
+"""`tfexport parity`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tfexport.console import opened, print_bisection, print_parity, say, working
+from tfexport.errors import BundleError
+from tfexport.options import (
+    AsJson,
+    BatchSize,
+    BundleDir,
+    Input,
+    InputFormatOption,
+    MaxLength,
+    Threads,
+    numbers_of,
+    precisions_of,
+)
+
+if TYPE_CHECKING:
+    from tfexport.parity import Comparison
+
+
+def parity(
+    directory: BundleDir,
+    source: Input = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(metavar="CKPT", help="Compare with this checkpoint, read afresh.")
+    ] = None,
+    runtime: Annotated[list[str] | None, typer.Option(help="Runtime to compare; may be repeated.")] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(metavar="P,...", help="Precisions to compare, as in fp32,int8; by default all there are."),
+    ] = None,
+    beam: Annotated[str, typer.Option(metavar="N,...", help="Beam widths of the free decoding.")] = "1,4",
+    max_length: MaxLength = 256,
+    batch_size: BatchSize = 32,
+    tolerance: Annotated[
+        float | None, typer.Option(min=0.0, help="Largest absolute difference that passes; by default the precision's.")
+    ] = None,
+    bisect: Annotated[
+        bool, typer.Option("--bisect", help="Name the first node of each graph that departs from PyTorch.")
+    ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.html", help="Write a page with plots by step and layer, and what differs."),
+    ] = None,
+    certify: Annotated[
+        bool, typer.Option("--certify/--no-certify", help="Keep what passes on real input as certificates in BUNDLE.")
+    ] = True,
+    input_format: InputFormatOption = None,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare runtimes with PyTorch on real input: numbers, a verdict, exit code 1 on failure.
+
+    Without INPUT random ids are decoded instead, and nothing is certified.
+    """
+    from tfexport.bisect import bisect_bundle
+    from tfexport.parity import check
+    from tfexport.selfcheck import TOLERANCE
+
+    with working("comparing"), contextlib.nullcontext() if source is None else opened(source) as lines:
+        comparison = check(
+            directory,
+            lines,
+            runtime or ["ort-cpu"],
+            checkpoint=checkpoint,
+            beams=numbers_of("--beam", beam),
+            max_length=max_length,
+            batch_size=batch_size,
+            tolerance=tolerance,
+            precisions=precisions_of(precision) if precision is not None else None,
+            input_format=input_format,
+            threads=threads,
+            say=say,
+        )
+        bisections = []
+        variants = comparison.variants if bisect or report is not None else {}
+        for name, compared in variants:
+            if not bisect and not (name.startswith("ort") and compared in TOLERANCE):
+                continue  # a page has what can be bisected, and --bisect asks for it
+            bisections += bisect_bundle(comparison.bundle, comparison.reference.model, name, compared)
+    if as_json:
+        content: Any = [found.to_dict() for found in comparison.reports]
+        print(json.dumps({"reports": content, "bisections": [b.to_dict() for b in bisections]}, indent=1))
+    else:
+        for found in comparison.reports:
+            print_parity(found)
+        for bisection in bisections:
+            print_bisection(bisection)
+    if report is not None:
+        from tfexport.parity_page import write_page
+
+        write_page(report, comparison, bisections)
+        say(f"note: written to {report}")
+    if certify and tolerance is None and source is not None:
+        _certify(comparison)
+    if not all(found.passed for found in comparison.reports) or any(bisection.first for bisection in bisections):
+        raise typer.Exit(1)
+
+
+def _certify(comparison: Comparison) -> None:
+    """Keep the certificates of what passed, and drop earlier ones of what failed."""
+    from tfexport.certificate import certify, write_certificates
+
+    passed, failed = [], []
+    for (runtime, precision), reports in comparison.variants.items():
+        if all(report.passed for report in reports):
+            numbers = [report.summary() for report in reports]
+            passed.append(certify(comparison.bundle, runtime, precision, numbers, comparison.inputs, comparison.source))
+        else:
+            failed.append((runtime, precision))
+    try:
+        path = write_certificates(comparison.bundle, passed, failed)
+    except BundleError as error:
+        say(f"note: not certified: {error}")
+        return
+    if passed:
+        say(f"note: certified in {path}: {', '.join(c.about for c in passed)}")

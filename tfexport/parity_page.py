@@ -1,0 +1,229 @@
+"""A comparison as one HTML page that needs nothing else: what passed, where errors arise, and which sentences differ."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfexport import __version__
+from tfexport.bisect import Bisection
+from tfexport.certificate import device_of, library_of
+from tfexport.contract import short_name
+from tfexport.errors import RuntimeUnavailable, TfexportError
+from tfexport.parity import Comparison
+from tfexport.parity_report import Divergence, ParityReport
+from tfexport.tokenizers import TextTokenizer
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_SENTENCES = 50
+"""Sentences that differ, of all reports, the worst first."""
+
+SMALLEST = 1e-9
+"""Where the plots of errors begin: no error at all has no logarithm."""
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2.2rem }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
+th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #ddd; vertical-align: top }
+.passed { background: #e3f4e3 } .failed { background: #fbdcdc } .verdict { font-weight: 700 }
+.note { color: #666 } svg { width: 100%; height: auto } mark { background: #fbdcdc }
+"""
+
+
+def write_page(path: Path, comparison: Comparison, bisections: Sequence[Bisection]) -> None:
+    """Write the page of a comparison to `path`.
+
+    Raises:
+        RuntimeUnavailable: matplotlib is not installed.
+        TfexportError: the file cannot be written.
+    """
+    try:
+        path.write_text(page(comparison, bisections), encoding="utf-8")
+    except OSError as error:
+        raise TfexportError(f"cannot write {path}: {error.strerror}. Give another file with --report.") from error
+
+
+def page(comparison: Comparison, bisections: Sequence[Bisection]) -> str:
+    """The HTML of a comparison; `bisections` of the graphs that took part in it, where there are any."""
+    passed = all(report.passed for report in comparison.reports) and not any(b.first for b in bisections)
+    name = escape(comparison.bundle.directory.name)
+    parts = [
+        f"<h1>{name}: {'PASSED' if passed else 'FAILED'}</h1>",
+        _facts(comparison),
+        "<h2>Every runtime, precision and search</h2>",
+        _matrix(comparison.reports),
+        "<h2>Errors by step</h2>",
+        _figure(
+            lambda axes: _draw_steps(axes, comparison.reports), "step of the output", "largest difference of a logit"
+        ),
+        _figure(lambda axes: _draw_divergence(axes, comparison.reports), "step of the output", "mean KL, nats"),
+    ]
+    if bisections:
+        parts += ["<h2>Errors by layer</h2>", _layers(bisections)]
+        for bisection in bisections:
+            parts.append(f"<h3>{escape(bisection.file)}</h3>")
+            about = "value of the graph, in the order in which it is computed"
+            parts.append(_figure(partial(_draw_layers, bisection), about, "relative error"))
+    parts += ["<h2>Sentences that differ</h2>", _sentences(comparison)]
+    body = "\n".join(parts)
+    head = f'<meta charset="utf-8"><title>{name}: parity</title><style>{STYLE}</style>'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
+
+
+def _facts(comparison: Comparison) -> str:
+    inputs = comparison.inputs
+    kind = "sentences of random ids" if inputs["random"] else "sentences"
+    runtimes = dict.fromkeys(report.runtime for report in comparison.reports)
+    places = "; ".join(f"{name}: {library_of(name)} on {device_of(name)}" for name in runtimes)
+    reference = "the bundle's own weights" if comparison.source == "bundle" else f"checkpoint {comparison.source[:16]}"
+    return (
+        f'<p class="note">{inputs["sentences"]} {kind} (sha256 {inputs["sha256"][:16]}), against PyTorch in float32 with '
+        f"{escape(reference)}. {escape(places)}. tfexport {__version__}.</p>"
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """Cells are HTML already; each row has a class."""
+    titles = "".join(f"<th>{escape(title)}</th>" for title in head)
+    lines = [f'<tr class="{kind}">{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>' for kind, cells in rows]
+    return f"<table><tr>{titles}</tr>{''.join(lines)}</table>"
+
+
+def _matrix(reports: Sequence[ParityReport]) -> str:
+    head = [
+        "",
+        "beam",
+        "verdict",
+        "cross, max",
+        "logits, max",
+        "KL, mean",
+        "best token the same",
+        "same outputs",
+        "ties",
+    ]
+    rows = []
+    for report in reports:
+        verdict = "passed" if report.passed else "failed"
+        cells = [
+            f"{report.runtime} {short_name(report.precision)}",
+            str(report.beam),
+            f'<span class="verdict">{verdict}</span>',
+            _held(report.cross_max, report.limits.error),
+            _held(report.logits.max, report.limits.error),
+            f"{report.divergence:.1e}",
+            f"{report.top1_agree} of {report.steps} ({report.top1_agree / max(1, report.steps):.2%})",
+            f"{report.identical} of {report.sentences}",
+            f"{report.ties} of {len(report.divergences)}",
+        ]
+        rows.append((verdict, cells))
+    return _table(head, rows)
+
+
+def _held(error: float, limit: float) -> str:
+    """An error with what is allowed; marked where it is more."""
+    text = f"{error:.1e}"
+    return f"{text if error <= limit else f'<mark>{text}</mark>'} / {limit:.0e}"
+
+
+def _figure(draw: Callable[[Any], None], x: str, y: str) -> str:
+    """A plot as SVG within the page."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise RuntimeUnavailable(
+            "the plots of a report need matplotlib, which is not installed: pip install 'tfexport[report]'."
+        ) from error
+    figure = Figure(figsize=(10, 3), layout="constrained")
+    axes: Axes = figure.add_subplot()
+    draw(axes)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_yscale("log")
+    axes.grid(alpha=0.3)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    out = io.StringIO()
+    figure.savefig(out, format="svg", metadata={"Date": None})
+    text = out.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _draw_steps(axes: Axes, reports: Sequence[ParityReport]) -> None:
+    for report in reports:
+        errors = [max(SMALLEST, position.max) for position in report.positions]
+        axes.plot(range(1, len(errors) + 1), errors, label=_name(report), marker=".", linewidth=1)
+        axes.axhline(report.limits.error, linewidth=0.8, linestyle="--", color=axes.lines[-1].get_color())
+    axes.legend(fontsize="small", ncols=2)
+
+
+def _draw_divergence(axes: Axes, reports: Sequence[ParityReport]) -> None:
+    for report in reports:
+        means = [max(1e-16, position.divergence / max(1, position.steps)) for position in report.positions]
+        axes.plot(range(1, len(means) + 1), means, label=_name(report), marker=".", linewidth=1)
+    axes.legend(fontsize="small", ncols=2)
+
+
+def _name(report: ParityReport) -> str:
+    return f"{report.runtime} {short_name(report.precision)}, beam {report.beam}"
+
+
+def _draw_layers(bisection: Bisection, axes: Axes) -> None:
+    errors = [max(SMALLEST, value.error) for value in bisection.values]
+    axes.plot(range(1, len(errors) + 1), errors, marker=".", linewidth=1)
+    axes.axhline(bisection.tolerance, linewidth=0.8, linestyle="--", color="#d55e00")
+    if bisection.first is not None:
+        index = bisection.values.index(bisection.first)
+        axes.annotate(bisection.first.node, (index + 1, errors[index]), color="#d55e00")
+
+
+def _layers(bisections: Sequence[Bisection]) -> str:
+    rows = []
+    for bisection in bisections:
+        first = bisection.first
+        cells = [
+            escape(bisection.file),
+            str(len(bisection.values)),
+            f"{max(value.error for value in bisection.values):.1e} / {bisection.tolerance:.0e}",
+            "none" if first is None else f"<mark>{escape(first.node)}</mark>: {escape(first.about)}, {first.error:.1e}",
+        ]
+        rows.append(("passed" if first is None else "failed", cells))
+    return _table(["graph", "values compared", "largest error", "first that departs from PyTorch"], rows)
+
+
+def _sentences(comparison: Comparison) -> str:
+    found = [(report, divergence) for report in comparison.reports for divergence in report.divergences]
+    if not found:
+        return "<p>None.</p>"
+    found.sort(key=lambda pair: (pair[1].is_tie, -pair[1].margin))
+    source, target = (comparison.bundle.tokenizer(side) for side in ("source", "target"))
+    rows = []
+    for report, divergence in found[:MOST_SENTENCES]:
+        wanted, other = (_words(ids, target) for ids in divergence.outputs)
+        cells = [
+            f"{divergence.sentence}<br><span class=note>{escape(_name(report))}</span>",
+            escape(" ".join(_words(comparison.sources[divergence.sentence - 1], source))),
+            _from(wanted, divergence),
+            _from(other, divergence),
+            f"{divergence.margin:.1e}{' (a tie)' if divergence.is_tie else ''}",
+        ]
+        rows.append(("passed" if divergence.is_tie else "", cells))
+    more = len(found) - len(rows)
+    note = f"<p>{more} more are left out, closer ones.</p>" if more > 0 else ""
+    return _table(["sentence", "source", "PyTorch", "this runtime", "PyTorch prefers its own by"], rows) + note
+
+
+def _words(ids: Sequence[int], tokenizer: TextTokenizer | None) -> list[str]:
+    return tokenizer.tokens(ids) if tokenizer is not None else [str(index) for index in ids]
+
+
+def _from(words: Sequence[str], divergence: Divergence) -> str:
+    """The words of an output, marked from the one on that differs."""
+    same, rest = " ".join(words[: divergence.step - 1]), " ".join(words[divergence.step - 1 :])
+    return f"{escape(same)} <mark>{escape(rest)}</mark>"
