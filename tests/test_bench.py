@@ -537,6 +537,12 @@ def test_contestants_are_read(tmp_path: Path) -> None:
             contestants_of(Path("b"), beside, pythons)
 
 
+@pytest.fixture(autouse=True)
+def few_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So few that a test can name them."""
+    monkeypatch.setattr("tfexport.bench_plan.FEWEST_SENTENCES", 4)
+
+
 @pytest.fixture
 def known_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "peaks_of", lambda threads: PEAKS)

@@ -28,7 +28,13 @@ MOST_IDS = 16_384
 AHEAD = 1
 """Windows that are begun while an earlier one is not done, so that no worker waits at its end."""
 
+TASKS = 2
+"""Of each worker in a window: several batches are one task, because giving one to a process takes some tenths of a
+millisecond; but not all of them, so that who is done early helps the others."""
+
 Ids = Sequence[int]
+Found = list[list[list[Hypothesis]]]
+"""Of batches, of sources, the hypotheses."""
 
 
 @dataclass(frozen=True)
@@ -96,21 +102,21 @@ class Team:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def search(self, sources: Sequence[Ids], options: SearchOptions) -> Future[list[list[Hypothesis]]]:
-        """The hypotheses of each of `sources`, decoded as one batch by the next worker that is free.
+    def search(self, several: Sequence[Sequence[Ids]], options: SearchOptions) -> Future[Found]:
+        """The hypotheses of each source of each batch, decoded one batch after the other by the next worker that is free.
 
         Raises:
             TfexportError: the workers were ended from outside; so may what is returned.
         """
         if isinstance(self._pool, ProcessPoolExecutor):
             try:
-                return self._pool.submit(_search, sources, options)
+                return self._pool.submit(_search_forked, several, options)
             except BrokenProcessPool as error:
                 raise _ended() from error
         if self._pool is not None:
-            return self._pool.submit(search, self.runtime, sources, options)
-        done: Future[list[list[Hypothesis]]] = Future()
-        done.set_result(search(self.runtime, sources, options))
+            return self._pool.submit(_search, self.runtime, several, options)
+        done: Future[Found] = Future()
+        done.set_result(_search(self.runtime, several, options))
         return done
 
 
@@ -128,9 +134,13 @@ def _begin(runtime: Runtime[Any]) -> None:
     _forked = runtime
 
 
-def _search(sources: Sequence[Ids], options: SearchOptions) -> list[list[Hypothesis]]:
+def _search_forked(several: Sequence[Sequence[Ids]], options: SearchOptions) -> Found:
     assert _forked is not None
-    return search(_forked, sources, options)
+    return _search(_forked, several, options)
+
+
+def _search(runtime: Runtime[Any], several: Sequence[Sequence[Ids]], options: SearchOptions) -> Found:
+    return [search(runtime, sources, options) for sources in several]
 
 
 def _ended() -> TfexportError:
@@ -158,12 +168,16 @@ def decode_windows(
     """
     size = team.runtime.capacity.batch_size(batch_size, options.beam)
     ahead = AHEAD if team.workers > 1 else 0
-    begun: deque[list[tuple[list[int], Future[list[list[Hypothesis]]]]]] = deque()
+    begun: deque[list[Task]] = deque()
     for sources in windows:
         # Few sentences are shared out, so that no worker is without any.
         share = max(1, min(size, -(-len(sources) // team.workers)))
         split = batches([len(source) for source in sources], share)
-        begun.append([(places, team.search([sources[place] for place in places], options)) for places in split])
+        count = min(len(split), TASKS * team.workers) if team.workers > 1 else 1
+        tasks = [split[first::count] for first in range(count)]
+        begun.append(
+            [(task, team.search([[sources[i] for i in places] for places in task], options)) for task in tasks]
+        )
         if len(begun) > ahead:
             yield _placed(begun.popleft())
     while begun:
@@ -183,11 +197,18 @@ def batches(lengths: Sequence[int], batch_size: int, most_ids: int = MOST_IDS) -
     return found
 
 
-def _placed(pieces: Sequence[tuple[list[int], Future[list[list[Hypothesis]]]]]) -> list[list[Hypothesis]]:
+Task = tuple[list[list[int]], Future[Found]]
+"""The places of the sources of some batches, and what is found for them."""
+
+
+def _placed(tasks: Sequence[Task]) -> list[list[Hypothesis]]:
     """The outputs in the order of their places."""
-    try:
-        found = [(places, future.result()) for places, future in pieces]
-    except BrokenProcessPool as error:
-        raise _ended() from error
-    by_place = {place: output for places, outputs in found for place, output in zip(places, outputs, strict=True)}
+    by_place: dict[int, list[Hypothesis]] = {}
+    for task, future in tasks:
+        try:
+            found = future.result()
+        except BrokenProcessPool as error:
+            raise _ended() from error
+        for places, outputs in zip(task, found, strict=True):
+            by_place |= zip(places, outputs, strict=True)
     return [by_place[place] for place in range(len(by_place))]

@@ -13,7 +13,7 @@ from tfexport.config import ModelConfig
 from tfexport.contract import Precision, short_name
 from tfexport.errors import TfexportError
 
-FEWEST_SENTENCES = 4
+FEWEST_SENTENCES = 16
 MIXED_SENTENCES = 64
 """Fewest sentences of a cell with outputs of mixed lengths."""
 BEST_BATCHES = (8, 16, 32, 64, 128)
