@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BUNDLE ?=
 GPU_FLAGS ?=
+INPUTS ?= 50000
+MODELS ?= 300
 
-.PHONY: demo test engines gpu constraints clean
+.PHONY: demo test engines fuzz gpu constraints clean
 
 demo: $(VENV)/export.done
 	$(VENV)/bin/tfexport demo
@@ -18,6 +20,11 @@ test: $(VENV)/dev.done
 # Builds TensorRT engines ahead of time, without a GPU, and lists their sizes and seconds.
 engines: $(VENV)/dev.done
 	OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/engines.py
+
+# Mutated bytes into every reader of files, and random models through export and decoding; figures are printed.
+fuzz: $(VENV)/dev.done
+	OMP_NUM_THREADS=1 $(VENV)/bin/python fuzz/readers.py --inputs $(INPUTS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python fuzz/models.py --models $(MODELS)
 
 # Parity, then speed, with the packages of $(PYTHON) itself: a machine with a GPU brings the PyTorch that fits it.
 # Without a GPU every test is skipped, and the second command says so and fails. It runs also after tests that failed.

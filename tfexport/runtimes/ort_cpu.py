@@ -15,6 +15,7 @@ A runtime may be used by several threads at once: all that changes is in the sta
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,8 +24,8 @@ from numpy.typing import NDArray
 
 from tfexport.bundle import Bundle
 from tfexport.config import ModelConfig
-from tfexport.contract import Precision, Role, cache_names
-from tfexport.errors import TfexportError
+from tfexport.contract import Precision, Role, cache_names, graphs_of
+from tfexport.errors import BundleError, TfexportError
 from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, Runtime
 from tfexport.runtimes.ort import cpu_session, ort_cpu_portable
 
@@ -89,7 +90,9 @@ class OrtCpuRuntime:
         with self._loading:
             if role not in self._sessions:
                 graph = self._bundle.graph(role, self._precision, "ort")
-                self._sessions[role] = cpu_session(graph, self._threads)
+                session = cpu_session(graph, self._threads)
+                require_contract(session, graph, role, self.config, self._precision)
+                self._sessions[role] = session
             return self._sessions[role]
 
     def before_fork(self, beam: int) -> bool:
@@ -122,6 +125,21 @@ class OrtCpuRuntime:
         return state.best(tokens, min(count, self.config.tgt_vocab_size)), state
 
 
+TYPES = {"float32": "tensor(float)", "int64": "tensor(int64)", "int32": "tensor(int32)", "bool": "tensor(bool)"}
+
+
+def require_contract(
+    session: onnxruntime.InferenceSession, path: Path, role: Role, config: ModelConfig, precision: Precision
+) -> None:
+    """Raises BundleError where a graph has not the inputs and outputs, by name and type, that it is to be bound to."""
+    (graph,) = (graph for graph in graphs_of(config, precision, "ort") if graph.role == role)
+    for wanted, found in ((graph.inputs, session.get_inputs()), (graph.outputs, session.get_outputs())):
+        if {(tensor.name, TYPES[tensor.dtype]) for tensor in wanted} != {(node.name, node.type) for node in found}:
+            raise BundleError(
+                f"{path} has other inputs or outputs than the contract says. Export the checkpoint again."
+            )
+
+
 class Binding:
     """A session bound to arrays, which are read and written where they lie."""
 
@@ -143,7 +161,14 @@ class Binding:
         self._binding.bind_ortvalue_output(present, self._values[past])
 
     def run(self) -> None:
-        self._session.run_with_iobinding(self._binding)
+        """Raises BundleError where ONNX Runtime cannot compute the graph."""
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:  # the library's errors have no common base
+            raise BundleError(
+                f"ONNX Runtime cannot run this graph: {str(error).splitlines()[0]} If memory is short, use a smaller "
+                "--batch-size or --beam; if not, export again."
+            ) from error
 
 
 class Step:
