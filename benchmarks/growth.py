@@ -176,10 +176,10 @@ def run(options: argparse.Namespace, folder: Path, record: dict[str, Any]) -> No
         config = model_of(options).replace(tgt_vocab_size=point.vocabulary)
         row: dict[str, Any] = {"sweep": sweep, "value": getattr(point, sweep), **asdict(point), "reason": None}
         row["floor"] = least(config, precision, peaks, point)
-        bundle = bundle_of(config, precision, folder)
-        setup = Setup(Contestant(OWN, bundle), precision, 1, options.threads)
-        process = hire(setup)  # one for each point: a process keeps memory that it once had
+        process = None
         try:
+            setup = Setup(Contestant(OWN, bundle_of(config, precision, folder)), precision, 1, options.threads)
+            process = hire(setup)  # one for each point: a process keeps memory that it once had
             process.ask(setup.load_request([4, 5, 6]))
             row |= measure(process, config, point, options.repeats)
             found = f"{row['tokens_per_second']:10,.0f} tokens/s {row['step_ms']:9.3f} ms a step"
@@ -188,7 +188,8 @@ def run(options: argparse.Namespace, folder: Path, record: dict[str, Any]) -> No
             row["reason"] = str(error)
             say(f"{sweep} {row['value']}: {error}")
         finally:
-            process.close()
+            if process is not None:
+                process.close()
         record["rows"].append(row)
 
 

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,7 +30,7 @@ class Forked(ScriptedRuntime):
 
     loaded_for: int | None = None
 
-    def before_fork(self, beam: int) -> bool:
+    def prepare(self, beam: int) -> bool:
         self.loaded_for = beam
         return True
 
@@ -156,6 +157,37 @@ def test_a_worker_that_is_killed_is_told() -> None:
         decode_all(runtime(Dying), sources(9), SearchOptions(), batch_size=2, workers=2)
 
 
+class Slow(ScriptedRuntime):
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> Any:
+        time.sleep(0.5)
+        return super().encode(src_ids, src_len, beam=beam)
+
+
+class SlowForked(Slow, Forked):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Slow, SlowForked])
+def test_workers_end_at_once_when_the_search_is_left(kind: type[ScriptedRuntime]) -> None:
+    """Not when all their batches are done: that would be 20 seconds from now."""
+    main = threading.main_thread().ident
+    assert main is not None
+    threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT)).start()
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        decode_all(runtime(kind), sources(80), SearchOptions(), batch_size=1, workers=2)
+    assert time.monotonic() - begun < 10
+    for process in multiprocessing.active_children():
+        process.join(timeout=5)
+    assert not multiprocessing.active_children()
+
+
+def test_the_runtime_is_loaded_before_the_first_window_is_read() -> None:
+    kind = runtime(Forked)
+    with Team(kind, 1, beam=3):
+        assert kind.loaded_for == 3  # type: ignore[attr-defined]
+
+
 def test_workers_are_threads_where_a_process_may_not_be_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them see what the first one writes."""
 
@@ -168,7 +200,7 @@ def test_workers_are_threads_where_a_process_may_not_be_forked(monkeypatch: pyte
 
     decode_all(runtime(Counting), sources(8), SearchOptions(), batch_size=2, workers=2)
     assert Counting.count == 0
-    monkeypatch.setattr(Counting, "before_fork", lambda self, beam: False)
+    monkeypatch.setattr(Counting, "prepare", lambda self, beam: False)
     decode_all(runtime(Counting), sources(8), SearchOptions(), batch_size=2, workers=2)
     assert Counting.count == 4
     monkeypatch.undo()

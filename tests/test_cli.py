@@ -230,7 +230,7 @@ def test_export_command(
     assert done.returncode == 0
     assert {path.name for path in folder.iterdir()} == {"tiny.pt", "tiny"}  # the bundle is named after the file
     assert done.stdout.splitlines()[0].startswith("exported tiny: family tutorial, largest error against PyTorch ")
-    assert done.stdout.splitlines()[1] == "next: tfexport parity tiny; tfexport decode tiny INPUT"
+    assert done.stdout.splitlines()[1] == "next: tfexport parity tiny INPUT; tfexport decode tiny INPUT"
     assert done.stderr == ""
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 from ort_bundles import CONFIG, random_model, random_sources, reference_of, with_end, write_bundle
 from tiny import BOS, SRC_VOCAB, TGT_VOCAB
@@ -189,9 +191,47 @@ def test_a_cache_holds_little_more_than_one_hypothesis_where_they_share_their_pa
         seen = state._mask[:, 0].any(axis=1).sum(axis=1)
         assert (seen == step).all()
         live = step + beam
-        # A step's slots and room for eight steps, or half as much again; whole blocks.
-        assert state._cache.shape[3] <= live + max(ROOM * beam, live // 2) + BLOCK
+        # A step's slots and room for eight steps, or for an eighth of those that were; whole blocks.
+        assert state._cache.shape[3] <= live + max(ROOM, step // 8) * beam + BLOCK
     assert most < 90 * beam
+
+
+def test_a_sentence_that_is_done_takes_no_room(bundle_of: Callable[[str], Bundle]) -> None:
+    """Of eight one ends early, which is too few to leave the buffers for: it sees nothing any more."""
+    runtime, beam = ort_cpu(bundle_of("endless"), threads=1), 4
+    state: Any = runtime.encode(*pad(random_sources(LONG, [5] * 8), 1), beam=beam)
+    for step in range(1, 61):
+        runtime.best(state, np.tile(np.arange(5, 5 + beam), len(state._places)), 2)
+        live = len(state._places) - (step == 3)
+        state = state.select(np.repeat(np.arange(live) * beam, beam))
+    assert (len(state._places), len(state._src_len)) == (7, 8)
+    assert not state._mask[7].any()
+    assert state._cache.shape[3] <= 60 + beam + ROOM * beam + BLOCK
+
+
+def test_sessions_have_the_threads_that_are_asked_for_and_no_slow_fusion(
+    bundle_of: Callable[[str], Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[onnxruntime.SessionOptions] = []
+    real = onnxruntime.InferenceSession
+
+    def watched(path: Path, options: onnxruntime.SessionOptions, **more: Any) -> Any:
+        made.append(options)
+        options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+        return real(path, options, **more)
+
+    monkeypatch.setattr("tfexport.runtimes.ort.onnxruntime.InferenceSession", watched)
+    runtime = ort_cpu(bundle_of("endless"), threads=3)
+    for role in ("encoder", "decoder_step", "beam_step"):
+        runtime.session(role)
+        operators = {
+            node.op_type for node in onnx.load(tmp_path / "optimized.onnx", load_external_data=False).graph.node
+        }
+        assert "LayerNormalization" in operators
+        assert "SkipLayerNormalization" not in operators
+    assert [options.intra_op_num_threads for options in made] == [3, 3, 3]
+    assert not runtime.prepare(1)  # its sessions have threads, which a fork would be without
+    assert ort_cpu(bundle_of("endless"), threads=1).prepare(1)
 
 
 @pytest.mark.parametrize("beam", [1, 4])

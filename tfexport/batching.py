@@ -8,6 +8,7 @@ because nothing in a step has to wait for anything else.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import sys
 from collections import deque
@@ -15,6 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from threading import Event
 from typing import Any, Protocol, runtime_checkable
 
 from tfexport.cpus import end_with_parent, usable_cpus
@@ -64,10 +67,10 @@ class Split:
 
 
 @runtime_checkable
-class Forkable(Protocol):
-    """A runtime whose process may be forked, if it says so."""
+class Prepared(Protocol):
+    """A runtime that loads what it needs before a search, and whose process may be forked then, if it says so."""
 
-    def before_fork(self, beam: int) -> bool:
+    def prepare(self, beam: int) -> bool:
         """Load what a search with this beam needs, so that it is in memory once; whether the process may be forked then."""
         ...
 
@@ -87,20 +90,33 @@ class Team:
     def __init__(self, runtime: Runtime[Any], workers: int, beam: int, *, forks: bool = True):
         self.runtime, self.workers = runtime, workers
         self._pool: Executor | None = None
+        self._processes: list[BaseProcess] = []
+        self._stopped = Event()
+        # Now, not in the first search: the bundle may be another one by then.
+        forkable = isinstance(runtime, Prepared) and runtime.prepare(beam)
         if workers == 1:
             return
-        if forks and CAN_FORK and isinstance(runtime, Forkable) and runtime.before_fork(beam):
+        if forks and CAN_FORK and forkable:
             context = multiprocessing.get_context("fork")
-            self._pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(runtime,))
+            self._pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(runtime, os.getpid()))
         else:
             self._pool = ThreadPoolExecutor(workers, thread_name_prefix="tfexport")
 
     def __enter__(self) -> Team:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(at_once=kind is not None)
+
+    def close(self, *, at_once: bool = False) -> None:
+        """End the workers, when they are done or `at_once`: a batch may take many seconds."""
+        if self._pool is None:
+            return
+        self._stopped.set()
+        if at_once:
+            for process in self._processes:
+                process.kill()
+        self._pool.shutdown(wait=not (at_once and self._processes), cancel_futures=True)
 
     def search(self, several: Sequence[Sequence[Ids]], options: SearchOptions) -> Future[Found]:
         """The hypotheses of each source of each batch, decoded one batch after the other by the next worker that is free.
@@ -109,12 +125,15 @@ class Team:
             TfexportError: the workers were ended from outside; so may what is returned.
         """
         if isinstance(self._pool, ProcessPoolExecutor):
+            others = [] if self._processes else multiprocessing.active_children()
             try:
                 return self._pool.submit(_search_forked, several, options)
             except BrokenProcessPool as error:
                 raise _ended() from error
+            finally:  # the first submission forks all of them
+                self._processes = self._processes or [c for c in multiprocessing.active_children() if c not in others]
         if self._pool is not None:
-            return self._pool.submit(_search, self.runtime, several, options)
+            return self._pool.submit(_search, self.runtime, several, options, self._stopped)
         done: Future[Found] = Future()
         done.set_result(_search(self.runtime, several, options))
         return done
@@ -126,9 +145,11 @@ _forked: Runtime[Any] | None = None
 """In a worker process its runtime, which came with the fork."""
 
 
-def _begin(runtime: Runtime[Any]) -> None:
+def _begin(runtime: Runtime[Any], parent: int) -> None:
     global _forked
     end_with_parent()
+    if os.getppid() != parent:  # it was ended before
+        os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who ends the command ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _forked = runtime
@@ -139,8 +160,10 @@ def _search_forked(several: Sequence[Sequence[Ids]], options: SearchOptions) -> 
     return _search(_forked, several, options)
 
 
-def _search(runtime: Runtime[Any], several: Sequence[Sequence[Ids]], options: SearchOptions) -> Found:
-    return [search(runtime, sources, options) for sources in several]
+def _search(
+    runtime: Runtime[Any], several: Sequence[Sequence[Ids]], options: SearchOptions, stopped: Event | None = None
+) -> Found:
+    return [search(runtime, sources, options) for sources in several if stopped is None or not stopped.is_set()]
 
 
 def _ended() -> TfexportError:

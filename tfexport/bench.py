@@ -99,9 +99,7 @@ class Bench:
         hire: Callable[[Setup], Handle],
         say: Callable[[str], None],
     ):
-        longest = config.max_target_length
-        if plan.tokens is not None and plan.tokens > longest:
-            raise TfexportError(f"the model generates at most {longest} tokens. Give --tokens {longest} or fewer.")
+        _require_tokens(config, plan)
         self._config, self._sources, self._plan, self._peaks = config, sources, plan, peaks
         # The own one first: most of what is slow is then known as slow when its turn comes.
         self._contestants = sorted(contestants, key=lambda contestant: contestant.name != OWN)
@@ -133,7 +131,8 @@ class Bench:
         best = {}
         for name, tried in attempts.items():
             finished = [attempt for attempt in tried if attempt.ran]
-            best[name] = min(finished, key=lambda attempt: attempt.median) if finished else tried[0]
+            told = [attempt for attempt in tried if attempt.reason]
+            best[name] = min(finished, key=lambda attempt: attempt.median) if finished else (told or tried)[0]
         self._calls(team, cell, stream, [attempt for attempt in best.values() if attempt.ran])
         for name in PROFILED:
             if name in best and best[name].ran:
@@ -252,6 +251,12 @@ def finalists(attempts: Mapping[str, Sequence[Attempt]]) -> list[Attempt]:
     return chosen
 
 
+def _require_tokens(config: ModelConfig, plan: Plan) -> None:
+    longest = config.max_target_length
+    if plan.tokens is not None and plan.tokens > longest:
+        raise TfexportError(f"the model generates at most {longest} tokens. Give --tokens {longest} or fewer.")
+
+
 def run(
     bundle: Bundle,
     sources: Sources,
@@ -276,6 +281,7 @@ def run(
         TfexportError: the plan does not suit the model, or nothing could be measured.
     """
     bundle.graph("decoder_step")  # a classifier has nothing to decode
+    _require_tokens(bundle.config, plan)  # before anything is measured
     busy = busy_cpus()
     if busy is not None and busy > BUSY:
         say(f"warning: {busy:.1f} CPUs are at work already: the numbers will be of what is left. Stop other programs.")

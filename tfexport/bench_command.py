@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -83,22 +83,28 @@ def bench(
         if not as_json:
             print(text, flush=True)
 
-    found = run(
-        bundle,
-        sentences_of(bundle, source, input_format),
-        contestants,
-        plan,
-        begun=lambda record: show(heading(record)),
-        done=lambda cell: show("\n".join(cell_lines(cell, plan.tokens))),
-        say=say,
-    )
+    sources = sentences_of(bundle, source, input_format)
+    record: dict[str, Any] = {}
+
+    def begun(facts: dict[str, Any]) -> None:
+        record.update(facts)  # with the list of cells, which grows
+        show(heading(facts))
+
+    def done(cell: dict[str, Any]) -> None:
+        keep()
+        show("\n".join(cell_lines(cell, plan.tokens)))
+
+    def keep() -> None:
+        """After each cell: a run that is cut short leaves what it found."""
+        if output is not None:
+            with writing(output, {}) as out:
+                print(json.dumps(record, indent=1, allow_nan=False), file=out.file)
+
+    keep()  # also to see whether it can be written
+    run(bundle, sources, contestants, plan, begun=begun, done=done, say=say)
     show(f"\n{EXPLANATION}")
-    text = json.dumps(found, indent=1, allow_nan=False)
     if as_json:
-        print(text)
-    if output is not None:
-        with writing(output, {}) as out:
-            print(text, file=out.file)
+        print(json.dumps(record, indent=1, allow_nan=False))
 
 
 def sentences_of(bundle: Bundle, source: Path | None, input_format: InputFormat | None) -> list[list[int]]:

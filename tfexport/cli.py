@@ -183,7 +183,7 @@ def export(
     print(
         "next: run encoder_classifier.onnx with ONNX Runtime"
         if loaded.config.is_classifier
-        else f"next: tfexport parity {directory}; tfexport decode {directory} INPUT"
+        else f"next: tfexport parity {directory} INPUT; tfexport decode {directory} INPUT"
     )
 
 

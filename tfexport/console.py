@@ -148,13 +148,16 @@ def print_parity(report: ParityReport) -> None:
     print(f"  best token the same at {report.top1_agree} of {report.steps} steps")
     print(f"  decoded tokens the same in {report.identical} of {report.sentences} sentences")
     for found in sorted(report.divergences, key=lambda found: -found.margin)[:MOST_DIVERGENCES]:
-        reason = "a tie" if found.is_tie else "no tie"
+        reason = "within" if found.is_tie else "beyond"
         print(
             f"  sentence {found.sentence} differs from token {found.step} on: {found.found} instead of {found.wanted}, "
-            f"preferred by {found.margin:.1e}: {reason}"
+            f"preferred by {found.margin:.1e}, {reason} the allowed error"
         )
     if len(report.divergences) > MOST_DIVERGENCES:
-        print(f"  and {len(report.divergences) - MOST_DIVERGENCES} more sentences, closer ones; {report.ties} are ties")
+        print(
+            f"  and {len(report.divergences) - MOST_DIVERGENCES} more sentences, closer ones; {report.ties} in all are "
+            "within the allowed error"
+        )
     limits = report.limits
     print(
         f"  {'PASSED' if report.passed else 'FAILED'} (error at most {limits.error:.0e}, best token the same at "

@@ -147,7 +147,7 @@ def facts() -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         # Without folders: they say nothing to who reads the results elsewhere.
-        "command": shlex.join(Path(word).name if "/" in word else word for word in sys.orig_argv),
+        "command": shlex.join(_without_folder(word) for word in sys.orig_argv),
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpu": cpu_name(),
@@ -155,6 +155,12 @@ def facts() -> dict[str, Any]:
         "last_level_cache_bytes": _last_level_cache(),
         "versions": versions(),
     }
+
+
+def _without_folder(word: str) -> str:
+    """`/x/model` to `model`, `name=/x/model` to `name=model`."""
+    name, equals, path = word.rpartition("=")
+    return f"{name}{equals}{Path(path).name}" if "/" in path else word
 
 
 def busy_cpus(seconds: float = 1.0) -> float | None:

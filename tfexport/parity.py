@@ -66,11 +66,19 @@ def compare_all(
     *,
     batch_size: int = 32,
     tolerance: float | None = None,
+    random: bool = False,
 ) -> list[ParityReport]:
-    """`compare` of every runtime with every search; the reference decodes once for all of them."""
+    """`compare` of every runtime with every search; the reference decodes once for all of them.
+
+    Args:
+        random: the sources are random ids. They are no text, and a model is less sure of its best token: below float32 only
+            the size of the errors counts then.
+    """
     reports = []
     for runtime in runtimes:
         limits = LIMITS[runtime.precision]
+        if random and runtime.precision != "float32":
+            limits = replace(limits, top1=0.0)
         if tolerance is not None:
             limits = replace(limits, error=tolerance)
         reports += [ParityReport(runtime.name, runtime.precision, limits, options.beam) for options in searches]
@@ -245,7 +253,9 @@ def check(
         sources = _readable(lines, Reader.of(bundle, input_format), say)
     loaded = _loaded(bundle, runtimes, precisions, threads, say)
     searches = [SearchOptions(beam=beam, max_length=max_length) for beam in beams]
-    reports = compare_all(reference, loaded, sources, searches, batch_size=batch_size, tolerance=tolerance)
+    reports = compare_all(
+        reference, loaded, sources, searches, batch_size=batch_size, tolerance=tolerance, random=lines is None
+    )
     inputs = {
         "sha256": hashlib.sha256(json.dumps(sources).encode()).hexdigest(),
         "sentences": len(sources),
@@ -261,8 +271,6 @@ GATE = {"sentences": 8, "length": 16}
 def gate(directory: Path) -> None:
     """A short comparison of all precisions of a bundle that ONNX Runtime computes on a CPU, greedy and with beams.
 
-    Random ids are no text, so of quantized graphs only the size of the errors is looked at.
-
     Raises:
         TfexportError: something is outside the limits.
     """
@@ -273,9 +281,8 @@ def gate(directory: Path) -> None:
     runtimes = [load_runtime("ort-cpu", bundle, precision=p) for p in bundle.precisions if p != "bfloat16"]
     sources = random_sources(bundle.config, GATE["sentences"])
     searches = [SearchOptions(beam=beam, max_length=GATE["length"]) for beam in (1, 4)]
-    for report in compare_all(reference, runtimes, sources, searches):
-        within = max(report.cross_max, report.logits.max) <= report.limits.error
-        if not (report.passed if report.precision == "float32" else within):
+    for report in compare_all(reference, runtimes, sources, searches, random=True):
+        if not report.passed:
             raise TfexportError(
                 f"the exported graphs in {contract.short_name(report.precision)} do not decode as PyTorch does with beam "
                 f"{report.beam}: logits differ by {report.logits.max:.1e} (at most {report.limits.error:.0e} is accepted), "

@@ -106,7 +106,7 @@ def _matrix(reports: Sequence[ParityReport]) -> str:
         "KL, mean",
         "best token the same",
         "same outputs",
-        "ties",
+        "others within the error",
     ]
     rows = []
     for report in reports:
@@ -211,7 +211,7 @@ def _sentences(comparison: Comparison) -> str:
             escape(" ".join(_words(comparison.sources[divergence.sentence - 1], source))),
             _from(wanted, divergence),
             _from(other, divergence),
-            f"{divergence.margin:.1e}{' (a tie)' if divergence.is_tie else ''}",
+            f"{divergence.margin:.1e}{', within the allowed error' if divergence.is_tie else ''}",
         ]
         rows.append(("passed" if divergence.is_tie else "", cells))
     more = len(found) - len(rows)

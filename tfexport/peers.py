@@ -49,13 +49,15 @@ class RuntimePeer:
 
     def __init__(self, runtime: Runtime[Any], workers: int = 1):
         self.name, self.runtime, self.workers = runtime.name, runtime, workers
-        self._teams: dict[bool, Team] = {}  # by whether it searches with beams
+        self._team: Team | None = None
+        self._beam = 0
 
     def decode(self, sources: Sources, options: SearchOptions, batch_size: int) -> list[Ids]:
-        team = self._teams.get(options.beam > 1)
-        if team is None:
-            team = self._teams[options.beam > 1] = Team(self.runtime, self.workers, options.beam)
-        return self._decode(team, sources, options, batch_size)
+        if self._team is None or self._beam != options.beam:
+            if self._team is not None:
+                self._team.close()
+            self._team, self._beam = Team(self.runtime, self.workers, options.beam), options.beam
+        return self._decode(self._team, sources, options, batch_size)
 
     def decode_here(self, sources: Sources, options: SearchOptions, batch_size: int) -> list[Ids]:
         """`decode` by threads of this process, so that it can be watched."""

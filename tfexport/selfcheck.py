@@ -82,7 +82,7 @@ def _largest_error(graph: contract.GraphSpec, checked: Case, found: Mapping[str,
         if not error <= tolerance:
             raise TfexportError(
                 f"{graph.file} computes {name} with an error of {error:.1e} against PyTorch (at most "
-                f"{tolerance:.0e} is accepted), so nothing was exported. "
+                f"{tolerance:.1e} is accepted), so nothing was exported. "
                 + REMEDY.get(graph.precision, "Report this with the checkpoint's config.")
             )
         worst = max(worst, error)

@@ -109,7 +109,7 @@ def write_repository(
     if batch_size < 1:
         raise TfexportError(f"the batch size is {batch_size}, below 1. Give a larger one.")
     check_request(directory, runtime=runtime, precision=precision, force=force)
-    _require_engines(bundle, runtime, precision)
+    _require_graphs(bundle, runtime, precision)
     on_gpu = runtime not in CPU_RUNTIMES
     models, notes = [], []
     for graph in _graphs(bundle, precision, on_gpu):
@@ -151,10 +151,17 @@ def check_request(directory: Path, *, runtime: str, precision: Precision, force:
         raise RuntimeUnavailable(f"there is no runtime {runtime!r} in this version. Use one of: {', '.join(RUNTIMES)}.")
     if runtime == "ort-cpu" and precision == "bfloat16":
         raise RuntimeUnavailable("ONNX Runtime cannot compute bf16 on the CPU. Use fp32 or fp16, or a GPU's runtime.")
+    if precision in contract.QUANTIZED and runtime != "ort-cpu":
+        raise RuntimeUnavailable(
+            f"{runtime} does not compute in {contract.short_name(precision)}: it is for ort-cpu. Use --runtime ort-cpu, or "
+            "--precision fp32."
+        )
     _refuse_to_overwrite(directory.resolve(), force)
 
 
-def _require_engines(bundle: Bundle, runtime: str, precision: Precision) -> None:
+def _require_graphs(bundle: Bundle, runtime: str, precision: Precision) -> None:
+    if runtime != "tensorrt" and precision not in bundle.precisions:
+        bundle.graph("encoder", precision, bundle.dialect(runtime, precision))  # says what is missing, and what to do
     if runtime == "tensorrt" and precision not in {engine.precision for engine in bundle.engines}:
         raise BundleError(
             f"{bundle.directory} has no TensorRT {contract.short_name(precision)} engines. Build them with `tfexport "

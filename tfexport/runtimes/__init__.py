@@ -57,7 +57,8 @@ def require_workers(name: str, bundle: Bundle, precision: Precision | None, work
     """Raises:
     TfexportError: the runtime is not for so many workers.
     """
-    if workers > 1 and not takes_workers(name, bundle, precision):
+    there = (precision or "float32") in bundle.precisions  # if it is not, who loads it says so
+    if workers > 1 and there and not takes_workers(name, bundle, precision):
         raise TfexportError(
             f"the runtime {name} works for one worker at a time with this bundle and precision. Leave --workers out, or use "
             "--runtime ort-cpu with fp32 or int8, on a bundle exported by this version."

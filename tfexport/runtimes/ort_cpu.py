@@ -95,7 +95,7 @@ class OrtCpuRuntime:
                 self._sessions[role] = session
             return self._sessions[role]
 
-    def before_fork(self, beam: int) -> bool:
+    def prepare(self, beam: int) -> bool:
         """Load the graphs that a search with this beam runs; whether this process may be forked then.
 
         Sessions of one thread have none of their own, which a fork would be without.
@@ -300,18 +300,17 @@ class BeamState:
 
     def __init__(self, runtime: OrtCpuRuntime, cross: FloatArray, src_len: NDArray[np.int32], beam: int):
         self._runtime, self._beam = runtime, beam
-        self._position = 0
+        self._position, self._room_until = 0, ROOM
         cache = _empty(runtime.config, len(src_len), _blocks(ROOM * beam))
         mask = np.zeros((len(src_len), 1, beam, cache.shape[3]), dtype=bool)
-        self._use(cross, src_len, cache, mask, filled=0)
+        self._use(cross, src_len, cache, mask, np.zeros(len(src_len), dtype=np.int64))
 
     def _use(
-        self, cross: FloatArray, src_len: NDArray[np.int32], cache: FloatArray, mask: NDArray[np.bool_], filled: int
+        self, cross: FloatArray, src_len: NDArray[np.int32], cache: FloatArray, mask: NDArray[np.bool_], slot: IntArray
     ) -> None:
-        """Go on in these buffers, all of whose places are live."""
-        self._cross, self._src_len, self._filled = cross, src_len, filled
+        """Go on in these buffers, all of whose places are live and have their next free slot at `slot` [sentences]."""
+        self._cross, self._src_len, self._slot = cross, src_len, slot
         self._places, self._in_order = np.arange(len(src_len)), True
-        self._slot = np.empty(len(src_len), dtype=np.int64)
         self._step = Step(self._runtime, "beam_step", cross, src_len, (len(src_len), self._beam))
         self._step.tokens.fill(self._runtime.config.bos_id)  # what places that are left go on reading
         self._step.binding.input("slot", self._slot)
@@ -350,33 +349,38 @@ class BeamState:
 
     def _run(self, tokens: IntArray, count: int) -> None:
         _require_position(self._runtime, self._position)
-        if self._filled + self._beam > self._cache.shape[3]:
+        if self._position == self._room_until:
             self._make_room()
-        new = np.arange(self._beam)
-        live = slice(None) if self._in_order else self._places[:, None]
-        self._mask[live, 0, new, self._filled + new] = True
-        self._slot.fill(self._filled)
+        live, new = self._places[:, None], np.arange(self._beam)
+        self._mask[live, 0, new, self._slot[live] + new] = True
         if not self._in_order:
             every = self._step.tokens.copy()
             every[self._places] = tokens.reshape(-1, self._beam)
             tokens = every
         self._step.run(tokens.ravel(), self._position, count)
-        self._filled += self._beam
+        self._slot += self._beam
         self._position += 1
 
     def _make_room(self) -> None:
-        """Go on in a cache without the slots that are in no hypothesis' past."""
+        """Go on in a cache without the slots that are in no hypothesis' past.
+
+        When this is done, and where a sentence's slots lie then, depends on nothing but the step and the sentence: sums over
+        slots in another arrangement have other last bits.
+        """
         seen = self._mask[:, 0].any(axis=1)  # [batch, cache]
-        most = int(seen.sum(axis=1).max())
+        count = seen.sum(axis=1)  # [batch]
+        most = int(count.max())
         # Where all slots are seen, as with a beam of one, room for 8 steps each time would be copied for too often.
-        size = _blocks(most + max(ROOM * self._beam, most // 4))
+        steps = max(ROOM, self._position // 8)
+        size = _blocks(most + steps * self._beam)
         order = np.argsort(~seen, axis=1, kind="stable")[:, :most]  # the seen slots first, in their order
         cache = _empty(self._runtime.config, len(self._src_len), size)
         for place, slots in enumerate(order):
             cache[:, place, :, :most] = self._cache[:, place].take(slots, axis=2)
         mask = np.zeros((*self._mask.shape[:3], size), dtype=bool)
         mask[..., :most] = np.take_along_axis(self._mask, order[:, None, None], axis=3)
-        self._filled = most
+        self._slot[:] = count
+        self._room_until += steps
         self._remember(cache, mask)
 
     def select(self, rows: IntArray) -> BeamState:
@@ -391,7 +395,7 @@ class BeamState:
         self._mask[self._places] = mask
         if len(self._places) <= COMPACT_BELOW * len(self._src_len):
             cross, cache = _moved(self._cross, self._places), _moved(self._cache, self._places)
-            self._use(cross, self._src_len[self._places], cache, self._mask[self._places], self._filled)
+            self._use(cross, self._src_len[self._places], cache, self._mask[self._places], self._slot[self._places])
         return self
 
 

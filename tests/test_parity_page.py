@@ -1,0 +1,86 @@
+"""The page of a comparison says what was found, is well formed, and needs nothing from elsewhere."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfexport.bisect import bisect_bundle
+from tfexport.bundle import open_bundle
+from tfexport.errors import RuntimeUnavailable, TfexportError
+from tfexport.parity import Comparison, check
+from tfexport.parity_page import page, write_page
+
+VOID = {"meta", "br", "path", "use"}
+LINES = [b"de4 de5 de6", b"de7", b"de9 de10 de11 de12 de13"]
+
+
+class Checked(HTMLParser):
+    """Fails on a tag that is not closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        pass
+
+
+def compared(bundle: Path, **options: Any) -> Comparison:
+    return check(bundle, LINES, ["ort-cpu"], beams=(1, 2), say=lambda _: None, **options)
+
+
+def test_a_page_of_all_that_was_compared(half_bundle: Path, tmp_path: Path) -> None:
+    comparison = compared(half_bundle)
+    model = comparison.reference.model
+    bisections = [b for r, p in comparison.variants for b in bisect_bundle(comparison.bundle, model, r, p)]
+    write_page(tmp_path / "out.html", comparison, bisections)
+    text = (tmp_path / "out.html").read_text(encoding="utf-8")
+    parser = Checked()
+    parser.feed(text)
+    assert parser.open == []
+    assert "half: PASSED" in text
+    assert text.count("<svg") == 2 + len(bisections)
+    for part in ("ort-cpu fp32", "ort-cpu fp16", "encoder.ort.onnx", "decoder_step.fp16.onnx", "onnxruntime 1."):
+        assert part in text
+    assert not re.findall(r'(?:src|href)="(?!#)', text)  # marks within a plot are all it refers to
+
+
+def test_what_differs_is_marked(quantized_bundle: Path) -> None:
+    comparison = compared(quantized_bundle, tolerance=1e-6, precisions=("int4",))
+    assert any(report.divergences for report in comparison.reports)
+    text = page(comparison, [])
+    assert "quantized: FAILED" in text
+    assert "<mark>" in text
+    assert "wört" in text  # outputs are shown in words
+
+
+def test_names_cannot_bring_tags_into_it(tiny_bundle: Path, tmp_path: Path) -> None:
+    comparison = compared(tiny_bundle)
+    other = open_bundle(tiny_bundle)
+    object.__setattr__(other, "directory", tmp_path / "<script>alert(1)</script>")
+    object.__setattr__(comparison, "bundle", other)
+    assert "<script" not in page(comparison, [])
+
+
+def test_a_page_that_cannot_be_written_is_told(tiny_bundle: Path, tmp_path: Path) -> None:
+    with pytest.raises(TfexportError, match=r"cannot write .* --report"):
+        write_page(tmp_path / "missing" / "out.html", compared(tiny_bundle), [])
+
+
+def test_without_matplotlib_it_says_what_to_install(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    with pytest.raises(RuntimeUnavailable, match=r"tfexport\[report\]"):
+        page(compared(tiny_bundle), [])
