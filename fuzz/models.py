@@ -36,7 +36,7 @@ from tfexport.selfcheck import self_check
 def random_config(chosen: random.Random) -> ModelConfig:
     """A model of any kind that the package knows, small."""
     heads = chosen.choice((1, 2, 3, 4, 5))
-    # Not less: a LayerNorm of two numbers is a step, which the last bit of a float decides.
+    # At least 6 in all: a LayerNorm of two numbers is a step, which the last bit of a float decides.
     d_model = heads * chosen.choice((2 if heads > 2 else 6, 4 if heads > 1 else 6, 8, 8, 12, 16))
     tied = chosen.random() < 0.3
     words = chosen.randint(6, 60)

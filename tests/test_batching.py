@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -186,6 +187,40 @@ def test_the_runtime_is_loaded_before_the_first_window_is_read() -> None:
     kind = runtime(Forked)
     with Team(kind, 1, beam=3):
         assert kind.loaded_for == 3  # type: ignore[attr-defined]
+
+
+class Telling(Forked):
+    """Tells the number of its process, and then works for ever."""
+
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> Any:
+        print(os.getpid(), flush=True)
+        time.sleep(60)
+
+
+def test_workers_end_with_a_command_that_is_killed() -> None:
+    def decode(pipe: int) -> None:
+        os.dup2(pipe, 1)
+        decode_all(runtime(Telling), sources(8), SearchOptions(), batch_size=2, workers=2)
+
+    end, begin = os.pipe()
+    parent = multiprocessing.get_context("fork").Process(target=decode, args=(begin,))
+    parent.start()
+    with os.fdopen(end) as told:
+        workers = [int(told.readline()) for _ in range(2)]
+        parent.kill()
+        parent.join()
+        for _ in range(500):
+            if not any(Path(f"/proc/{worker}").exists() and is_running(worker) for worker in workers):
+                return
+            time.sleep(0.01)
+    pytest.fail("a worker goes on")
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_workers_are_threads_where_a_process_may_not_be_forked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,7 @@ def test_a_failure_keeps_what_was_there_and_what_is_done(tmp_path: Path) -> None
 
 
 KILLS = 12
-"""Of one decode, each at a random moment; `make faults` has more."""
+"""Of one decode, each at a random moment."""
 
 
 def test_a_decode_that_is_killed_again_and_again_loses_and_doubles_no_line(tiny_bundle: Path, tmp_path: Path) -> None:

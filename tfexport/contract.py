@@ -35,8 +35,7 @@ QUANTIZED: dict[Precision, str] = {
     "int4": "4-bit weights, a scale for 32 of a column; the rest as in int8, with a scale for 32 of a row",
 }
 """Precisions of the matrices alone: their activations, caches and logits are float32. Both round each row by itself, so that
-what is rounded does not depend on the neighbours of a sentence in a batch. (Attention, in float32 as everywhere, differs
-in its last bits with the padding of a batch.)"""
+what is rounded does not depend on the neighbours of a sentence in a batch."""
 
 FLOATS: dict[str, Precision] = {short: name for short, name in PRECISIONS.items() if name not in QUANTIZED}
 """The precisions that GPUs compute in, by their short names."""

@@ -189,7 +189,7 @@ def translate(
     Args:
         batch_size: sentences decoded together, at most: long ones come in smaller batches.
         window: lines read before any is decoded; by default 16 batches a worker. 1 answers each line at once.
-        workers: batches decoded at once; more than 1 only over a runtime that several threads may use.
+        workers: that search at once, as `batching.Team` has them; more than 1 only over a runtime that takes them.
         done: lines to pass over, whose results are there already.
 
     Raises:
