@@ -13,46 +13,20 @@ import tempfile
 import time
 from pathlib import Path
 
-import torch
+from base_model import BASE, random_checkpoint
 
 from tfexport.bundle import Engine
-from tfexport.config import ModelConfig
 from tfexport.contract import FLOATS, short_name
 from tfexport.demo import embedded_checkpoint
 from tfexport.engine import build_engines
 from tfexport.export import export
-from tfexport.models import native
-from tfexport.models.checkpoint import Checkpoint, load_checkpoint
-from tfexport.models.transformer import Transformer
+from tfexport.models.checkpoint import load_checkpoint
 from tfexport.plan import LengthPlan
 
 GPUS = ["sm89", "sm120", "portable"]
 PLAN = LengthPlan(max_batch=32, max_beam=4, max_source=128, cache=(32, 64))
 
-BASE = ModelConfig(
-    d_model=512,
-    n_heads=8,
-    d_ff=2048,
-    n_encoder_layers=6,
-    n_decoder_layers=6,
-    src_vocab_size=8000,
-    tgt_vocab_size=8000,
-    max_source_length=256,
-    max_target_length=256,
-    unk_id=0,
-    pad_id=1,
-    bos_id=2,
-    eos_id=3,
-    embedding_scale=512**0.5,
-)
-
-
-def base_checkpoint(folder: Path) -> Checkpoint:
-    """A random model of the paper's base size."""
-    torch.manual_seed(0)
-    path = folder / "base.safetensors"
-    native.save(path, Transformer(BASE).state_dict(), BASE, native.Tokenizers(None, None), torch.float32)
-    return load_checkpoint(path, {})
+BASE_MODEL = BASE.replace(max_source_length=256, max_target_length=256)
 
 
 def main() -> None:
@@ -64,7 +38,7 @@ def main() -> None:
         folder = Path(temporary)
         for name, checkpoint in (
             ("embedded", load_checkpoint(embedded_checkpoint(), {})),
-            ("base", base_checkpoint(folder)),
+            ("base", random_checkpoint(BASE_MODEL, folder / "base.safetensors")),
         ):
             print(f"{name}: exporting in {', '.join(FLOATS)}", flush=True)
             directory = export(checkpoint, folder / name, precisions=list(FLOATS.values())).directory

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from base_model import BASE, random_checkpoint
 
 from tfexport.bench import peaks_of
 from tfexport.bench_plan import Plan
@@ -30,23 +31,6 @@ from tfexport.machine import Peaks, facts
 from tfexport.options import precisions_of
 
 RESULTS = Path(__file__).parent / "results"
-
-MODEL = ModelConfig(
-    d_model=512,
-    n_heads=8,
-    d_ff=2048,
-    n_encoder_layers=6,
-    n_decoder_layers=6,
-    src_vocab_size=8000,
-    tgt_vocab_size=8000,
-    max_source_length=512,
-    max_target_length=512,
-    unk_id=0,
-    pad_id=1,
-    bos_id=2,
-    eos_id=3,
-    embedding_scale=512**0.5,
-)
 
 
 @dataclass(frozen=True)
@@ -99,28 +83,19 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def model_of(options: argparse.Namespace) -> ModelConfig:
     """The model whose sizes vary; a small one for --quick."""
     return (
-        MODEL.replace(d_model=64, n_heads=4, d_ff=128, n_encoder_layers=2, n_decoder_layers=2)
-        if options.quick
-        else MODEL
+        BASE.replace(d_model=64, n_heads=4, d_ff=128, n_encoder_layers=2, n_decoder_layers=2) if options.quick else BASE
     )
 
 
 def bundle_of(config: ModelConfig, precision: Precision, folder: Path) -> Path:
     """A random model of this config, exported into `folder` unless it is there."""
-    import torch
-
     from tfexport.export import export
-    from tfexport.models import native
-    from tfexport.models.checkpoint import load_checkpoint
-    from tfexport.models.transformer import Transformer
 
     directory = folder / f"d{config.d_model}-v{config.tgt_vocab_size}-{precision}"
     if not (directory / MANIFEST).exists():
         say(f"exporting {directory.name}")
-        torch.manual_seed(0)
         path = folder / f"{directory.name}.safetensors"
-        native.save(path, Transformer(config).state_dict(), config, native.Tokenizers(None, None), torch.float32)
-        export(load_checkpoint(path, {}), directory, precisions=tuple(dict.fromkeys(("float32", precision))))
+        export(random_checkpoint(config, path), directory, precisions=tuple(dict.fromkeys(("float32", precision))))
         path.unlink()
     return directory
 

@@ -23,10 +23,12 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from mutations import mutated
 
 SECONDS = 20
 """For one input: more is a hang."""
@@ -179,131 +181,6 @@ def _tokens() -> Any:
     import numpy as np
 
     return np.array([2, 2])
-
-
-# --- mutations
-
-
-INTERESTING = (
-    b"\x00",
-    b"\xff" * 8,
-    b"\x7f\xff\xff\xff",
-    b"-1",
-    b"1e999",
-    b"NaN",
-    b"null",
-    b"../../x",
-    b"[" * 2000,
-    b'"',
-    b"\\u0000",
-)
-
-
-def mutated(chosen: random.Random, seeds: Sequence[bytes]) -> bytes:
-    """A seed with a few changes, or bytes of no seed at all."""
-    if chosen.random() < 0.05:
-        return chosen.randbytes(chosen.choice((0, 1, 8, 100, 4000)))
-    data = bytearray(chosen.choice(seeds))
-    if data[:2] == b"\x08\x0a" and chosen.random() < 0.7:
-        return _other_graph(chosen, bytes(data))
-    if data[:1] in b"{[" and chosen.random() < 0.5:
-        with contextlib.suppress(ValueError):
-            return _other_json(chosen, bytes(data))
-    for _ in range(chosen.choice((1, 1, 2, 4, 16))):
-        at = chosen.randrange(len(data) + 1)
-        match chosen.randrange(6):
-            case 0 if data:
-                data[at % len(data)] ^= 1 << chosen.randrange(8)
-            case 1 if data:
-                data[at % len(data)] = chosen.randrange(256)
-            case 2:
-                del data[at:]
-            case 3:
-                del data[at : at + chosen.choice((1, 4, 64))]
-            case 4:
-                data[at:at] = chosen.choice(INTERESTING)
-            case _:
-                other = chosen.choice(seeds)
-                begin = chosen.randrange(len(other) + 1)
-                data[at:at] = other[begin : begin + chosen.choice((8, 200))]
-    return bytes(data)
-
-
-def _other_json(chosen: random.Random, data: bytes) -> bytes:
-    """JSON of which one value is another one, is missing, or has another name."""
-    content = json.loads(data)
-    places = list(_places(content))
-    if not places:
-        return data
-    holder, key = chosen.choice(places)
-    values = (
-        None,
-        -1,
-        0,
-        2**63,
-        1e308,
-        "",
-        "../../etc/passwd",
-        "/dev/zero",
-        [],
-        {},
-        [[]] * 5,
-        True,
-        "x" * 100_000,
-        1.5,
-    )
-    match chosen.randrange(4):
-        case 0:
-            del holder[key]
-        case 1 if isinstance(holder, dict):
-            holder[chosen.choice(("x", "", "../y"))] = holder.pop(key)
-        case _:
-            holder[key] = chosen.choice(values)
-    return json.dumps(content).encode()
-
-
-def _other_graph(chosen: random.Random, data: bytes) -> bytes:
-    """An ONNX model of which one node, weight, input or output is another one."""
-    import onnx
-
-    model = onnx.ModelProto.FromString(data)
-    graph = model.graph
-    sizes = ("-1", "0", "4", "1099511627776", str(2**63 - 1), "x", "")
-    match chosen.randrange(7):
-        case 0:
-            weights = [tensor for tensor in graph.initializer if tensor.external_data]
-            entry = chosen.choice(chosen.choice(weights).external_data)
-            names = ("../../etc/passwd", "/etc/passwd", "manifest.json", "", "missing", "/dev/zero", "a/../../b")
-            entry.value = chosen.choice(names if entry.key == "location" else sizes)
-        case 1:
-            node = chosen.choice(graph.node)
-            node.op_type = chosen.choice(("MatMul", "Loop", "If", "Identity", "RandomNormal", "Nothing", "Expand"))
-        case 2:
-            node = chosen.choice(graph.node)
-            if node.input:
-                node.input[chosen.randrange(len(node.input))] = chosen.choice(
-                    ["", "nothing", *chosen.choice(graph.node).output]
-                )
-        case 3:
-            tensor = chosen.choice(graph.initializer)
-            tensor.dims[:] = [chosen.choice((0, 1, 7, 2**31, 2**62, -1)) for _ in range(chosen.randint(0, 3))]
-        case 4:
-            del graph.node[chosen.randrange(len(graph.node))]
-        case 5:
-            node = chosen.choice([node for node in graph.node if node.attribute])
-            attribute = chosen.choice(node.attribute)
-            attribute.i, attribute.f = chosen.choice((-1, 0, 2**40, 3)), chosen.choice((float("nan"), 0.0, -1.0))
-        case _:
-            value = chosen.choice([*graph.input, *graph.output])
-            value.name = chosen.choice(("x", "", value.name + "x"))
-    return model.SerializeToString()
-
-
-def _places(content: Any) -> Iterator[tuple[Any, Any]]:
-    items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
-    for key, value in list(items):
-        yield content, key
-        yield from _places(value)
 
 
 # --- running

@@ -14,6 +14,7 @@ from tfexport.errors import TfexportError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
 import models
+import mutations
 import readers
 
 
@@ -72,7 +73,7 @@ def test_what_escapes_is_told(read: Any, found: str | None, tmp_path: Path, monk
 
 def test_mutations_differ_from_their_seeds_and_come_again_with_their_number() -> None:
     seeds = (b'{"a": [1, 2], "b": null}', b"some text\n" * 9)
-    one, other = ([readers.mutated(random.Random(seed), seeds) for seed in range(300)] for _ in range(2))
+    one, other = ([mutations.mutated(random.Random(seed), seeds) for seed in range(300)] for _ in range(2))
     assert one == other
     assert len(set(one)) > 250
     assert sum(data in seeds for data in one) < 15

@@ -19,7 +19,8 @@ from tfexport.bundle import Bundle, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
 from tfexport.runtimes.ort import cpu_session, ort_cpu_portable
-from tfexport.runtimes.ort_cpu import BLOCK, ROOM, BeamState, GreedyState, OrtCpuRuntime, ort_cpu
+from tfexport.runtimes.ort_cpu import OrtCpuRuntime, ort_cpu
+from tfexport.runtimes.ort_cpu_states import BLOCK, ROOM, BeamState, GreedyState
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search import Hypothesis, SearchOptions, pad, search
 

@@ -1,0 +1,301 @@
+"""The states of the runtime `ort-cpu` over the dialect `ort`: graphs bound to NumPy arrays, so that a step is one call.
+
+Greedy search has a cache for each row, beam search one for all hypotheses of a sentence:
+
+    slots   0   1   2   3   4   5   6   7   8   9  10  11        beam 3, three steps done
+          [a0][b0][c0][a1][b1][c1][a2][b2][c2][  ][  ][  ]       each step appends a slot for each hypothesis
+    mask   x           x       x                                 hypothesis 0: a0 a1, then c1's place in the third step
+
+A reorder of beams moves rows of the mask. Every few steps, slots that no hypothesis has in its past any more are left
+behind: beams share all but their last few tokens, so that a cache holds little more than one hypothesis.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from tfexport.config import ModelConfig
+from tfexport.contract import Role, cache_names
+from tfexport.errors import BundleError, TfexportError
+from tfexport.runtimes.base import Best, FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from tfexport.runtimes.ort_cpu import OrtCpuRuntime
+
+BLOCK = 16
+"""Slots by which caches grow."""
+
+ROOM = 8
+"""Steps for which a shared cache has room when it is made or made anew."""
+
+COMPACT_BELOW = 0.75
+"""Finished sentences leave a beam search's buffers when the live ones are at most this part of them: it costs a copy."""
+
+
+class Binding:
+    """A session bound to arrays, which are read and written where they lie."""
+
+    def __init__(self, session: onnxruntime.InferenceSession):
+        self._session, self._binding = session, session.io_binding()
+        self._values: dict[str, Any] = {}  # kept alive, and with them their arrays
+
+    def input(self, name: str, array: NDArray[Any]) -> None:
+        self._values[name] = value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
+        self._binding.bind_ortvalue_input(name, value)
+
+    def output(self, name: str, array: NDArray[Any]) -> None:
+        self._values[name] = value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
+        self._binding.bind_ortvalue_output(name, value)
+
+    def in_place(self, past: str, present: str, array: NDArray[Any]) -> None:
+        """Let an input and an output be one array."""
+        self.input(past, array)
+        self._binding.bind_ortvalue_output(present, self._values[past])
+
+    def run(self) -> None:
+        """Raises BundleError where ONNX Runtime cannot compute the graph."""
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:  # the library's errors have no common base
+            raise BundleError(
+                f"ONNX Runtime cannot run this graph: {str(error).splitlines()[0]} If memory is short, use a smaller "
+                "--batch-size or --beam; if not, export again."
+            ) from error
+
+
+class Step:
+    """A step graph bound to the arrays of a batch, and what both kinds of it have.
+
+    Args:
+        shape: of `tokens` and `position`: [rows], or [batch, beam].
+    """
+
+    def __init__(self, runtime: OrtCpuRuntime, role: Role, cross: FloatArray, src_len: NDArray[np.int32], shape: Any):
+        self.config = runtime.config
+        self.binding = Binding(runtime.session(role))
+        self.tokens = np.empty(shape, dtype=np.int64)
+        self.position = np.empty(shape, dtype=np.int32)
+        self._count = np.zeros(1, dtype=np.int64)
+        self._log_probs, self._ids = np.empty((0, 0), dtype=np.float32), np.empty((0, 0), dtype=np.int64)
+        self._logits: FloatArray | None = None
+        for name, array in (("tokens", self.tokens), ("position", self.position), ("count", self._count)):
+            self.binding.input(name, array)
+        self.binding.input("src_len", src_len)
+        for name, array in zip(cache_names(self.config, "cross"), cross, strict=True):
+            self.binding.input(name, array)
+
+    def use(self, cache: FloatArray) -> None:
+        """Let past and present be `cache` [tensors, ...], which is written in place."""
+        names = zip(cache_names(self.config, "past"), cache_names(self.config, "present"), cache, strict=True)
+        for past, present, array in names:
+            self.binding.in_place(past, present, array)
+
+    def run(self, tokens: IntArray, position: int, count: int = 1) -> None:
+        np.copyto(self.tokens, tokens.reshape(self.tokens.shape))
+        self.position.fill(position)
+        if self._count[0] != count:
+            self._count[0] = count
+            self._log_probs = np.empty((self.tokens.size, count), dtype=np.float32)
+            self._ids = np.empty((self.tokens.size, count), dtype=np.int64)
+            self.binding.output("best.log_probs", self._log_probs)
+            self.binding.output("best.ids", self._ids)
+        self.binding.run()
+
+    def best(self) -> Best:
+        """What the last run found, [rows, count], copied: the next run overwrites it."""
+        return Best(self._log_probs.copy(), self._ids.copy())
+
+    def wants_logits(self) -> FloatArray:
+        """The array [rows, vocab] that runs write logits to from now on."""
+        if self._logits is None:
+            self._logits = np.empty((self.tokens.size, self.config.tgt_vocab_size), dtype=np.float32)
+            self.binding.output("logits", self._logits)
+        return self._logits
+
+
+def _empty(config: ModelConfig, places: int, size: int) -> FloatArray:
+    """A cache [tensors, places, heads, size, head_dim] of zeros: the weight of a hidden slot is 0, but 0 * NaN is not."""
+    return np.zeros((2 * config.n_decoder_layers, places, config.n_heads, size, config.head_dim), dtype=np.float32)
+
+
+def _moved(tensors: FloatArray, rows: IntArray) -> FloatArray:
+    """The `rows` of `tensors` [tensors, rows, ...], in the same memory: only those that change their place are copied."""
+    places = np.arange(len(rows))
+    moving = np.flatnonzero(rows != places)
+    if len(moving):
+        for tensor in tensors:
+            tensor[moving] = tensor[rows[moving]]
+    return tensors[:, : len(rows)]
+
+
+def _blocks(slots: int) -> int:
+    return -(-slots // BLOCK) * BLOCK
+
+
+class GreedyState:
+    """A batch of which each row has its own cache."""
+
+    def __init__(self, runtime: OrtCpuRuntime, cross: FloatArray, src_len: NDArray[np.int32]):
+        self._runtime, self._cross, self._src_len, self._filled = runtime, cross, src_len, 0
+        self._cache = _empty(runtime.config, len(src_len), BLOCK)
+        self._total = np.zeros(1, dtype=np.int32)
+        self._bind()
+
+    def _bind(self) -> None:
+        self._step = Step(self._runtime, "decoder_step", self._cross, self._src_len, len(self._src_len))
+        self._step.binding.input("total", self._total)
+        self._step.use(self._cache)
+
+    @property
+    def rows(self) -> int:
+        return len(self._src_len)
+
+    @property
+    def cross(self) -> list[FloatArray]:
+        return list(self._cross)
+
+    def best(self, tokens: IntArray, count: int) -> Best:
+        self._run(tokens, count)
+        return self._step.best()
+
+    def step(self, tokens: IntArray) -> FloatArray:
+        logits = self._step.wants_logits()
+        self._run(tokens, 1)
+        return logits.copy()
+
+    def _run(self, tokens: IntArray, count: int) -> None:
+        _require_position(self._runtime, self._filled)
+        if self._filled == self._cache.shape[3]:
+            self._grow()
+        self._total[0] = self._filled + 1
+        self._step.run(tokens, self._filled, count)
+        self._filled += 1
+
+    def _grow(self) -> None:
+        cache = _empty(self._runtime.config, self.rows, self._filled + BLOCK)
+        cache[:, :, :, : self._filled] = self._cache
+        self._cache = cache
+        self._step.use(cache)
+
+    def select(self, rows: IntArray) -> GreedyState:
+        self._cross, self._cache = _moved(self._cross, rows), _moved(self._cache, rows)
+        self._src_len = self._src_len[rows]
+        self._bind()
+        return self
+
+
+class BeamState:
+    """A batch of which the hypotheses of a sentence share a cache.
+
+    `places` [sentences] are the places in the buffers of the sentences that are still searched; the others go on in vain.
+    """
+
+    def __init__(self, runtime: OrtCpuRuntime, cross: FloatArray, src_len: NDArray[np.int32], beam: int):
+        self._runtime, self._beam = runtime, beam
+        self._position, self._room_until = 0, ROOM
+        cache = _empty(runtime.config, len(src_len), _blocks(ROOM * beam))
+        mask = np.zeros((len(src_len), 1, beam, cache.shape[3]), dtype=bool)
+        self._use(cross, src_len, cache, mask, np.zeros(len(src_len), dtype=np.int64))
+
+    def _use(
+        self, cross: FloatArray, src_len: NDArray[np.int32], cache: FloatArray, mask: NDArray[np.bool_], slot: IntArray
+    ) -> None:
+        """Go on in these buffers, all of whose places are live and have their next free slot at `slot` [sentences]."""
+        self._cross, self._src_len, self._slot = cross, src_len, slot
+        self._places, self._in_order = np.arange(len(src_len)), True
+        self._step = Step(self._runtime, "beam_step", cross, src_len, (len(src_len), self._beam))
+        self._step.tokens.fill(self._runtime.config.bos_id)  # what places that are left go on reading
+        self._step.binding.input("slot", self._slot)
+        self._remember(cache, mask)
+
+    def _remember(self, cache: FloatArray, mask: NDArray[np.bool_]) -> None:
+        self._cache, self._mask = cache, mask
+        self._step.use(cache)
+        self._step.binding.input("mask", mask)
+
+    @property
+    def rows(self) -> int:
+        return len(self._places) * self._beam
+
+    @property
+    def cross(self) -> list[FloatArray]:
+        return list(self._cross[:, self._places])
+
+    def best(self, tokens: IntArray, count: int) -> Best:
+        self._run(tokens, count)
+        best = self._step.best()
+        rows = self._rows()
+        return best if rows is None else Best(best.log_probs[rows], best.ids[rows])
+
+    def step(self, tokens: IntArray) -> FloatArray:
+        logits = self._step.wants_logits()
+        self._run(tokens, 1)
+        rows = self._rows()
+        return logits.copy() if rows is None else logits[rows]
+
+    def _rows(self) -> IntArray | None:
+        """The rows of the buffers that are searched; None for all in their order."""
+        if self._in_order:
+            return None
+        return (self._places[:, None] * self._beam + np.arange(self._beam)).ravel()
+
+    def _run(self, tokens: IntArray, count: int) -> None:
+        _require_position(self._runtime, self._position)
+        if self._position == self._room_until:
+            self._make_room()
+        live, new = self._places[:, None], np.arange(self._beam)
+        self._mask[live, 0, new, self._slot[live] + new] = True
+        if not self._in_order:
+            every = self._step.tokens.copy()
+            every[self._places] = tokens.reshape(-1, self._beam)
+            tokens = every
+        self._step.run(tokens.ravel(), self._position, count)
+        self._slot += self._beam
+        self._position += 1
+
+    def _make_room(self) -> None:
+        """Go on in a cache without the slots that are in no hypothesis' past.
+
+        When this is done, and where a sentence's slots lie then, depends on nothing but the step and the sentence: sums over
+        slots in another arrangement have other last bits.
+        """
+        seen = self._mask[:, 0].any(axis=1)  # [batch, cache]
+        count = seen.sum(axis=1)  # [batch]
+        most = int(count.max())
+        # Where all slots are seen, as with a beam of one, room for 8 steps each time would be copied for too often.
+        steps = max(ROOM, self._position // 8)
+        size = _blocks(most + steps * self._beam)
+        order = np.argsort(~seen, axis=1, kind="stable")[:, :most]  # the seen slots first, in their order
+        cache = _empty(self._runtime.config, len(self._src_len), size)
+        for place, slots in enumerate(order):
+            cache[:, place, :, :most] = self._cache[:, place].take(slots, axis=2)
+        mask = np.zeros((*self._mask.shape[:3], size), dtype=bool)
+        mask[..., :most] = np.take_along_axis(self._mask, order[:, None, None], axis=3)
+        self._slot[:] = count
+        self._room_until += steps
+        self._remember(cache, mask)
+
+    def select(self, rows: IntArray) -> BeamState:
+        groups = rows.reshape(-1, self._beam)
+        sentences, parents = groups[:, 0] // self._beam, groups % self._beam
+        left = len(sentences) < len(self._places)
+        self._places = self._places[sentences]
+        self._in_order = len(self._places) == len(self._src_len) and bool((np.diff(self._places) == 1).all())
+        mask = self._mask[self._places[:, None], :, parents].swapaxes(1, 2)
+        if left:
+            self._mask[...] = False  # those that are left see nothing more, so that they need no room
+        self._mask[self._places] = mask
+        if len(self._places) <= COMPACT_BELOW * len(self._src_len):
+            cross, cache = _moved(self._cross, self._places), _moved(self._cache, self._places)
+            self._use(cross, self._src_len[self._places], cache, self._mask[self._places], self._slot[self._places])
+        return self
+
+
+def _require_position(runtime: OrtCpuRuntime, position: int) -> None:
+    most = runtime.config.max_target_length
+    if position >= most:
+        raise TfexportError(f"the model has {most} target positions, and no more. Use a smaller --max-length.")
