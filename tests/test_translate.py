@@ -35,11 +35,13 @@ def run(
     model: Model | None = None,
     batch_size: int = 32,
     window: int | None = None,
+    workers: int = 1,
     **options: Any,
 ) -> Iterator[Result]:
     reader = reader or Reader(CONFIG, VOCABULARY, "text")
     runtime = ScriptedRuntime(model or echo_model(SIZE), reader.config)
-    return translate(runtime, reader, lines, SearchOptions(**options), batch_size=batch_size, window=window)
+    search = SearchOptions(**options)
+    return translate(runtime, reader, lines, search, batch_size=batch_size, window=window, workers=workers)
 
 
 def status_of(raw: bytes, reader: Reader) -> str:
@@ -58,13 +60,14 @@ def written(format: Any, *hypotheses: Hypothesis, tokenizer: TextTokenizer | Non
 # --- lines
 
 
+@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 100])
 @pytest.mark.parametrize("window", [None, 1, 2, 7])
-def test_each_line_has_its_result_in_its_place(batch_size: int, window: int | None) -> None:
+def test_each_line_has_its_result_in_its_place(batch_size: int, window: int | None, workers: int) -> None:
     """Lengths go up and down, and lines that cannot be decoded stand between the others."""
     words = ["a b c d a", "b", "", "c c c", "zebra d", "\xff", "d d", "a", "b a", "a b c d a b c", "c", "d c b a", "b"]
     lines = [word.encode("latin-1") + b"\n" for word in words]
-    results = list(run(lines, batch_size=batch_size, window=window))
+    results = list(run(lines, batch_size=batch_size, window=window, workers=workers))
     assert [result.line for result in results] == list(range(1, len(lines) + 1))
     writer = Writer(CONFIG, VOCABULARY, "text")
     expected = ["a b c d a", "b", "", "c c c", "<unk> d", "", "d d", "a", "b a", "", "c", "d c b a", "b"]

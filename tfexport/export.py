@@ -128,13 +128,8 @@ def write_weights(model: Model, precision: contract.Precision, folder: Path) -> 
     save_weights(tensors, folder / contract.weights_file(precision), {"format": "pt"})
 
 
-def write_quantized(
-    model: Model, precision: contract.Precision, folder: Path, calibration: Sequence[Sequence[int]] = ()
-) -> Transformer:
+def write_quantized(model: Model, precision: contract.Precision, folder: Path) -> Transformer:
     """Write the quantized weights of `model`, which is float32; returns a model that has them, in float32.
-
-    Args:
-        calibration: encoder ids of sentences to measure ranges of activations with; random ids where there are none.
 
     Raises:
         TfexportError: it is a classifier, or a weight is not a finite number.
@@ -147,7 +142,7 @@ def write_quantized(
     projections = (*encoder_projections(model.config), *decoder_projections(model.config))
     ranges = {}
     if precision == "int8":
-        seen = input_ranges(model, calibration)
+        seen = input_ranges(model)
         fixed = [projection for projection in projections if has_fixed_scale(projection, model.config)]
         ranges = {projection.name: seen[projection.modules[0]] for projection in fixed}
     arrays = quantized(weights, projections, precision, ranges)
