@@ -193,8 +193,8 @@ class Telling(Forked):
     """Tells the number of its process, and then works for ever."""
 
     def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> Any:
-        print(os.getpid(), flush=True)
-        time.sleep(60)
+        os.write(1, f"{os.getpid()}\n".encode())
+        time.sleep(30)
 
 
 def test_workers_end_with_a_command_that_is_killed() -> None:
@@ -205,6 +205,7 @@ def test_workers_end_with_a_command_that_is_killed() -> None:
     end, begin = os.pipe()
     parent = multiprocessing.get_context("fork").Process(target=decode, args=(begin,))
     parent.start()
+    os.close(begin)  # so that reading ends when nobody is left to tell
     with os.fdopen(end) as told:
         workers = [int(told.readline()) for _ in range(2)]
         parent.kill()
