@@ -838,6 +838,31 @@ def test_parity_with_the_checkpoint_finds_what_the_bundle_cannot_tell(
     assert max(errors["max"] for errors in report["cross"].values()) < 1e-5  # the encoder was left alone
 
 
+def test_parity_with_targets_and_in_all_arrangements(run: Run, tiny_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.de").write_bytes(b"de4 de5\nde6 de7 de8\n")
+    (tmp_path / "out.en").write_bytes(b"en4 en5\nen6\n")
+    arguments = [
+        "parity",
+        tiny_bundle,
+        tmp_path / "in.de",
+        "--targets",
+        tmp_path / "out.en",
+        "--beam",
+        "2",
+        "--float64",
+    ]
+    outcome = run(*arguments, "--invariance", "--no-certify")
+    assert outcome.code == 0
+    assert "  BLEU " in outcome.stdout
+    assert "ort-cpu in fp32, beam 2: 2 sentences beside each alone" in outcome.stdout
+    assert "  2 threads       2 with the same tokens" in outcome.stdout
+    found = json.loads(run(*arguments, "--invariance", "--no-certify", "--json").stdout)
+    assert found["reports"][0]["quality"][0].keys() == {"bleu", "chrf"}
+    assert [way["identical"] for way in found["invariance"][0]["arrangements"]] == [2] * 5
+    assert found["invariance"][0]["passed"] is True
+    one_error(run(*arguments[:3], "--targets", tmp_path / "missing"))
+
+
 def test_parity_without_input_compares_random_ids_and_says_so(run: Run, tiny_bundle: Path) -> None:
     outcome = run("parity", tiny_bundle, "--threads", "1")
     assert outcome.code == 0

@@ -20,11 +20,13 @@ from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
 from tfexport.runtimes.ort import cpu_session, ort_cpu_portable
 from tfexport.runtimes.ort_cpu import OrtCpuRuntime, ort_cpu
-from tfexport.runtimes.ort_cpu_states import BLOCK, ROOM, BeamState, GreedyState
+from tfexport.runtimes.ort_cpu_states import BeamState, CacheLayout, GreedyState
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search import Hypothesis, SearchOptions, pad, search
 
 Found = list[list[tuple[int, ...]]]
+
+BLOCK, ROOM = CacheLayout().block, CacheLayout().room
 
 LONG = CONFIG.replace(output_bias=True)
 """90 positions, over several blocks of both caches."""

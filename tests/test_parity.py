@@ -17,12 +17,14 @@ from tfexport.bundle import open_bundle
 from tfexport.contract import Precision
 from tfexport.errors import TfexportError
 from tfexport.models.transformer import Transformer
-from tfexport.parity import check, compare, compare_all, gate, random_sources
+from tfexport.parity import check, compare, compare_all, gate, quality_of, random_sources, read_pairs
 from tfexport.parity_report import LIMITS, Divergence, Errors, Limits, ParityReport, Position, kl_divergence
+from tfexport.quality import Quality
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import best_of
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search import SearchOptions
+from tfexport.translate import Reader, Writer
 
 LINES = [b"de4 de5 de6", b"", b"de7", b"de9 de10 de11 de12 de13", b"de5 nothing de6"]
 
@@ -326,3 +328,57 @@ def test_random_sources_are_valid_ids(tiny_bundle: Path) -> None:
     sources = random_sources(config, 200)
     assert max(map(len, sources)) == config.max_source_length
     assert {index for source in sources for index in source} == set(range(SRC_VOCAB))
+
+
+def test_targets_give_the_quality_of_both(tiny_bundle: Path) -> None:
+    bundle = open_bundle(tiny_bundle)
+    writer = Writer.of(bundle, "text")
+    lines = [b"de4 de5 de6", b"de7", b"de9 de10 de11 de12 de13"]
+    (clean,) = check(tiny_bundle, lines, ["ort-cpu"], say=silent).reports
+    assert clean.quality is None
+    own = [writer.text(ids).encode() for ids, _ in clean.outputs]
+    (report,) = check(tiny_bundle, lines, ["ort-cpu"], targets=own, say=silent).reports
+    perfect = Quality(pytest.approx(100.0), 100.0)  # type: ignore[arg-type]
+    assert report.quality == (perfect, perfect)
+    report.outputs[1] = (report.outputs[1][0], ())
+    reference, found = quality_of(report, writer, [line.decode() for line in own])
+    assert reference == perfect
+    assert found.bleu < 100
+    assert "quality" in report.summary()
+    assert "outputs" not in report.to_dict()
+
+
+def test_targets_stay_beside_their_lines(tiny_bundle: Path) -> None:
+    reader = Reader.of(open_bundle(tiny_bundle), None)
+    notes: list[str] = []
+    sources, targets = read_pairs(LINES, [b"a", b"none", b"b", b"c", "d ö".encode()], reader, notes.append)
+    assert targets == ["a", "b", "c", "d ö"]
+    assert len(sources) == 4
+    assert len(notes) == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "targets", "message"),
+    [
+        (LINES, [b"a"] * 4, "there are 4 targets and more lines"),
+        (LINES, [b"a"] * 6, "more targets than lines"),
+        (LINES, [b"a", b"", b"\xff", b"", b""], "target 3 is not UTF-8"),
+        (None, [b"a"], "Give INPUT too"),
+    ],
+)
+def test_targets_that_are_no_translations_are_an_error(
+    tiny_bundle: Path, lines: list[bytes] | None, targets: list[bytes], message: str
+) -> None:
+    with pytest.raises(TfexportError, match=message):
+        check(tiny_bundle, lines, ["ort-cpu"], targets=targets, say=silent)
+
+
+def test_reference_in_float64_tells_whose_rounding_an_error_is(tiny_bundle: Path) -> None:
+    (exact,) = check(tiny_bundle, LINES, ["torch"], say=silent).reports
+    comparison = check(tiny_bundle, LINES, ["torch", "ort-cpu"], float64=True, say=silent)
+    assert exact.cross_max == 0  # PyTorch beside itself
+    for report in comparison.reports:
+        assert report.passed
+        assert 0 < report.cross_max < 1e-5
+    assert comparison.reference.encode(np.array([[4, 5]]), np.array([2])).cross[0].dtype == np.float64
+    assert comparison.reference.teacher_forced(*(np.array([[4]]), np.array([1]), np.array([[2]]))).dtype == np.float64

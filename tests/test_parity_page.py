@@ -12,8 +12,10 @@ import pytest
 from tfexport.bisect import bisect_bundle
 from tfexport.bundle import open_bundle
 from tfexport.errors import RuntimeUnavailable, TfexportError
+from tfexport.invariance import Arrangement, Invariance, invariance
 from tfexport.parity import Comparison, check
 from tfexport.parity_page import page, write_page
+from tfexport.search import SearchOptions
 
 VOID = {"meta", "br", "path", "use"}
 LINES = [b"de4 de5 de6", b"de7", b"de9 de10 de11 de12 de13"]
@@ -46,14 +48,23 @@ def test_a_page_of_all_that_was_compared(half_bundle: Path, tmp_path: Path) -> N
     comparison = compared(half_bundle)
     model = comparison.reference.model
     bisections = [b for r, p in comparison.variants for b in bisect_bundle(comparison.bundle, model, r, p)]
-    write_page(tmp_path / "out.html", comparison, bisections)
+    options = SearchOptions(beam=2)
+    arranged = [invariance(comparison.bundle, r, p, comparison.sources, options) for r, p in comparison.variants]
+    write_page(tmp_path / "out.html", comparison, bisections, arranged)
     text = (tmp_path / "out.html").read_text(encoding="utf-8")
     parser = Checked()
     parser.feed(text)
     assert parser.open == []
     assert "half: PASSED" in text
     assert text.count("<svg") == 2 + len(bisections)
-    for part in ("ort-cpu fp32", "ort-cpu fp16", "encoder.ort.onnx", "decoder_step.fp16.onnx", "onnxruntime 1."):
+    for part in (
+        "ort-cpu fp32",
+        "ort-cpu fp16",
+        "encoder.ort.onnx",
+        "decoder_step.fp16.onnx",
+        "onnxruntime 1.",
+        "poisoned cache",
+    ):
         assert part in text
     assert not re.findall(r'(?:src|href)="(?!#)', text)  # marks within a plot are all it refers to
 
@@ -77,10 +88,26 @@ def test_names_cannot_bring_tags_into_it(tiny_bundle: Path, tmp_path: Path) -> N
 
 def test_a_page_that_cannot_be_written_is_told(tiny_bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(TfexportError, match=r"cannot write .* --report"):
-        write_page(tmp_path / "missing" / "out.html", compared(tiny_bundle), [])
+        write_page(tmp_path / "missing" / "out.html", compared(tiny_bundle), [], [])
 
 
 def test_without_matplotlib_it_says_what_to_install(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(RuntimeUnavailable, match=r"tfexport\[report\]"):
         page(compared(tiny_bundle), [])
+
+
+def test_arrangements_that_differ_are_marked(tiny_bundle: Path) -> None:
+    ways = (Arrangement("shuffled", 2, 2, 0), Arrangement("padded", 3, 1, 0), Arrangement("2 threads", 0, 0, 0, "no <"))
+    text = page(compared(tiny_bundle), arranged=[Invariance("ort-cpu", "float32", 1, 3, ways)])
+    assert "tiny: FAILED" in text
+    assert "<mark>2, 2</mark>" in text
+    assert "<td>3, 1</td>" in text
+    assert "<mark>no &lt;</mark>" in text
+
+
+def test_quality_stands_in_the_matrix(tiny_bundle: Path) -> None:
+    text = page(compared(tiny_bundle, targets=[b"a", b"b", b"c"]))
+    assert "BLEU / PyTorch" in text
+    assert "0.00 / 0.00" in text
+    assert "BLEU" not in page(compared(tiny_bundle))

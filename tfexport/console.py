@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tfexport.bundle import Engine
     from tfexport.contract import Precision
     from tfexport.export import Exported
+    from tfexport.invariance import Invariance
     from tfexport.models.checkpoint import Checkpoint, Inspection
     from tfexport.parity_report import ParityReport
     from tfexport.plan import PlanCost
@@ -134,6 +135,20 @@ def print_bisection(bisection: Bisection) -> None:
     print(f"  {index} values before it are right, to {max([0.0, *(v.error for v in bisection.values[:index])]):.1e}")
 
 
+def print_invariance(found: Invariance) -> None:
+    """What `tfexport parity --invariance` found of a runtime."""
+    print(
+        f"{found.runtime} in {short_name(found.precision)}, beam {found.beam}: {found.sentences} sentences beside each alone"
+    )
+    for arrangement in found.arrangements:
+        about = (
+            f"{arrangement.identical} with the same tokens, {arrangement.exact} of them to the last bit of the score"
+        )
+        ties = f", {arrangement.ties} ties" if arrangement.ties else ""
+        print(f"  {arrangement.name:<15} {arrangement.error or about + ties}")
+    print(f"  {'PASSED' if found.passed else 'FAILED'} (other tokens only where the scores are a tie)")
+
+
 MOST_DIVERGENCES = 10
 """Sentences that differ which people are shown, the worst first; JSON has all."""
 
@@ -147,6 +162,9 @@ def print_parity(report: ParityReport) -> None:
     print(f"  {'logits':<16} max {report.logits.max:.1e}  mean {report.logits.mean:.1e}  KL {report.divergence:.1e}")
     print(f"  best token the same at {report.top1_agree} of {report.steps} steps")
     print(f"  decoded tokens the same in {report.identical} of {report.sentences} sentences")
+    if report.quality is not None:
+        reference, own = report.quality
+        print(f"  BLEU {own.bleu:.2f} (PyTorch {reference.bleu:.2f}), chrF {own.chrf:.2f} ({reference.chrf:.2f})")
     for found in sorted(report.divergences, key=lambda found: -found.margin)[:MOST_DIVERGENCES]:
         reason = "within" if found.is_tie else "beyond"
         print(

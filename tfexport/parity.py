@@ -25,11 +25,12 @@ from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.models.checkpoint import load_checkpoint
 from tfexport.models.transformer import Transformer
 from tfexport.parity_report import LIMITS, Divergence, Errors, ParityReport, Position, log_softmax
+from tfexport.quality import Quality
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import FloatArray, IntArray, Runtime
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search import Hypothesis, SearchOptions, pad, search
-from tfexport.translate import InputFormat, Reader, Unreadable, without_bom
+from tfexport.translate import InputFormat, Reader, Unreadable, Writer, without_bom
 
 RANDOM_SENTENCES = 32
 
@@ -138,6 +139,7 @@ def _compare_batch(reference: TorchRuntime, runtime: Runtime[Any], expected: _Ex
         else:
             sentence = report.sentences + index + 1
             report.divergences.append(_divergence(reference, expected, index, got, sentence, report.limits.error))
+        report.outputs.append((wanted.ids, got.ids))
     report.sentences += len(found)
     _compare_cross(runtime, expected, report)
     _compare_logits(runtime, expected, report)
@@ -206,6 +208,7 @@ class Comparison:
     """The ids that were decoded."""
     reports: Sequence[ParityReport]
     """One for each runtime, precision and beam."""
+    searches: Sequence[SearchOptions]
 
     @property
     def variants(self) -> dict[tuple[str, Precision], list[ParityReport]]:
@@ -221,7 +224,9 @@ def check(
     lines: Iterable[bytes] | None,
     runtimes: Sequence[str],
     *,
+    targets: Iterable[bytes] | None = None,
     checkpoint: Path | None = None,
+    float64: bool = False,
     beams: Sequence[int] = (1,),
     max_length: int = 256,
     batch_size: int = 32,
@@ -237,31 +242,51 @@ def check(
     the checkpoint and the bundle.
 
     Args:
+        targets: a translation of each line, for BLEU and chrF beside the reference's.
+        float64: the reference computes in float64, which tells whose rounding an error is.
         precisions: those that each runtime is compared in; by default all of the bundle that it can run.
 
     Raises:
-        TfexportError: the bundle or the checkpoint cannot be read, or no line can be decoded.
+        TfexportError: the bundle or the checkpoint cannot be read, or no line can be decoded, or the targets are not as many
+            as the lines.
     """
     bundle = open_bundle(directory)
+    if targets is not None and lines is None:
+        raise TfexportError("targets are translations of the input, and there is none. Give INPUT too.")
+    writer = None if targets is None else Writer.of(bundle, "text")
     reference, source = TorchRuntime.from_bundle(bundle, threads=threads), "bundle"
     if checkpoint is not None:
         reference, source = _read_afresh(bundle, checkpoint, say)
+    if float64:
+        reference.model.double()
+    wanted: list[str] = []
     if lines is None:
         say(f"note: no input was given: comparing on {RANDOM_SENTENCES} sentences of random ids")
         sources = random_sources(bundle.config, RANDOM_SENTENCES)
     else:
-        sources = _readable(lines, Reader.of(bundle, input_format), say)
+        sources, wanted = read_pairs(lines, targets, Reader.of(bundle, input_format), say)
     loaded = _loaded(bundle, runtimes, precisions, threads, say)
     searches = [SearchOptions(beam=beam, max_length=max_length) for beam in beams]
     reports = compare_all(
         reference, loaded, sources, searches, batch_size=batch_size, tolerance=tolerance, random=lines is None
     )
+    if writer is not None:
+        for report in reports:
+            report.quality = quality_of(report, writer, wanted)
     inputs = {
         "sha256": hashlib.sha256(json.dumps(sources).encode()).hexdigest(),
         "sentences": len(sources),
         "random": lines is None,
     }
-    return Comparison(bundle, reference, source, inputs, sources, reports)
+    return Comparison(bundle, reference, source, inputs, sources, reports, searches)
+
+
+def quality_of(report: ParityReport, writer: Writer, targets: Sequence[str]) -> tuple[Quality, Quality]:
+    """The quality of the reference's outputs and of the runtime's, as the text that `writer` makes of them."""
+    one, other = (
+        Quality.of([writer.text(ids) for ids in outputs], targets) for outputs in zip(*report.outputs, strict=True)
+    )
+    return one, other
 
 
 GATE = {"sentences": 8, "length": 16}
@@ -333,15 +358,33 @@ def _read_afresh(bundle: Bundle, path: Path, say: Callable[[str], None]) -> tupl
     return TorchRuntime(model), loaded.sha256
 
 
-def _readable(lines: Iterable[bytes], reader: Reader, say: Callable[[str], None]) -> list[list[int]]:
-    sources, left_out = [], 0
-    for line in without_bom(lines):
+def read_pairs(
+    lines: Iterable[bytes], targets: Iterable[bytes] | None, reader: Reader, say: Callable[[str], None]
+) -> tuple[list[list[int]], list[str]]:
+    """The ids of the lines that can be decoded, and their targets, where there are any.
+
+    Raises:
+        TfexportError: there are no such lines, more or fewer targets than lines, or a target is not UTF-8.
+    """
+    sources, wanted, left_out = [], [], 0
+    ends = without_bom(targets) if targets is not None else None
+    for number, line in enumerate(without_bom(lines), start=1):
+        target = next(ends, None) if ends is not None else b""
+        if target is None:
+            raise TfexportError(f"there are {number - 1} targets and more lines of input. Give one for each line.")
         try:
             sources.append(reader.ids(line))
         except Unreadable:
             left_out += 1
+            continue
+        try:
+            wanted.append(target.decode("utf-8").strip())
+        except UnicodeDecodeError as error:
+            raise TfexportError(f"target {number} is not UTF-8, from byte {error.start + 1} on. Convert it.") from error
+    if ends is not None and next(ends, None) is not None:
+        raise TfexportError("there are more targets than lines of input. Give one for each line.")
     if left_out:
         say(f"note: {left_out} lines cannot be decoded (empty, too long, ...) and are not compared")
     if not sources:
         raise TfexportError("the input has no line that can be decoded. Give real sentences, or none for random ids.")
-    return sources
+    return sources, wanted

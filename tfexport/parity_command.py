@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tfexport.console import opened, print_bisection, print_parity, say, working
+from tfexport.console import opened, print_bisection, print_invariance, print_parity, say, working
 from tfexport.errors import BundleError
 from tfexport.options import (
     AsJson,
@@ -24,6 +25,8 @@ from tfexport.options import (
 )
 
 if TYPE_CHECKING:
+    from tfexport.bisect import Bisection
+    from tfexport.invariance import Invariance
     from tfexport.parity import Comparison
 
 
@@ -41,6 +44,14 @@ def parity(
     beam: Annotated[str, typer.Option(metavar="N,...", help="Beam widths of the free decoding.")] = "1,4",
     max_length: MaxLength = 256,
     batch_size: BatchSize = 32,
+    targets: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A translation of each line of INPUT, for BLEU and chrF.")
+    ] = None,
+    float64: Annotated[bool, typer.Option("--float64", help="Compute the reference in float64.")] = False,
+    invariance: Annotated[
+        bool,
+        typer.Option("--invariance", help="Also decode each sentence alone, in other batches, caches and threads."),
+    ] = False,
     tolerance: Annotated[
         float | None, typer.Option(min=0.0, help="Largest absolute difference that passes; by default the precision's.")
     ] = None,
@@ -63,15 +74,22 @@ def parity(
     Without INPUT random ids are decoded instead, and nothing is certified.
     """
     from tfexport.bisect import bisect_bundle
+    from tfexport.invariance import invariance as decode_in_arrangements
     from tfexport.parity import check
     from tfexport.selfcheck import TOLERANCE
 
-    with working("comparing"), contextlib.nullcontext() if source is None else opened(source) as lines:
+    with (
+        working("comparing"),
+        contextlib.nullcontext() if source is None else opened(source) as lines,
+        contextlib.nullcontext() if targets is None else opened(targets) as translations,
+    ):
         comparison = check(
             directory,
             lines,
             runtime or ["ort-cpu"],
+            targets=translations,
             checkpoint=checkpoint,
+            float64=float64,
             beams=numbers_of("--beam", beam),
             max_length=max_length,
             batch_size=batch_size,
@@ -86,23 +104,40 @@ def parity(
         for name, compared in variants:
             if not bisect and not (name.startswith("ort") and compared in TOLERANCE):
                 continue  # a page has what can be bisected, and --bisect asks for it
-            bisections += bisect_bundle(comparison.bundle, comparison.reference.model, name, compared)
+            bisections += bisect_bundle(comparison.bundle, comparison.reference.model.float(), name, compared)
+        arranged = [
+            decode_in_arrangements(
+                comparison.bundle, name, compared, comparison.sources, options, batch_size=batch_size
+            )
+            for name, compared in (comparison.variants if invariance else ())
+            for options in comparison.searches
+        ]
     if as_json:
         content: Any = [found.to_dict() for found in comparison.reports]
-        print(json.dumps({"reports": content, "bisections": [b.to_dict() for b in bisections]}, indent=1))
+        rest: dict[str, Sequence[Bisection | Invariance]] = {"bisections": bisections, "invariance": arranged}
+        print(
+            json.dumps({"reports": content, **{k: [found.to_dict() for found in v] for k, v in rest.items()}}, indent=1)
+        )
     else:
         for found in comparison.reports:
             print_parity(found)
         for bisection in bisections:
             print_bisection(bisection)
+        for arrangements in arranged:
+            print_invariance(arrangements)
     if report is not None:
         from tfexport.parity_page import write_page
 
-        write_page(report, comparison, bisections)
+        write_page(report, comparison, bisections, arranged)
         say(f"note: written to {report}")
     if certify and tolerance is None and source is not None:
         _certify(comparison)
-    if not all(found.passed for found in comparison.reports) or any(bisection.first for bisection in bisections):
+    passed = [
+        *(found.passed for found in comparison.reports),
+        *(bisection.first is None for bisection in bisections),
+        *(arrangements.passed for arrangements in arranged),
+    ]
+    if not all(passed):
         raise typer.Exit(1)
 
 

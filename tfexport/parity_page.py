@@ -14,6 +14,7 @@ from tfexport.bisect import Bisection
 from tfexport.certificate import device_of, library_of
 from tfexport.contract import short_name
 from tfexport.errors import RuntimeUnavailable, TfexportError
+from tfexport.invariance import Arrangement, Invariance
 from tfexport.parity import Comparison
 from tfexport.parity_report import Divergence, ParityReport
 from tfexport.tokenizers import TextTokenizer
@@ -37,7 +38,9 @@ th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #ddd; 
 """
 
 
-def write_page(path: Path, comparison: Comparison, bisections: Sequence[Bisection]) -> None:
+def write_page(
+    path: Path, comparison: Comparison, bisections: Sequence[Bisection], arranged: Sequence[Invariance]
+) -> None:
     """Write the page of a comparison to `path`.
 
     Raises:
@@ -45,14 +48,16 @@ def write_page(path: Path, comparison: Comparison, bisections: Sequence[Bisectio
         TfexportError: the file cannot be written.
     """
     try:
-        path.write_text(page(comparison, bisections), encoding="utf-8")
+        path.write_text(page(comparison, bisections, arranged), encoding="utf-8")
     except OSError as error:
         raise TfexportError(f"cannot write {path}: {error.strerror}. Give another file with --report.") from error
 
 
-def page(comparison: Comparison, bisections: Sequence[Bisection]) -> str:
-    """The HTML of a comparison; `bisections` of the graphs that took part in it, where there are any."""
-    passed = all(report.passed for report in comparison.reports) and not any(b.first for b in bisections)
+def page(comparison: Comparison, bisections: Sequence[Bisection] = (), arranged: Sequence[Invariance] = ()) -> str:
+    """The HTML of a comparison; `bisections` of the graphs and `arranged` of the runtimes in it, where there are any."""
+    departs = any(bisection.first for bisection in bisections)
+    compared: Sequence[ParityReport | Invariance] = [*comparison.reports, *arranged]
+    passed = all(found.passed for found in compared) and not departs
     name = escape(comparison.bundle.directory.name)
     parts = [
         f"<h1>{name}: {'PASSED' if passed else 'FAILED'}</h1>",
@@ -71,6 +76,8 @@ def page(comparison: Comparison, bisections: Sequence[Bisection]) -> str:
             parts.append(f"<h3>{escape(bisection.file)}</h3>")
             about = "value of the graph, in the order in which it is computed"
             parts.append(_figure(partial(_draw_layers, bisection), about, "relative error"))
+    if arranged:
+        parts += ["<h2>The same sentence in other surroundings</h2>", _arrangements(arranged)]
     parts += ["<h2>Sentences that differ</h2>", _sentences(comparison)]
     body = "\n".join(parts)
     head = f'<meta charset="utf-8"><title>{name}: parity</title><style>{STYLE}</style>'
@@ -97,6 +104,7 @@ def _table(head: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> st
 
 
 def _matrix(reports: Sequence[ParityReport]) -> str:
+    has_quality = any(report.quality for report in reports)
     head = [
         "",
         "beam",
@@ -107,6 +115,7 @@ def _matrix(reports: Sequence[ParityReport]) -> str:
         "best token the same",
         "same outputs",
         "others within the error",
+        *(["BLEU / PyTorch", "chrF / PyTorch"] if has_quality else []),
     ]
     rows = []
     for report in reports:
@@ -122,6 +131,9 @@ def _matrix(reports: Sequence[ParityReport]) -> str:
             f"{report.identical} of {report.sentences}",
             f"{report.ties} of {len(report.divergences)}",
         ]
+        if report.quality is not None:
+            reference, found = report.quality
+            cells += [f"{found.bleu:.2f} / {reference.bleu:.2f}", f"{found.chrf:.2f} / {reference.chrf:.2f}"]
         rows.append((verdict, cells))
     return _table(head, rows)
 
@@ -195,6 +207,26 @@ def _layers(bisections: Sequence[Bisection]) -> str:
         ]
         rows.append(("passed" if first is None else "failed", cells))
     return _table(["graph", "values compared", "largest error", "first that departs from PyTorch"], rows)
+
+
+def _arrangements(arranged: Sequence[Invariance]) -> str:
+    """Of each runtime, beside the sentence alone: how many have the same tokens, and the same scores to the last bit."""
+    names = list(dict.fromkeys(way.name for found in arranged for way in found.arrangements))
+    rows = []
+    for found in arranged:
+        ways = {way.name: way for way in found.arrangements}
+        cells = [f"{found.runtime} {short_name(found.precision)}", str(found.beam), str(found.sentences)]
+        cells += [_arrangement(ways[name], found.sentences) if name in ways else "" for name in names]
+        rows.append(("passed" if found.passed else "failed", cells))
+    note = '<p class="note">Sentences with the same tokens as alone, and those with the same score to the last bit.</p>'
+    return note + _table(["", "beam", "sentences", *names], rows)
+
+
+def _arrangement(way: Arrangement, sentences: int) -> str:
+    text = f"{way.identical}, {way.exact}{f', {way.ties} ties' if way.ties else ''}"
+    if way.error is not None:
+        return f"<mark>{escape(way.error)}</mark>"
+    return text if way.identical + way.ties == sentences else f"<mark>{text}</mark>"
 
 
 def _sentences(comparison: Comparison) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.contract import Precision
+from tfexport.quality import Quality
 from tfexport.runtimes.base import FloatArray
 
 
@@ -132,6 +133,10 @@ class ParityReport:
     """Sentences whose freely decoded tokens are the reference's."""
     divergences: list[Divergence] = field(default_factory=list)
     """The other sentences."""
+    outputs: list[tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
+    """For each sentence the reference's ids and the runtime's, with eos where it came."""
+    quality: tuple[Quality, Quality] | None = None
+    """The reference's and the runtime's, where there are targets."""
 
     @property
     def steps(self) -> int:
@@ -168,7 +173,9 @@ class ParityReport:
 
     def summary(self) -> dict[str, Any]:
         """The numbers of a certificate, JSON-ready."""
+        scores = {} if self.quality is None else {"quality": [asdict(quality) for quality in self.quality]}
         return {
+            **scores,
             "beam": self.beam,
             "sentences": self.sentences,
             "steps": self.steps,
@@ -184,7 +191,8 @@ class ParityReport:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        fields = asdict(self)
+        fields = asdict(replace(self, outputs=[]))
+        del fields["outputs"]
         fields["logits"] = {"max": self.logits.max, "mean": self.logits.mean}
         fields["cross"] = {name: {"max": errors.max, "mean": errors.mean} for name, errors in self.cross.items()}
         found = {"steps": self.steps, "top1_agree": self.top1_agree, "kl": self.divergence, "passed": self.passed}

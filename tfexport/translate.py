@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from codecs import BOM_UTF8
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -147,20 +147,25 @@ class Writer:
         """The hypotheses, best first, separated by tabs; an empty line where there are none. `jsonl` has all facts."""
         if self.format == "jsonl":
             return json.dumps(self._record(result), ensure_ascii=False)
-        return "\t".join(self._one(hypothesis, self.format) for hypothesis in result.hypotheses)
+        return "\t".join(self._one(hypothesis.ids) for hypothesis in result.hypotheses)
 
-    def _one(self, hypothesis: Hypothesis, how: OutputFormat) -> str:
-        if how == "ids":
-            return " ".join(map(str, hypothesis.ids))
+    def _one(self, ids: Sequence[int]) -> str:
+        if self.format == "ids":
+            return " ".join(map(str, ids))
+        if self.format == "text":
+            return self.text(ids)
         assert self.tokenizer is not None
-        ids = [index for index in hypothesis.ids if index != self.config.eos_id]
-        text = " ".join(self.tokenizer.tokens(ids)) if how == "tokens" else self.tokenizer.decode(ids)
-        return " ".join(text.split())  # one line, one column: a vocabulary may hold newlines and tabs
+        return _one_column(" ".join(self.tokenizer.tokens([index for index in ids if index != self.config.eos_id])))
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Output ids as text. There must be a vocabulary."""
+        assert self.tokenizer is not None
+        return _one_column(self.tokenizer.decode([index for index in ids if index != self.config.eos_id]))
 
     def _record(self, result: Result) -> dict[str, object]:
         hypotheses = [
             {
-                **({"text": self._one(hypothesis, "text")} if self.tokenizer else {}),
+                **({"text": self.text(hypothesis.ids)} if self.tokenizer else {}),
                 **({"tokens": self.tokenizer.tokens(hypothesis.ids)} if self.tokenizer else {}),
                 "ids": list(hypothesis.ids),
                 "score": round(hypothesis.score, 6),
@@ -171,6 +176,11 @@ class Writer:
         ]
         message = {"message": result.message} if result.message else {}
         return {"line": result.line, "status": result.status, **message, "hypotheses": hypotheses}
+
+
+def _one_column(text: str) -> str:
+    """`text` without the newlines and tabs that a vocabulary may hold."""
+    return " ".join(text.split())
 
 
 def translate(

@@ -280,9 +280,10 @@ class Transformer(nn.Module):
         return self._target_table() if self.output_weight is None else self.output_weight
 
     def _logits(self, states: Tensor) -> Tensor:
-        """`states` [..., d_model] to logits in float32, whatever the precision of the model and of its output matrix."""
+        """`states` [..., d_model] to logits: float64 of a model in float64, else float32, whatever the output matrix is."""
         weight = self.output_matrix()
-        return F.linear(self.decoder.norm(states).to(weight.dtype), weight, self.output_bias).float()
+        logits = F.linear(self.decoder.norm(states).to(weight.dtype), weight, self.output_bias)
+        return logits if logits.dtype == torch.float64 else logits.float()
 
     def encode(self, src_ids: Tensor, src_len: Tensor) -> list[KeyValue]:
         """`src_ids` [batch, src], `src_len` [batch] to each layer's cross keys and values [batch, heads, src, head_dim]."""

@@ -22,7 +22,7 @@ from tfexport.runtimes.loop import LoopRuntime
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 CACHE_BLOCK = 16
-"""On the CPU: slots of the smallest cache, and by which it grows. The kernels read the whole cache, also empty slots."""
+"""On the CPU. The kernels read the whole cache, also empty slots: so it grows by little."""
 
 CUDA_BATCH = tuple(2**power for power in range(15))
 SRC_BLOCK = 32
@@ -35,8 +35,19 @@ ELEMENT_TYPES: dict[str, Any] = {"int64": np.int64, "float32": np.float32, "floa
 """As ONNX Runtime's binding takes them: NumPy's, or ONNX's number where NumPy has none."""
 
 
-def ort_cpu_portable(bundle: Bundle, *, precision: Precision = "float32", threads: int | None = None) -> LoopRuntime:
+def ort_cpu_portable(
+    bundle: Bundle,
+    *,
+    precision: Precision = "float32",
+    threads: int | None = None,
+    block: int = CACHE_BLOCK,
+    fill: float = 0.0,
+) -> LoopRuntime:
     """The runtime `ort-cpu` over the standard graphs, with `threads` CPU threads (all that this process may use when None).
+
+    Args:
+        block: slots of the smallest cache, and by which it grows.
+        fill: what is in slots that no step has written; they are read, with a weight of 0.
 
     Raises:
         RuntimeUnavailable: the precision is bfloat16, for which ONNX Runtime's CPU provider has no kernels.
@@ -44,9 +55,8 @@ def ort_cpu_portable(bundle: Bundle, *, precision: Precision = "float32", thread
     """
     if precision == "bfloat16":
         raise RuntimeUnavailable("ONNX Runtime cannot compute bf16 on the CPU. Decode with --precision fp32 or fp16.")
-    graphs = OrtGraphs(
-        bundle, precision, HostDevice(), "onnx24", cpu_buckets(bundle.config.max_target_length), threads=threads
-    )
+    buckets = cpu_buckets(bundle.config.max_target_length, block)
+    graphs = OrtGraphs(bundle, precision, HostDevice(fill), "onnx24", buckets, threads=threads)
     return LoopRuntime("ort-cpu", bundle.config, graphs)
 
 
@@ -70,9 +80,9 @@ def ort_cuda(bundle: Bundle, *, precision: Precision = "float32", threads: int |
     return LoopRuntime("ort-cuda", bundle.config, graphs)
 
 
-def cpu_buckets(max_target_length: int) -> Buckets:
+def cpu_buckets(max_target_length: int, block: int = CACHE_BLOCK) -> Buckets:
     """Batches and sources as they are; caches that grow by blocks to the model's limit."""
-    sizes = range(CACHE_BLOCK, max_target_length, CACHE_BLOCK)
+    sizes = range(block, max_target_length, block)
     return Buckets((*sizes, max_target_length), remedy="The model has no more positions.")
 
 

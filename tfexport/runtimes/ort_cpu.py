@@ -16,10 +16,18 @@ from tfexport.contract import Precision, Role, graphs_of
 from tfexport.errors import BundleError
 from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, Runtime
 from tfexport.runtimes.ort import cpu_session, ort_cpu_portable
-from tfexport.runtimes.ort_cpu_states import BeamState, Binding, GreedyState
+from tfexport.runtimes.ort_cpu_states import BeamState, Binding, CacheLayout, GreedyState
+
+DEFAULT_LAYOUT = CacheLayout()
 
 
-def ort_cpu(bundle: Bundle, *, precision: Precision = "float32", threads: int | None = None) -> Runtime[Any]:
+def ort_cpu(
+    bundle: Bundle,
+    *,
+    precision: Precision = "float32",
+    threads: int | None = None,
+    layout: CacheLayout = DEFAULT_LAYOUT,
+) -> Runtime[Any]:
     """The runtime `ort-cpu`, over the dialect that the bundle has for it, with `threads` CPU threads (all when None).
 
     Raises:
@@ -27,8 +35,8 @@ def ort_cpu(bundle: Bundle, *, precision: Precision = "float32", threads: int | 
         BundleError: the bundle has no such graphs, or ONNX Runtime cannot load them.
     """
     if bundle.dialect("ort-cpu", precision) == "ort":
-        return OrtCpuRuntime(bundle, precision=precision, threads=threads)
-    return ort_cpu_portable(bundle, precision=precision, threads=threads)
+        return OrtCpuRuntime(bundle, precision=precision, threads=threads, layout=layout)
+    return ort_cpu_portable(bundle, precision=precision, threads=threads, block=layout.block, fill=layout.fill)
 
 
 class State(Protocol):
@@ -42,8 +50,15 @@ class State(Protocol):
 class OrtCpuRuntime:
     """The runtime `ort-cpu` for bundles with graphs in the dialect `ort`."""
 
-    def __init__(self, bundle: Bundle, *, precision: Precision = "float32", threads: int | None = None):
-        self._bundle, self._precision, self._threads = bundle, precision, threads
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        precision: Precision = "float32",
+        threads: int | None = None,
+        layout: CacheLayout = DEFAULT_LAYOUT,
+    ):
+        self._bundle, self._precision, self._threads, self.layout = bundle, precision, threads, layout
         self._sessions: dict[Role, onnxruntime.InferenceSession] = {}
         self._loading = threading.Lock()
         self._greedy: Role = "decoder_step" if bundle.has_graph("decoder_step", precision, "ort") else "beam_step"

@@ -12,6 +12,7 @@ behind: beams share all but their last few tokens, so that a cache holds little 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,11 +27,28 @@ from tfexport.runtimes.base import Best, FloatArray, IntArray
 if TYPE_CHECKING:
     from tfexport.runtimes.ort_cpu import OrtCpuRuntime
 
-BLOCK = 16
-"""Slots by which caches grow."""
 
-ROOM = 8
-"""Steps for which a shared cache has room when it is made or made anew."""
+@dataclass(frozen=True)
+class CacheLayout:
+    """How caches are laid out. What is decoded does not depend on it, which `invariance.py` measures."""
+
+    block: int = 16
+    """Slots by which caches grow."""
+    room: int = 8
+    """Steps for which a shared cache has room when it is made or made anew."""
+    fill: float = 0.0
+    """What is in slots that no step has written. A NaN is for the caches of greedy search alone, whose kernel does not read
+    them; elsewhere they are read with a weight of 0, and 0 * NaN is NaN."""
+
+    def slots(self, needed: int) -> int:
+        """Slots of a cache that has room for `needed`."""
+        return -(-needed // self.block) * self.block
+
+    def empty(self, config: ModelConfig, places: int, size: int) -> FloatArray:
+        """A cache [tensors, places, heads, size, head_dim] that nothing was written to."""
+        shape = (2 * config.n_decoder_layers, places, config.n_heads, size, config.head_dim)
+        return np.zeros(shape, np.float32) if self.fill == 0.0 else np.full(shape, self.fill, np.float32)
+
 
 COMPACT_BELOW = 0.75
 """Finished sentences leave a beam search's buffers when the live ones are at most this part of them: it costs a copy."""
@@ -117,11 +135,6 @@ class Step:
         return self._logits
 
 
-def _empty(config: ModelConfig, places: int, size: int) -> FloatArray:
-    """A cache [tensors, places, heads, size, head_dim] of zeros: the weight of a hidden slot is 0, but 0 * NaN is not."""
-    return np.zeros((2 * config.n_decoder_layers, places, config.n_heads, size, config.head_dim), dtype=np.float32)
-
-
 def _moved(tensors: FloatArray, rows: IntArray) -> FloatArray:
     """The `rows` of `tensors` [tensors, rows, ...], in the same memory: only those that change their place are copied."""
     places = np.arange(len(rows))
@@ -132,16 +145,12 @@ def _moved(tensors: FloatArray, rows: IntArray) -> FloatArray:
     return tensors[:, : len(rows)]
 
 
-def _blocks(slots: int) -> int:
-    return -(-slots // BLOCK) * BLOCK
-
-
 class GreedyState:
     """A batch of which each row has its own cache."""
 
     def __init__(self, runtime: OrtCpuRuntime, cross: FloatArray, src_len: NDArray[np.int32]):
         self._runtime, self._cross, self._src_len, self._filled = runtime, cross, src_len, 0
-        self._cache = _empty(runtime.config, len(src_len), BLOCK)
+        self._cache = runtime.layout.empty(runtime.config, len(src_len), runtime.layout.block)
         self._total = np.zeros(1, dtype=np.int32)
         self._bind()
 
@@ -176,7 +185,8 @@ class GreedyState:
         self._filled += 1
 
     def _grow(self) -> None:
-        cache = _empty(self._runtime.config, self.rows, self._filled + BLOCK)
+        layout = self._runtime.layout
+        cache = layout.empty(self._runtime.config, self.rows, self._filled + layout.block)
         cache[:, :, :, : self._filled] = self._cache
         self._cache = cache
         self._step.use(cache)
@@ -196,8 +206,9 @@ class BeamState:
 
     def __init__(self, runtime: OrtCpuRuntime, cross: FloatArray, src_len: NDArray[np.int32], beam: int):
         self._runtime, self._beam = runtime, beam
-        self._position, self._room_until = 0, ROOM
-        cache = _empty(runtime.config, len(src_len), _blocks(ROOM * beam))
+        layout = runtime.layout
+        self._position, self._room_until = 0, layout.room
+        cache = layout.empty(runtime.config, len(src_len), layout.slots(layout.room * beam))
         mask = np.zeros((len(src_len), 1, beam, cache.shape[3]), dtype=bool)
         self._use(cross, src_len, cache, mask, np.zeros(len(src_len), dtype=np.int64))
 
@@ -267,10 +278,11 @@ class BeamState:
         count = seen.sum(axis=1)  # [batch]
         most = int(count.max())
         # Where all slots are seen, as with a beam of one, room for 8 steps each time would be copied for too often.
-        steps = max(ROOM, self._position // 8)
-        size = _blocks(most + steps * self._beam)
+        layout = self._runtime.layout
+        steps = max(layout.room, self._position // 8)
+        size = layout.slots(most + steps * self._beam)
         order = np.argsort(~seen, axis=1, kind="stable")[:, :most]  # the seen slots first, in their order
-        cache = _empty(self._runtime.config, len(self._src_len), size)
+        cache = layout.empty(self._runtime.config, len(self._src_len), size)
         for place, slots in enumerate(order):
             cache[:, place, :, :most] = self._cache[:, place].take(slots, axis=2)
         mask = np.zeros((*self._mask.shape[:3], size), dtype=bool)

@@ -38,7 +38,7 @@ class TorchState:
 
     @property
     def cross(self) -> list[FloatArray]:
-        return [tensor.float().cpu().numpy() for memory in self.memory for tensor in memory]
+        return [_array(tensor) for memory in self.memory for tensor in memory]
 
     def select(self, rows: IntArray) -> TorchState:
         index = torch.from_numpy(rows).to(self.position.device)
@@ -143,7 +143,7 @@ class TorchRuntime:
         if state.position.max() >= state.past[0].key.shape[2]:
             state = state.grown()
         logits, past = self._model.step(self._tensor(tokens), state.position, state.src_len, state.past, state.memory)
-        return logits.float().cpu().numpy(), replace(state, past=past, position=state.position + 1)
+        return _array(logits), replace(state, past=past, position=state.position + 1)
 
     def best(
         self, state: TorchState | StaticState, tokens: IntArray, count: int
@@ -157,7 +157,12 @@ class TorchRuntime:
     def teacher_forced(self, src_ids: IntArray, src_len: IntArray, tgt_ids: IntArray) -> FloatArray:
         """Logits [batch, tgt, vocab] along `tgt_ids` [batch, tgt], beginning with bos, without any cache."""
         logits = self._model(self._tensor(src_ids), self._tensor(src_len), self._tensor(tgt_ids))
-        return logits.float().cpu().numpy()  # type: ignore[no-any-return]
+        return _array(logits)
+
+
+def _array(tensor: Tensor) -> FloatArray:
+    """In float32; of a float64 model in float64, so that a reference loses nothing."""
+    return (tensor if tensor.dtype == torch.float64 else tensor.float()).cpu().numpy()
 
 
 def require_gpu() -> None:

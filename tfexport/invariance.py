@@ -1,0 +1,156 @@
+"""Does a sentence decode the same, whatever lies around it? A runtime against itself, arrangement by arrangement.
+
+The tokens of each sentence decoded alone are held against those of the same sentence
+
+    shuffled          in batches of all lengths, in random order
+    padded            in batches whose longest source is as long as the model takes
+    other cache       in caches that grow by other steps
+    poisoned cache    in caches whose unused slots hold NaN (see `_with_poisoned_cache`)
+    2 threads         where it was decoded with one
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tfexport.bundle import Bundle
+from tfexport.contract import Precision
+from tfexport.errors import TfexportError
+from tfexport.runtimes import load_runtime
+from tfexport.runtimes.base import Runtime
+from tfexport.search import Hypothesis, SearchOptions, search
+
+TIE = 1e-3
+"""Outputs whose scores differ by less are a tie, which last bits of a sum may decide: in float32 they are off by 1e-5."""
+
+BLOCK, ROOM = 24, 5
+"""Of the other cache: neither divides the usual sizes, nor is divided by them."""
+
+STALE = 1e4
+"""Stands for what memory may hold where a kernel reads it with a weight of 0."""
+
+Outputs = list[Hypothesis]
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """One way to decode, beside each sentence alone."""
+
+    name: str
+    identical: int
+    """Sentences with the same tokens."""
+    exact: int
+    """Those whose scores, too, are the same to the last bit."""
+    ties: int
+    """Sentences with other tokens whose score is as good, within `TIE`."""
+    error: str | None = None
+    """Why nothing was decoded, such as scores that are no numbers."""
+
+
+@dataclass(frozen=True)
+class Invariance:
+    """What became of one runtime, precision and beam."""
+
+    runtime: str
+    precision: Precision
+    beam: int
+    sentences: int
+    arrangements: tuple[Arrangement, ...]
+
+    @property
+    def passed(self) -> bool:
+        """All tokens the same, but for ties."""
+        return all(found.identical + found.ties == self.sentences for found in self.arrangements)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        arrangements = [vars(found) for found in self.arrangements]
+        return {**vars(self), "arrangements": arrangements, "passed": self.passed}
+
+
+def invariance(
+    bundle: Bundle,
+    name: str,
+    precision: Precision,
+    sources: Sequence[Sequence[int]],
+    options: SearchOptions,
+    *,
+    batch_size: int = 32,
+) -> Invariance:
+    """Decode `sources`, lists of encoder ids, in all arrangements that the runtime `name` has.
+
+    Raises:
+        TfexportError: the runtime cannot be loaded, or it gives no numbers.
+    """
+    runtime = load_runtime(name, bundle, precision=precision, threads=1)
+    batch_size = runtime.capacity.batch_size(batch_size, options.beam)
+    order = np.random.default_rng(0).permutation(len(sources)).tolist()
+    alone = [search(runtime, [source], options)[0][0] for source in sources]
+
+    def in_batches(runtime: Runtime[Any]) -> Outputs:
+        return _in_order(order, (search(runtime, [sources[i] for i in c], options) for c in _cut(order, batch_size)))
+
+    def padded() -> Outputs:
+        # The tokens of the longest are of no use, only its length.
+        longest = max(sources, key=len)
+        most = min(runtime.capacity.source, 2 * len(longest))
+        filler = [longest[i % len(longest)] for i in range(most)]
+        size = max(1, batch_size - 1)
+        batches = (search(runtime, [*[sources[i] for i in c], filler], options)[:-1] for c in _cut(order, size))
+        return _in_order(order, batches)
+
+    ways: dict[str, Callable[[], Outputs]] = {"shuffled": lambda: in_batches(runtime)}
+    if (runtime.capacity.batch or 2) > 1:
+        ways["padded"] = padded
+    if name == "ort-cpu":
+        ways |= {
+            "other cache": lambda: in_batches(_with_other_cache(bundle, precision)),
+            "poisoned cache": lambda: in_batches(_with_poisoned_cache(bundle, precision, options.beam)),
+            "2 threads": lambda: in_batches(load_runtime(name, bundle, precision=precision, threads=2)),
+        }
+    found = tuple(_beside(way, alone, decode) for way, decode in ways.items())
+    return Invariance(name, precision, options.beam, len(sources), found)
+
+
+def _cut(order: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    for start in range(0, len(order), size):
+        yield order[start : start + size]
+
+
+def _in_order(order: Sequence[int], batches: Iterator[list[list[Hypothesis]]]) -> Outputs:
+    """The best hypotheses of sentences that were decoded in `order`, in their own."""
+    found = [hypotheses[0] for batch in batches for hypotheses in batch]
+    return [hypothesis for _, hypothesis in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
+
+
+def _beside(name: str, alone: Outputs, decode: Callable[[], Outputs]) -> Arrangement:
+    try:
+        pairs = list(zip(alone, decode(), strict=True))
+    except TfexportError as error:
+        return Arrangement(name, 0, 0, 0, str(error))
+    same = [(one, two) for one, two in pairs if one.ids == two.ids]
+    exact = sum(one.score == two.score for one, two in same)
+    ties = sum(abs(one.score - two.score) <= TIE for one, two in pairs if one.ids != two.ids)
+    return Arrangement(name, len(same), exact, ties)
+
+
+def _with_other_cache(bundle: Bundle, precision: Precision) -> Runtime[Any]:
+    from tfexport.runtimes.ort_cpu import ort_cpu
+    from tfexport.runtimes.ort_cpu_states import CacheLayout
+
+    return ort_cpu(bundle, precision=precision, threads=1, layout=CacheLayout(block=BLOCK, room=ROOM))
+
+
+def _with_poisoned_cache(bundle: Bundle, precision: Precision, beam: int) -> Runtime[Any]:
+    """NaN where the kernel promises not to read: in the greedy caches of the dialect `ort`. Elsewhere large numbers, because
+    a hidden slot is read with a weight of 0, for which the contract has zeros there: 0 * NaN is NaN."""
+    from tfexport.runtimes.ort_cpu import ort_cpu
+    from tfexport.runtimes.ort_cpu_states import CacheLayout
+
+    unread = beam == 1 and bundle.has_graph("decoder_step", precision, "ort")
+    return ort_cpu(bundle, precision=precision, threads=1, layout=CacheLayout(fill=math.nan if unread else STALE))

@@ -1,0 +1,34 @@
+"""BLEU (Papineni et al. 2002) and chrF (Popović 2015) of decoded text, by sacrebleu and with its defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tfexport.errors import RuntimeUnavailable
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Of a corpus; both from 0 to 100. Outputs and targets are compared as they are: case and spaces count."""
+
+    bleu: float
+    chrf: float
+
+    @classmethod
+    def of(cls, outputs: Sequence[str], targets: Sequence[str]) -> Quality:
+        """Of detokenised `outputs`, one target for each.
+
+        Raises:
+            RuntimeUnavailable: sacrebleu is not installed.
+        """
+        try:
+            import sacrebleu
+        except ImportError as error:
+            raise RuntimeUnavailable(
+                "BLEU and chrF need sacrebleu, which is not installed: pip install 'tfexport[report]'."
+            ) from error
+        # Forced: without it sacrebleu warns of outputs that are words apart, which is how a vocabulary of words gives them.
+        bleu = sacrebleu.corpus_bleu(list(outputs), [list(targets)], force=True)
+        chrf = sacrebleu.corpus_chrf(list(outputs), [list(targets)])
+        return cls(float(bleu.score), float(chrf.score))
