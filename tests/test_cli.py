@@ -762,8 +762,8 @@ def test_decode_in_half_precision(run: Run, half_bundle: Path, tiny_checkpoint: 
 def test_a_precision_that_cannot_be_decoded_is_one_line(run: Run, tiny_bundle: Path, half_bundle: Path) -> None:
     missing = one_error(run("decode", tiny_bundle, "--precision", "fp16", stdin=TEXT))
     assert missing.endswith("Export again with --precision fp16.")
-    on_cpu = one_error(run("decode", half_bundle, "--precision", "bf16", stdin=TEXT))
-    assert on_cpu.endswith("ONNX Runtime cannot compute bf16 on the CPU. Decode with --precision fp32 or fp16.")
+    on_gpu = one_error(run("decode", half_bundle, "--precision", "int8", "--runtime", "torch", stdin=TEXT))
+    assert on_gpu.endswith("Use --runtime ort-cpu, or --precision fp32.")
 
 
 @pytest.mark.parametrize("command", ["decode", "parity"])

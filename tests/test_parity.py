@@ -21,7 +21,7 @@ from tfexport.parity import check, compare, compare_all, gate, quality_of, rando
 from tfexport.parity_report import LIMITS, Divergence, Errors, Limits, ParityReport, Position, kl_divergence
 from tfexport.quality import Quality
 from tfexport.runtimes import load_runtime
-from tfexport.runtimes.base import best_of
+from tfexport.runtimes.base import Best, best_of
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search import SearchOptions
 from tfexport.translate import Reader, Writer
@@ -262,14 +262,16 @@ def test_positions_add_up_to_all_steps(tiny_bundle: Path) -> None:
     assert 0 <= report.divergence < 1e-9
 
 
-def test_all_precisions_of_a_bundle_are_compared_that_run_here(half_bundle: Path) -> None:
+def test_all_precisions_of_a_bundle_are_compared_that_run_here(half_bundle: Path, quantized_bundle: Path) -> None:
+    comparison = check(half_bundle, LINES, ["ort-cpu"], beams=(1, 2), say=silent)
+    assert list(comparison.variants) == [("ort-cpu", p) for p in ("float32", "float16", "bfloat16")]
+    assert [len(reports) for reports in comparison.variants.values()] == [2, 2, 2]
     notes: list[str] = []
-    comparison = check(half_bundle, LINES, ["ort-cpu"], beams=(1, 2), say=notes.append)
-    assert list(comparison.variants) == [("ort-cpu", "float32"), ("ort-cpu", "float16")]
-    assert [len(reports) for reports in comparison.variants.values()] == [2, 2]
-    assert any("not compared in bf16" in note for note in notes)
-    with pytest.raises(TfexportError, match="bf16"):
-        check(half_bundle, LINES, ["ort-cpu"], precisions=("bfloat16",), say=silent)
+    comparison = check(quantized_bundle, LINES, ["torch"], say=notes.append)
+    assert list(comparison.variants) == [("torch", "float32")]
+    assert any("not compared in int8" in note for note in notes)
+    with pytest.raises(TfexportError, match="int8"):
+        check(quantized_bundle, LINES, ["torch"], precisions=("int8",), say=silent)
 
 
 def test_what_was_compared_is_told(tiny_bundle: Path, tiny_checkpoint: TinyCheckpoint) -> None:
@@ -382,3 +384,22 @@ def test_reference_in_float64_tells_whose_rounding_an_error_is(tiny_bundle: Path
         assert 0 < report.cross_max < 1e-5
     assert comparison.reference.encode(np.array([[4, 5]]), np.array([2])).cross[0].dtype == np.float64
     assert comparison.reference.teacher_forced(*(np.array([[4]]), np.array([1]), np.array([[2]]))).dtype == np.float64
+
+
+def test_runtime_that_gives_no_numbers_fails_and_says_so(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = open_bundle(tiny_bundle)
+    runtime = load_runtime("ort-cpu", bundle, threads=1)
+    step, best = runtime.step, runtime.best
+    monkeypatch.setattr(runtime, "step", lambda *given: (np.full_like(step(*given)[0], np.nan), given[0]))
+    monkeypatch.setattr(
+        runtime, "best", lambda *given: (Best(best(*given)[0].log_probs * np.nan, best(*given)[0].ids), given[0])
+    )
+    reference = TorchRuntime.from_bundle(bundle)
+    report = compare(reference, runtime, random_sources(bundle.config, 4), SearchOptions(max_length=6))
+    assert not report.passed
+    assert report.error is not None
+    assert "not finite" in report.error
+    assert report.sentences == 4
+    assert report.identical == 0
+    assert len(report.outputs) == 4
+    assert np.isnan(report.logits.max)

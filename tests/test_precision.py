@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -21,11 +22,13 @@ from tiny import BOS, HINTS, SRC_VOCAB, TGT_VOCAB, TinyCheckpoint, randomised, t
 
 from tfexport import contract
 from tfexport.bundle import open_bundle
+from tfexport.contract import Precision
 from tfexport.errors import RuntimeUnavailable, TfexportError
-from tfexport.export import emit, export, write_weights
+from tfexport.export import emit, export, write_graphs, write_weights
 from tfexport.models.checkpoint import Checkpoint, load_checkpoint
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import Transformer
+from tfexport.parity import random_sources
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.ort import ort_cpu_portable
 from tfexport.runtimes.pytorch import TorchRuntime
@@ -338,7 +341,53 @@ def test_best_tokens_in_float16_are_those_of_the_logits(half_bundle: Path) -> No
     np.testing.assert_allclose(best.log_probs, np.take_along_axis(log_probs, best.ids, axis=1), atol=1e-5)
 
 
-def test_bfloat16_on_the_cpu_is_refused_in_one_line(half_bundle: Path) -> None:
-    message = "ONNX Runtime cannot compute bf16 on the CPU. Decode with --precision fp32 or fp16."
+def test_half_precision_on_the_cpu_without_onnx_is_refused_in_one_line(
+    half_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tfexport.explicit_rounding", None)
+    message = (
+        "half precision on the CPU, which is for checking, needs onnx, which is not installed: pip install "
+        "'tfexport[export]'. Decode with --precision fp32."
+    )
     with pytest.raises(RuntimeUnavailable, match=f"^{re.escape(message)}$"):
         load_runtime("ort-cpu", open_bundle(half_bundle), precision="bfloat16")
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_the_cpu_rounds_after_every_node_as_pytorch_does(half_bundle: Path, precision: Precision) -> None:
+    """PyTorch's CPU kernels round each result. What is left are other orders of summation."""
+    bundle = open_bundle(half_bundle)
+    sources = random_sources(bundle.config, 16)
+    exact, rounding, ort = (
+        TorchRuntime.from_bundle(bundle),
+        TorchRuntime.from_bundle(bundle, precision=precision),
+        load_runtime("ort-cpu", bundle, precision=precision),
+    )
+    src_ids, src_len = pad(sources, bundle.config.pad_id)
+    real = np.arange(src_ids.shape[1]) < src_len[:, None]
+    wanted, rounded, found = (
+        np.concatenate([t.swapaxes(1, 2)[real].ravel() for t in runtime.encode(src_ids, src_len).cross])
+        for runtime in (exact, rounding, ort)
+    )
+    expected, error = (np.sqrt(np.mean((wanted - other) ** 2)) for other in (rounded, found))
+    assert 0.7 * expected < error < 1.3 * expected
+
+
+def overflowing(model: Transformer, path: str) -> None:
+    """Let hidden states of a feed-forward be beyond float16, and what it gives be as it was."""
+    feed_forward = model.get_submodule(path)
+    with torch.no_grad():
+        feed_forward.hidden.weight *= 5e4
+        feed_forward.hidden.bias *= 5e4
+        feed_forward.output.weight /= 5e4
+        assert max(tensor.abs().max() for tensor in model.state_dict().values()) < LARGEST
+
+
+def test_values_beyond_half_precision_are_infinite_on_the_cpu_too(tmp_path: Path) -> None:
+    model = native_model()
+    overflowing(model, "encoder.layers.0.feed_forward")
+    write_weights(model, "float32", tmp_path)
+    write_weights(in_precision(model, "float16"), "float16", tmp_path)
+    graphs = write_graphs(model.config, "float16", tmp_path, dialects=["onnx24"])
+    with pytest.raises(TfexportError, match=r"encoder\.fp16\.onnx computes .* Activations do not fit this precision"):
+        self_check(model, graphs, tmp_path)

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
@@ -32,11 +31,12 @@ from tfexport import contract
 from tfexport.bundle import Bundle
 from tfexport.config import ModelConfig
 from tfexport.errors import RuntimeUnavailable, TfexportError
+from tfexport.explicit_rounding import with_explicit_rounding
 from tfexport.models.transformer import PointwiseConv, PositionTable, Transformer
 from tfexport.ort_cases import Case
 from tfexport.projections import decoder_projections, encoder_projections
 from tfexport.rounded import rounded
-from tfexport.selfcheck import SIZES, TOLERANCE, case_of, output_errors, relative_error
+from tfexport.selfcheck import SIZES, TOLERANCE, case_of, output_errors, relative_error, session_of
 
 COMPARED = (nn.Linear, PointwiseConv, nn.LayerNorm, PositionTable)
 
@@ -80,7 +80,7 @@ def bisect(model: Transformer, graphs: Sequence[contract.GraphSpec], folder: Pat
     """Compare the values within `graphs`, which lie in `folder`, with those of the float32 `model`, on random cases.
 
     Raises:
-        RuntimeUnavailable: a graph is in bfloat16, for which ONNX Runtime's CPU provider has no kernels.
+        RuntimeUnavailable: a graph is in bfloat16, which NumPy does not have.
     """
     return [_bisect_graph(model, graph, folder) for graph in graphs if graph.role != "select_rows"]
 
@@ -89,7 +89,7 @@ def bisect_bundle(bundle: Bundle, model: Transformer, runtime: str, precision: c
     """`bisect` of the graphs that a runtime uses of a bundle; those of quantized precisions beside a model of their weights.
 
     Raises:
-        RuntimeUnavailable: ONNX Runtime's CPU provider has no kernels for the precision.
+        RuntimeUnavailable: the precision is bfloat16, which NumPy does not have.
         TfexportError: the runtime has no graphs.
     """
     if not runtime.startswith("ort"):
@@ -105,13 +105,16 @@ def bisect_bundle(bundle: Bundle, model: Transformer, runtime: str, precision: c
 
 def _bisect_graph(model: Transformer, graph: contract.GraphSpec, folder: Path) -> Bisection:
     if graph.precision not in TOLERANCE:
-        raise RuntimeUnavailable(f"ONNX Runtime cannot compute {graph.file} on the CPU. Give another --precision.")
+        raise RuntimeUnavailable(f"{graph.file} cannot be bisected: NumPy has no bfloat16. Give another --precision.")
     proto = onnx.load(folder / graph.file, load_external_data=False)
     places = _places(proto.graph, model)
+    makers = {name: node.name for node in proto.graph.node for name in node.output}
+    if graph.precision == "float16":
+        proto = with_explicit_rounding(folder / graph.file)  # in which these values have the same names
     names = [tensor.name for tensor in graph.outputs]
     inner = list(dict.fromkeys(place.value for place in places if place.value not in names))
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in inner)
-    session = _session(proto, folder)
+    session = session_of(proto, folder)
     random = np.random.default_rng(1)
     errors = np.zeros(len(places))
     last = dict.fromkeys(names, 0.0)
@@ -125,16 +128,8 @@ def _bisect_graph(model: Transformer, graph: contract.GraphSpec, folder: Path) -
         for name, error in output_errors(graph, checked, found):
             last[name] = float(np.maximum(last[name], error))
     values = [Compared(place.node, place.about, float(error)) for place, error in zip(places, errors, strict=True)]
-    makers = {name: node.name for node in proto.graph.node for name in node.output}
     values += [Compared(makers[name], f"the graph's {name}", error) for name, error in last.items()]
     return Bisection(graph.file, TOLERANCE[graph.precision], tuple(values))
-
-
-def _session(proto: onnx.ModelProto, folder: Path) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
-    return onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 @dataclass(frozen=True)

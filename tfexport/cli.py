@@ -47,6 +47,8 @@ from tfexport.options import (
     ServedBy,
     Threads,
     Workers,
+    automatic_of,
+    budgets_of,
     engine_request,
     hints_of,
     precisions_of,
@@ -118,7 +120,23 @@ def export(
     ] = "onnx",
     precision: Annotated[
         str | None,
-        typer.Option(help="Of graphs and engines: fp32, fp16, bf16, int8, int4, or several, as in fp32,int8."),
+        typer.Option(
+            help="Of graphs and engines: fp32, fp16, bf16, int8, int4, or several, as in fp32,int8. With auto- before fp16, "
+            "int8 or int4, what --budget needs stays in fp32."
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METRIC=N",
+            help="What auto- may lose: bleu=POINTS, chrf=POINTS, or top1=SHARE, identical=SHARE to be the same.",
+        ),
+    ] = None,
+    budget_input: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Source text that the budget is held on, a sentence a line.")
+    ] = None,
+    budget_targets: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A translation of each of its lines, for bleu and chrf.")
     ] = None,
     gpu: Gpus = None,
     library: LibraryOption = "auto",
@@ -157,7 +175,8 @@ def export(
     directory = output or checkpoint.with_suffix("")
     if directory == checkpoint:
         directory = checkpoint.with_name(f"{checkpoint.name}.bundle")
-    precision = precision or ("fp16" if target == "tensorrt" else "fp32")
+    precision, automatic = automatic_of(precision or ("fp16" if target == "tensorrt" else "fp32"))
+    budgets = budgets_of(loaded, automatic, budget, budget_input, budget_targets)
     wanted = GraphsTarget(precisions_of(precision))
     if target == "tensorrt":
         request = engine_request(
@@ -177,7 +196,9 @@ def export(
     with telling_of_lost_engines(directory):
         with working(f"exporting {checkpoint}"):
             verify = gate if parity else None
-            exported = run_export(loaded, directory, precisions=wanted.precisions, force=force, verify=verify)
+            exported = run_export(
+                loaded, directory, precisions=wanted.precisions, budgets=budgets, force=force, verify=verify
+            )
         print_export(loaded, exported)
         wanted.write(directory)
     print(

@@ -13,6 +13,7 @@ from tfexport.errors import TfexportError
 
 if TYPE_CHECKING:
     from tfexport.bisect import Bisection
+    from tfexport.budget import Choice
     from tfexport.bundle import Engine
     from tfexport.contract import Precision
     from tfexport.export import Exported
@@ -110,7 +111,21 @@ def print_export(loaded: Checkpoint, exported: Exported) -> None:
     if loaded.tokenizers.source is None or (loaded.tokenizers.target is None and not loaded.config.is_classifier):
         say("note: a side has no vocabulary and is decoded as ids only; --src-vocab and --tgt-vocab add them")
     errors = ", ".join(f"{error:.1e} in {short_name(name)}" for name, error in exported.max_errors.items())
+    for name, choice in exported.choices.items():
+        print_choice(short_name(name), choice)
     print(f"exported {exported.directory}: family {loaded.family}, largest error against PyTorch {errors}")
+
+
+def print_choice(name: str, choice: Choice) -> None:
+    """What stays in fp32 of a precision with a budget."""
+    extra = sum(kept.extra_bytes for kept in choice.kept) / 2**20
+    print(
+        f"{name} within {choice.budget} on {choice.sentences} sentences: {len(choice.kept)} of {choice.modules} modules "
+        f"stay in fp32 ({extra:.1f} MiB more), lost {choice.lost:.3g} (with none of them {choice.lost_without:.3g}); "
+        f"{choice.trials} trials"
+    )
+    for kept in choice.kept:
+        print(f"  {kept.module}: {kept.extra_bytes / 2**20:.1f} MiB more; {kept.loss:.3g} would be lost without it")
 
 
 def print_repository(repository: Repository, precision: Precision) -> None:
@@ -176,6 +191,8 @@ def print_parity(report: ParityReport) -> None:
             f"  and {len(report.divergences) - MOST_DIVERGENCES} more sentences, closer ones; {report.ties} in all are "
             "within the allowed error"
         )
+    if report.error is not None:
+        print(f"  {report.error}")
     limits = report.limits
     print(
         f"  {'PASSED' if report.passed else 'FAILED'} (error at most {limits.error:.0e}, best token the same at "

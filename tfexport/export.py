@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,12 @@ import onnx_ir as ir
 import torch
 
 from tfexport import __version__, contract, ort_graphs, standard_graphs
+from tfexport.budget import Budget, Choice, Text, choose
 from tfexport.bundle import TOKENIZER_FILES
 from tfexport.bundle_writer import new_bundle, write_manifest
 from tfexport.calibrate import input_ranges
 from tfexport.config import ModelConfig
+from tfexport.contract import short_name
 from tfexport.errors import TfexportError
 from tfexport.graph_modules import Model
 from tfexport.models.checkpoint import Checkpoint
@@ -40,6 +42,8 @@ class Exported:
     max_errors: dict[contract.Precision, float]
     """Largest difference between graphs and PyTorch in the self-check, relative as `selfcheck.TOLERANCE` is; no number
     for a precision that ONNX Runtime's CPU provider cannot run."""
+    choices: dict[contract.Precision, Choice]
+    """What stays in float32 for a budget."""
 
 
 def export(
@@ -47,6 +51,7 @@ def export(
     directory: Path,
     *,
     precisions: Sequence[contract.Precision] = (),
+    budgets: Mapping[contract.Precision, tuple[Budget, Text]] | None = None,
     force: bool = False,
     verify: Callable[[Path], None] | None = None,
 ) -> Exported:
@@ -54,6 +59,7 @@ def export(
 
     Args:
         precisions: variants to write beside float32, which is always there.
+        budgets: for precisions of which modules are to stay in float32 until text is decoded within a budget.
         verify: called with the folder of the whole bundle before it is moved into place; what it raises stops that.
 
     Raises:
@@ -64,14 +70,15 @@ def export(
     config = checkpoint.config
     graphs: list[contract.GraphSpec] = []
     max_errors: dict[contract.Precision, float] = {}
+    choices: dict[contract.Precision, Choice] = {}
     with new_bundle(directory, force=force) as folder:
         for precision in (p for p in contract.PRECISIONS.values() if p == "float32" or p in precisions):
-            reference = model
-            if precision in contract.QUANTIZED:
-                reference = write_quantized(model, precision, folder)
-            else:
-                write_weights(in_precision(model, precision), precision, folder)
-            written = write_graphs(config, precision, folder)
+            keep: list[str] = []
+            if budgets and precision in budgets:
+                choices[precision] = _chosen(model, precision, folder, *budgets[precision])
+                keep = [kept.module for kept in choices[precision].kept]
+            reference = _write_variant(model, precision, folder, keep)
+            written = write_graphs(config, precision, folder, keep)
             if precision in TOLERANCE:
                 max_errors[precision] = self_check(reference, written, folder)
             graphs += written
@@ -79,10 +86,43 @@ def export(
             tokenizer = getattr(checkpoint.tokenizers, side)
             if tokenizer is not None:
                 (folder / name).write_text(json.dumps(tokenizer.to_dict()), encoding="utf-8")
-        write_manifest(folder, config, graphs, _facts(checkpoint))
+        budgeted = {short_name(precision): choice.to_dict() for precision, choice in choices.items()}
+        write_manifest(folder, config, graphs, {**_facts(checkpoint), "budgets": budgeted})
         if verify is not None:
             verify(folder)
-    return Exported(directory, max_errors)
+    return Exported(directory, max_errors, choices)
+
+
+def _chosen(model: Model, precision: contract.Precision, folder: Path, budget: Budget, text: Text) -> Choice:
+    """The modules to keep in float32, by trying graphs in `folder`, where float32's weights are."""
+    if isinstance(model, EncoderClassifier):
+        raise TfexportError(
+            "encoder classifiers decode nothing that a budget could hold. Give a precision without auto-."
+        )
+    # Weights that are too large for the precision are among those that can be kept.
+    _write_variant(
+        model, precision, folder, [path for path, _ in model.named_modules()] if precision == "float16" else ()
+    )
+    dialects = [
+        dialect for dialect in contract.RUNTIME_DIALECTS["ort-cpu"] if dialect == "ort" or precision == "float16"
+    ]
+    return choose(
+        model,
+        precision,
+        folder,
+        text,
+        budget,
+        lambda keep: write_graphs(model.config, precision, folder, keep, dialects=dialects),
+    )
+
+
+def _write_variant(model: Model, precision: contract.Precision, folder: Path, keep: Collection[str]) -> Model:
+    """Write the weights of a precision, but for those of modules that stay in float32; returns a model that has them, in
+    float32, or what comes closest to it."""
+    if precision in contract.QUANTIZED:
+        return write_quantized(model, precision, folder, keep)
+    write_weights(in_precision(model, precision, keep), precision, folder)
+    return model
 
 
 def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -99,27 +139,38 @@ def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def write_graphs(config: ModelConfig, precision: contract.Precision, folder: Path) -> list[contract.GraphSpec]:
-    """Write the graphs of a precision in every dialect over the weights that lie in `folder`; returns them."""
+def write_graphs(
+    config: ModelConfig,
+    precision: contract.Precision,
+    folder: Path,
+    keep: Collection[str] = (),
+    *,
+    dialects: Sequence[contract.Dialect] = tuple(contract.DIALECTS),
+) -> list[contract.GraphSpec]:
+    """Write the graphs of a precision over the weights that lie in `folder`; returns them.
+
+    Args:
+        keep: modules that stay in float32: projections of quantized graphs, paths of nodes in half precision.
+    """
     files = (
         {contract.WEIGHTS_FILE, contract.weights_file(precision)}
         if precision in contract.QUANTIZED
         else {contract.weights_file(precision)}
     )
     stored = StoredWeights(*(folder / file for file in sorted(files)))
-    graphs = [graph for dialect in contract.DIALECTS for graph in contract.graphs_of(config, precision, dialect)]
+    graphs = [graph for dialect in dialects for graph in contract.graphs_of(config, precision, dialect)]
     for graph in graphs:
-        model = emit(graph, config, stored)
+        model = emit(graph, config, stored, keep)
         model.producer_name, model.producer_version = "tfexport", __version__
         ir.save(model, folder / graph.file)
         onnx.checker.check_model(folder / graph.file, full_check=True)
     return graphs
 
 
-def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights) -> ir.Model:
-    """A graph of any dialect, its weights in `stored`."""
+def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, keep: Collection[str] = ()) -> ir.Model:
+    """A graph of any dialect, its weights in `stored`, the modules `keep` in float32."""
     dialect = ort_graphs if graph.dialect == "ort" else standard_graphs
-    return dialect.emit(graph, config, stored)
+    return dialect.emit(graph, config, stored, keep)
 
 
 def write_weights(model: Model, precision: contract.Precision, folder: Path) -> None:
@@ -128,8 +179,12 @@ def write_weights(model: Model, precision: contract.Precision, folder: Path) -> 
     save_weights(tensors, folder / contract.weights_file(precision), {"format": "pt"})
 
 
-def write_quantized(model: Model, precision: contract.Precision, folder: Path) -> Transformer:
+def write_quantized(
+    model: Model, precision: contract.Precision, folder: Path, keep: Collection[str] = ()
+) -> Transformer:
     """Write the quantized weights of `model`, which is float32; returns a model that has them, in float32.
+
+    The projections `keep` are left as they are.
 
     Raises:
         TfexportError: it is a classifier, or a weight is not a finite number.
@@ -139,7 +194,8 @@ def write_quantized(model: Model, precision: contract.Precision, folder: Path) -
             "encoder classifiers are exported in fp32, fp16 and bf16 only. Leave the other precisions out."
         )
     weights = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
-    projections = (*encoder_projections(model.config), *decoder_projections(model.config))
+    every = (*encoder_projections(model.config), *decoder_projections(model.config))
+    projections = [projection for projection in every if projection.name not in keep]
     ranges = {}
     if precision == "int8":
         seen = input_ranges(model)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tfexport.console import say
+from tfexport.console import opened, say
 from tfexport.errors import RuntimeUnavailable, TfexportError
 
 if TYPE_CHECKING:
+    from tfexport.budget import Budget, Text
     from tfexport.contract import Precision
+    from tfexport.models.checkpoint import Checkpoint as LoadedCheckpoint
     from tfexport.models.native import Tokenizers
     from tfexport.targets import EngineRequest
 
@@ -77,6 +80,56 @@ def precisions_of(given: str) -> tuple[Precision, ...]:
     if wrong:
         raise TfexportError(f"there is no precision {wrong[0]!r}. Give one or more of {', '.join(PRECISIONS)}.")
     return tuple(PRECISIONS[name] for name in dict.fromkeys(names))
+
+
+def automatic_of(given: str) -> tuple[str, tuple[Precision, ...]]:
+    """`fp32,auto-int8` to `fp32,int8` and the precisions that had `auto-` before them."""
+    names = [name.strip() for name in given.split(",")]
+    plain = [name.removeprefix("auto-") for name in names]
+    automatic = [name.removeprefix("auto-") for name in names if name.startswith("auto-")]
+    for name in automatic:
+        if name not in ("fp16", "int8", "int4"):
+            raise TfexportError(f"there is no auto-{name}. Give auto-fp16, auto-int8 or auto-int4.")
+        if plain.count(name) > 1:
+            raise TfexportError(f"a bundle has one {name}. Give {name} or auto-{name}.")
+    return ",".join(plain), precisions_of(",".join(automatic)) if automatic else ()
+
+
+def budgets_of(
+    checkpoint: LoadedCheckpoint,
+    precisions: tuple[Precision, ...],
+    budget: str | None,
+    source: Path | None,
+    targets: Path | None,
+) -> dict[Precision, tuple[Budget, Text]]:
+    """The budget of each of these precisions, with the text that it is held on."""
+    if not precisions:
+        if budget or source or targets:
+            raise TfexportError("--budget is for auto- precisions. Give one, as in --precision fp32,auto-int8.")
+        return {}
+    from tfexport.budget import Budget, Text
+    from tfexport.models.transformer import Transformer
+    from tfexport.translate import Reader, Writer
+
+    if budget is None or source is None:
+        raise TfexportError(
+            "an auto- precision is held to a budget on real text. Give both, as in --budget top1=0.999 --budget-input FILE."
+        )
+    parsed = Budget.parse(budget)
+    if parsed.needs_targets and targets is None:
+        raise TfexportError(f"{parsed.metric} compares with translations. Give them with --budget-targets FILE.")
+    model, tokenizers = checkpoint.build_model(), checkpoint.tokenizers
+    if not isinstance(model, Transformer):
+        raise TfexportError("encoder classifiers decode nothing that a budget could hold. Leave auto- out.")
+    if parsed.needs_targets and tokenizers.target is None:
+        raise TfexportError(
+            f"{parsed.metric} is of text, and there is no target vocabulary. Give --tgt-vocab, or top1."
+        )
+    reader = Reader(model.config, tokenizers.source, "ids" if tokenizers.source is None else "text")
+    writer = Writer(model.config, tokenizers.target, "text")
+    with opened(source) as lines, contextlib.nullcontext() if targets is None else opened(targets) as wanted:
+        text = Text.read(model, reader, writer, lines, wanted if parsed.needs_targets else None, say)
+    return dict.fromkeys(precisions, (parsed, text))
 
 
 def numbers_of(flag: str, given: str) -> tuple[int, ...]:

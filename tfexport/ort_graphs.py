@@ -13,7 +13,7 @@ What was measured for these choices is in docs/design.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 import onnx_ir as ir
@@ -31,10 +31,15 @@ HIDDEN = float(np.finfo(np.float32).min) / 2
 NaN in a row that sees nothing; half of the least number, so that a score added to it stays finite."""
 
 
-def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights) -> ir.Model:
-    """A graph of the dialect `ort`, its weights in `stored`."""
+def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, keep: Collection[str] = ()) -> ir.Model:
+    """A graph of the dialect `ort`, its weights in `stored`; the projections `keep` are in float32."""
     projections = (*encoder_projections(config), *decoder_projections(config))
-    emitter = Emitter(graph, config, stored, projections, _LINEARS[graph.precision])
+
+    def linear(emitter: Emitter, projection: Projection, states: Value) -> Value:
+        emit_linear = _float32_linear if projection.name in keep else _LINEARS[graph.precision]
+        return emit_linear(emitter, projection, states)
+
+    emitter = Emitter(graph, config, stored, projections, linear)
     if graph.role == "encoder":
         _encoder(emitter)
     else:
@@ -43,9 +48,13 @@ def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights) 
 
 
 def _float32_linear(emitter: Emitter, projection: Projection, states: Value) -> Value:
-    """Gemm with the weights as they lie in the file, [out, in]; ONNX Runtime packs them once, when it loads them."""
+    """With the weights as they lie in the file, [out, in]; ONNX Runtime packs them once, when it loads them."""
+    weight = emitter.joined(projection.weights)
     bias = [emitter.joined(projection.biases)] if projection.biases else []
-    return emitter.node("Gemm", states, emitter.joined(projection.weights), *bias, attributes={"transB": 1})
+    if _is_flat(emitter):
+        return emitter.node("Gemm", states, weight, *bias, attributes={"transB": 1})
+    product = emitter.node("MatMul", states, emitter.node("Transpose", weight, attributes={"perm": (1, 0)}))
+    return emitter.node("Add", product, *bias) if bias else product
 
 
 _LINEARS: dict[contract.Precision, Linear] = {

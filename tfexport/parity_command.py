@@ -74,6 +74,7 @@ def parity(
     Without INPUT random ids are decoded instead, and nothing is certified.
     """
     from tfexport.bisect import bisect_bundle
+    from tfexport.contract import short_name
     from tfexport.invariance import invariance as decode_in_arrangements
     from tfexport.parity import check
     from tfexport.selfcheck import TOLERANCE
@@ -102,8 +103,12 @@ def parity(
         bisections = []
         variants = comparison.variants if bisect or report is not None else {}
         for name, compared in variants:
-            if not bisect and not (name.startswith("ort") and compared in TOLERANCE):
-                continue  # a page has what can be bisected, and --bisect asks for it
+            if compared not in TOLERANCE or (not bisect and not name.startswith("ort")):
+                if bisect:
+                    say(
+                        f"note: {short_name(compared)} is not bisected: NumPy, which looks at its values, does not have it"
+                    )
+                continue
             bisections += bisect_bundle(comparison.bundle, comparison.reference.model.float(), name, compared)
         arranged = [
             decode_in_arrangements(

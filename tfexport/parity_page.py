@@ -123,7 +123,7 @@ def _matrix(reports: Sequence[ParityReport]) -> str:
         cells = [
             f"{report.runtime} {short_name(report.precision)}",
             str(report.beam),
-            f'<span class="verdict">{verdict}</span>',
+            f'<span class="verdict">{verdict}</span>{f"<br>{escape(report.error)}" if report.error else ""}',
             _held(report.cross_max, report.limits.error),
             _held(report.logits.max, report.limits.error),
             f"{report.divergence:.1e}",

@@ -135,6 +135,8 @@ class ParityReport:
     """The other sentences."""
     outputs: list[tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
     """For each sentence the reference's ids and the runtime's, with eos where it came."""
+    error: str | None = None
+    """Why a batch could not be decoded, such as logits that are not finite; its sentences count as different."""
     quality: tuple[Quality, Quality] | None = None
     """The reference's and the runtime's, where there are targets."""
 
@@ -165,6 +167,7 @@ class ParityReport:
         """Everything within the limits."""
         return (
             self.sentences > 0
+            and self.error is None
             and self.cross_max <= self.limits.error
             and self.logits.max <= self.limits.error
             and self.top1_agree >= self.limits.top1 * self.steps

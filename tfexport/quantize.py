@@ -72,9 +72,14 @@ def quantized(
 def restored(
     tensors: Mapping[str, NDArray[np.generic]], weights: Mapping[str, Matrix], projections: Iterable[Projection]
 ) -> dict[str, Matrix]:
-    """The float32 matrices that quantized `tensors` stand for, by their names and in their shapes in `weights`."""
+    """The float32 matrices that quantized `tensors` stand for, by their names and in their shapes in `weights`.
+
+    Projections of which there are no such tensors are left out.
+    """
     matrices: dict[str, Matrix] = {}
     for projection in projections:
+        if f"{projection.name}.scale" not in tensors:
+            continue
         scale = np.asarray(tensors[f"{projection.name}.scale"], np.float32)
         if f"{projection.name}.int8" in tensors:
             matrix = tensors[f"{projection.name}.int8"].T * scale[:, None]  # type: ignore[operator]

@@ -23,6 +23,8 @@ def rounded(model: Transformer, stored: Mapping[str, NDArray[np.generic]]) -> Tr
     variant = copy.deepcopy(model)
     if variant.output_weight is None:  # the embeddings that it is tied to stay as they are
         variant.output_weight = nn.Parameter(variant.output_matrix().detach().clone())
-    variant.output_weight.data = matrices.pop(projections[-1].weights[0])
+    output = matrices.pop(projections[-1].weights[0], None)
+    if output is not None:
+        variant.output_weight.data = output
     variant.load_state_dict(matrices, strict=False)
     return variant.eval()

@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import torch
 from torch import Tensor
 
 from tfexport import contract
 from tfexport.errors import TfexportError
+from tfexport.explicit_rounding import with_explicit_rounding
 from tfexport.graph_modules import Model, arguments_of, grouped, module_of, random_inputs
 from tfexport.models.transformer import Transformer
 from tfexport.ort_cases import Case, case
@@ -51,16 +53,30 @@ def self_check(model: Model, graphs: Sequence[contract.GraphSpec], folder: Path)
     """
     random = np.random.default_rng(1)
     worst = 0.0
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # it warns that past and present are two buffers here
     for graph in graphs:
-        session = onnxruntime.InferenceSession(folder / graph.file, options, providers=["CPUExecutionProvider"])
+        session = _session(graph, folder)
         for sizes in SIZES:
             with torch.inference_mode():
                 checked = case_of(model, graph, sizes, random)
             found = dict(zip((t.name for t in graph.outputs), session.run(None, checked.inputs), strict=True))
             worst = max(worst, _largest_error(graph, checked, found))
     return worst
+
+
+def _session(graph: contract.GraphSpec, folder: Path) -> onnxruntime.InferenceSession:
+    if graph.precision in ("float16", "bfloat16"):
+        return session_of(with_explicit_rounding(folder / graph.file), folder)
+    return session_of(folder / graph.file, folder)
+
+
+def session_of(model: onnx.ModelProto | Path, folder: Path) -> onnxruntime.InferenceSession:
+    """A session on the CPU; the weights of a model that is no file lie in `folder`."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # it warns that past and present are two buffers here
+    if isinstance(model, Path):
+        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def case_of(model: Model, graph: contract.GraphSpec, sizes: Mapping[str, int], random: np.random.Generator) -> Case:

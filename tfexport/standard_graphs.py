@@ -8,6 +8,8 @@ Both are the same but for how attention is told which keys count, `length` of th
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+
 import numpy as np
 import onnx_ir as ir
 
@@ -15,20 +17,28 @@ from tfexport import contract
 from tfexport.blocks import decoder_stack, encoder_stack, source_embedded, target_embedded
 from tfexport.config import ModelConfig
 from tfexport.emitter import Emitter, Value
+from tfexport.islands import MixedEmitter
 from tfexport.projections import Projection, decoder_projections, encoder_projections
 from tfexport.stored_weights import StoredWeights
 
 
-def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights) -> ir.Model:
-    """A graph of a standard dialect, its weights in `stored`."""
-    emitter = Emitter(graph, config, stored, _projections(graph, config), _linear)
-    {
-        "encoder": _encoder,
-        "decoder_step": _decoder_step,
-        "select_rows": _select_rows,
-        "encoder_classifier": _classifier,
-    }[graph.role](emitter)
+def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, keep: Collection[str] = ()) -> ir.Model:
+    """A graph of a standard dialect, its weights in `stored`; in half precision the modules `keep` are in float32."""
+    projections = _projections(graph, config)
+    if keep:
+        exact = StoredWeights(stored.folder / contract.WEIGHTS_FILE)
+        emitter: Emitter = MixedEmitter(graph, config, stored, projections, _linear, exact=exact, keep=keep)
+    else:
+        emitter = Emitter(graph, config, stored, projections, _linear)
+    _EMIT[graph.role](emitter)
     return emitter.model()
+
+
+def half_modules(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights) -> list[str]:
+    """The modules of a graph that compute in half precision, by their paths."""
+    emitter = MixedEmitter(graph, config, stored, _projections(graph, config), _linear, exact=stored, keep=())
+    _EMIT[graph.role](emitter)
+    return list(emitter.modules)
 
 
 def _projections(graph: contract.GraphSpec, config: ModelConfig) -> list[Projection]:
@@ -202,3 +212,11 @@ def _select_rows(emitter: Emitter) -> None:
     """Rows `index` of tensors [blocks, from, width]."""
     tensors, index = emitter.inputs["tensors"], emitter.inputs["index"]
     emitter.node("Gather", tensors, index, attributes={"axis": 1}, output="selected")
+
+
+_EMIT: dict[contract.Role, Callable[[Emitter], None]] = {
+    "encoder": _encoder,
+    "decoder_step": _decoder_step,
+    "select_rows": _select_rows,
+    "encoder_classifier": _classifier,
+}

@@ -21,6 +21,7 @@ class StoredWeights:
     """The tensors of safetensors files by their names, as ONNX external data."""
 
     def __init__(self, *paths: Path):
+        self.folder = paths[0].parent
         self._entries: dict[str, tuple[Path, int, str, list[int], int]] = {}
         for path in paths:
             with path.open("rb") as file:

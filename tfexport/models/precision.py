@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 
 import torch
 from torch import nn
@@ -13,8 +14,13 @@ from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.transformer import Transformer
 
 
-def in_precision(model: Transformer | EncoderClassifier, precision: Precision) -> Transformer | EncoderClassifier:
+def in_precision(
+    model: Transformer | EncoderClassifier, precision: Precision, keep: Collection[str] = ()
+) -> Transformer | EncoderClassifier:
     """A copy of `model` with its weights in `precision`, but for `contract.FLOAT32_ISLANDS`; logits are float32 in any case.
+
+    Args:
+        keep: modules whose weights nobody reads in this precision, so that they may be too large for it.
 
     Raises:
         TfexportError: a weight is too large for the format.
@@ -31,7 +37,8 @@ def in_precision(model: Transformer | EncoderClassifier, precision: Precision) -
         variant.output_weight = nn.Parameter(model.output_matrix().detach().clone())
         if model.output_bias is not None:
             variant.output_bias = nn.Parameter(model.output_bias.detach().clone())
-    too_large = [name for name, tensor in variant.state_dict().items() if not tensor.isfinite().all()]
+    read = {name: t for name, t in variant.state_dict().items() if name.rpartition(".")[0] not in keep}
+    too_large = [name for name, tensor in read.items() if not tensor.isfinite().all()]
     if too_large:
         raise TfexportError(
             f"{', '.join(too_large[:3])} cannot be stored in {precision}: a number is larger than the format holds, or "

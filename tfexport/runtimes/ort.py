@@ -45,16 +45,16 @@ def ort_cpu_portable(
 ) -> LoopRuntime:
     """The runtime `ort-cpu` over the standard graphs, with `threads` CPU threads (all that this process may use when None).
 
+    In half precision it rounds as the graphs say, which is for checking and not for speed: see `explicit_rounding.py`.
+
     Args:
         block: slots of the smallest cache, and by which it grows.
         fill: what is in slots that no step has written; they are read, with a weight of 0.
 
     Raises:
-        RuntimeUnavailable: the precision is bfloat16, for which ONNX Runtime's CPU provider has no kernels.
+        RuntimeUnavailable: half precision needs onnx, which is not installed.
         BundleError: the bundle has no such graphs, or ONNX Runtime cannot load them.
     """
-    if precision == "bfloat16":
-        raise RuntimeUnavailable("ONNX Runtime cannot compute bf16 on the CPU. Decode with --precision fp32 or fp16.")
     buckets = cpu_buckets(bundle.config.max_target_length, block)
     graphs = OrtGraphs(bundle, precision, HostDevice(fill), "onnx24", buckets, threads=threads)
     return LoopRuntime("ort-cpu", bundle.config, graphs)
@@ -112,8 +112,11 @@ class OrtGraphs:
         threads: int | None = None,
     ):
         self.device, self.precision, self.buckets = device, precision, buckets
-        self._step = OrtExecutable(bundle.graph("decoder_step", precision, dialect), device, threads)
-        self.encoder = OrtExecutable(bundle.graph("encoder", precision, dialect), device, threads, record=False)
+        rounding = device.name == "cpu" and precision in ("float16", "bfloat16")
+        self._step = OrtExecutable(bundle.graph("decoder_step", precision, dialect), device, threads, rounding=rounding)
+        self.encoder = OrtExecutable(
+            bundle.graph("encoder", precision, dialect), device, threads, record=False, rounding=rounding
+        )
         self.select_rows = OrtExecutable(bundle.graph("select_rows", precision), device, threads)
 
     def step(self, cache: int) -> OrtExecutable:
@@ -125,11 +128,20 @@ class OrtExecutable:
 
     Args:
         record: on a GPU, record a CUDA graph for each set. Not worth it where a set seldom comes again.
+        rounding: on the CPU, round between the nodes of a graph in half precision.
     """
 
-    def __init__(self, graph: Path, device: Device, threads: int | None = None, *, record: bool = True):
+    def __init__(
+        self,
+        graph: Path,
+        device: Device,
+        threads: int | None = None,
+        *,
+        record: bool = True,
+        rounding: bool = False,
+    ):
         self._device = device
-        self._session = _session(graph, device, threads, record=record)
+        self._session = _session(graph, device, threads, record=record, rounding=rounding)
         self._inputs = {node.name for node in self._session.get_inputs()}
         self._outputs = {node.name for node in self._session.get_outputs()}
         self._graph_ids = itertools.count(1) if record else itertools.repeat(-1)
@@ -197,8 +209,11 @@ def cpu_session(graph: Path, threads: int | None) -> onnxruntime.InferenceSessio
     return _session(graph, HostDevice(), threads, record=False)
 
 
-def _session(graph: Path, device: Device, threads: int | None, *, record: bool) -> onnxruntime.InferenceSession:
+def _session(
+    graph: Path, device: Device, threads: int | None, *, record: bool, rounding: bool = False
+) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
+    model = _rounding(graph, options) if rounding else graph
     # Explicit: by itself ONNX Runtime takes every core of the machine, also those that this process may not use.
     options.intra_op_num_threads = threads or usable_cpus()
     options.log_severity_level = 3
@@ -213,7 +228,7 @@ def _session(graph: Path, device: Device, threads: int | None, *, record: bool) 
         providers = [(CUDA, settings), CPU]
     slower = SLOWER if device.name == "cpu" else []
     try:
-        session = onnxruntime.InferenceSession(graph, options, providers=providers, disabled_optimizers=slower)
+        session = onnxruntime.InferenceSession(model, options, providers=providers, disabled_optimizers=slower)
     except Exception as error:  # the library's errors have no common base
         first = str(error).splitlines()[0]
         if device.name == "cuda" and record:
@@ -229,3 +244,18 @@ def _session(graph: Path, device: Device, threads: int | None, *, record: bool) 
             "pip install 'onnxruntime-gpu[cuda,cudnn]'."
         )
     return session
+
+
+def _rounding(graph: Path, options: onnxruntime.SessionOptions) -> bytes:
+    """A half-precision graph that rounds on the CPU too; its weights are looked for where they lie."""
+    try:
+        from tfexport.explicit_rounding import with_explicit_rounding
+    except ImportError as error:
+        raise RuntimeUnavailable(
+            "half precision on the CPU, which is for checking, needs onnx, which is not installed: pip install "
+            "'tfexport[export]'. Decode with --precision fp32."
+        ) from error
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", str(graph.parent.resolve())
+    )
+    return with_explicit_rounding(graph).SerializeToString()  # type: ignore[no-any-return]

@@ -31,7 +31,7 @@ def ort_cpu(
     """The runtime `ort-cpu`, over the dialect that the bundle has for it, with `threads` CPU threads (all when None).
 
     Raises:
-        RuntimeUnavailable: the precision is bfloat16, for which ONNX Runtime's CPU provider has no kernels.
+        RuntimeUnavailable: half precision needs onnx, which is not installed.
         BundleError: the bundle has no such graphs, or ONNX Runtime cannot load them.
     """
     if bundle.dialect("ort-cpu", precision) == "ort":

@@ -1,0 +1,365 @@
+"""Which modules of a model must stay in float32 so that its translations keep a budget, found by trying.
+
+Every trial is the real thing: graphs with these modules in float32 are emitted, and decode real text on ONNX Runtime.
+
+    1. nothing kept: where the budget holds, that is all
+    2. each module by itself in low precision, the others kept: the modules by the harm that they do
+    3. bisection: the fewest of the most harmful that are enough
+    4. each of these let go again, the largest first, where the budget holds without it
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from tfexport import contract, standard_graphs
+from tfexport.bundle import Bundle, Graph, Origin
+from tfexport.contract import Precision, short_name
+from tfexport.errors import TfexportError
+from tfexport.models.transformer import Transformer
+from tfexport.parity import read_pairs
+from tfexport.parity_report import kl_divergence
+from tfexport.projections import decoder_projections, encoder_projections
+from tfexport.quality import Quality
+from tfexport.runtimes.base import FloatArray, IntArray, Runtime
+from tfexport.runtimes.ort_cpu import ort_cpu
+from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search import SearchOptions, pad, search
+from tfexport.stored_weights import StoredWeights
+from tfexport.translate import Reader, Writer
+
+Metric = Literal["bleu", "chrf", "top1", "identical"]
+
+METRICS: dict[Metric, str] = {
+    "bleu": "BLEU points that greedy translations may lose against float32's",
+    "chrf": "chrF points that they may lose",
+    "top1": "smallest share of steps, along float32's translations, with its best token",
+    "identical": "smallest share of sentences with float32's greedy tokens",
+}
+
+BATCH = 32
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a low precision may lose."""
+
+    metric: Metric
+    limit: float
+    """See `METRICS`."""
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """`bleu=0.1`, `top1=0.999`.
+
+        Raises:
+            TfexportError: it is something else.
+        """
+        name, _, number = text.partition("=")
+        try:
+            limit = float(number)
+        except ValueError:
+            limit = math.nan
+        most = 1.0 if name in ("top1", "identical") else 100.0
+        if name not in METRICS or not 0 <= limit <= most:
+            raise TfexportError(
+                f"--budget is {text!r}. Give bleu=POINTS or chrf=POINTS that may be lost, or top1=SHARE or "
+                "identical=SHARE that must be the same, as in bleu=0.1 or top1=0.999."
+            )
+        return cls(name, limit)  # type: ignore[arg-type]
+
+    @property
+    def needs_targets(self) -> bool:
+        return self.metric in ("bleu", "chrf")
+
+    def holds(self, loss: float) -> bool:
+        """Whether a loss of points, or of a share, is within it."""
+        allowed = self.limit if self.needs_targets else 1 - self.limit
+        return loss <= allowed + 1e-9
+
+    def __str__(self) -> str:
+        return f"{self.metric}={self.limit:g}"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A module that stays in float32."""
+
+    module: str
+    loss: float
+    """Of the metric in low precision, while the others of the choice are kept; infinite where nothing could be decoded."""
+    extra_bytes: int
+    """Of its weights, by which they are larger in float32."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The modules that stay in float32, and what that does."""
+
+    budget: Budget
+    kept: tuple[Kept, ...]
+    modules: int
+    """That there are."""
+    lost: float
+    """With this choice."""
+    lost_without: float
+    """With nothing kept."""
+    trials: int
+    sentences: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, for the manifest; a loss that is no number is None."""
+        kept = {k.module: {"loss": _finite(k.loss), "extra_bytes": k.extra_bytes} for k in self.kept}
+        losses = {"loss": _finite(self.lost), "loss_without": _finite(self.lost_without)}
+        return {"budget": str(self.budget), **losses, "sentences": self.sentences, "float32": kept}
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+class _Forced(NamedTuple):
+    """A batch to be decoded along float32's outputs."""
+
+    src_ids: IntArray
+    src_len: IntArray
+    tgt_ids: IntArray
+    """[batch, tgt], from bos on."""
+    tgt_len: IntArray
+    wanted: IntArray
+    """[batch, tgt], the tokens that follow."""
+
+
+class Text:
+    """Text that a budget is held on, with what float32 makes of it.
+
+    Args:
+        sources: encoder ids.
+        targets: a translation of each, for BLEU and chrF.
+        writer: makes text of output ids, for these.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        sources: Sequence[list[int]],
+        targets: Sequence[str] = (),
+        writer: Writer | None = None,
+    ):
+        self._reference = TorchRuntime(model)
+        self._writer, self._options = writer, SearchOptions()
+        # By length, so that little of a batch is padding.
+        order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
+        self._targets = [targets[i] for i in order] if targets else []
+        ordered = [sources[i] for i in order]
+        self._batches = [ordered[start : start + BATCH] for start in range(0, len(ordered), BATCH)]
+        self._outputs = self._decoded(self._reference)
+        self._quality = self._quality_of(self._outputs)
+        self.sentences = len(ordered)
+
+    @classmethod
+    def read(
+        cls,
+        model: Transformer,
+        reader: Reader,
+        writer: Writer | None,
+        lines: Iterable[bytes],
+        targets: Iterable[bytes] | None,
+        say: Callable[[str], None],
+    ) -> Text:
+        """Of lines of text and their translations.
+
+        Raises:
+            TfexportError: no line can be decoded, or the targets are not as many.
+        """
+        sources, wanted = read_pairs(lines, targets, reader, say)
+        return cls(model, sources, wanted if targets is not None else (), writer)
+
+    def loss(self, runtime: Runtime[Any], metric: Metric) -> float:
+        """What `runtime` loses against float32; infinite where it gives no numbers."""
+        try:
+            if metric == "top1":
+                return self._other_best(runtime)
+            outputs = self._decoded(runtime)
+        except TfexportError:
+            return math.inf
+        if metric == "identical":
+            return float(np.mean([one != other for one, other in zip(self._outputs, outputs, strict=True)]))
+        quality = self._quality_of(outputs)
+        assert self._quality is not None
+        assert quality is not None
+        return float(getattr(self._quality, metric) - getattr(quality, metric))
+
+    def harm(self, runtime: Runtime[Any]) -> float:
+        """The mean KL(float32 || runtime) of the next token's distribution in the batch of middle length; infinite where
+        there is none."""
+        forced, expected = self._probe
+        state, total = runtime.encode(forced.src_ids, forced.src_len), 0.0
+        for position in range(forced.tgt_ids.shape[1]):
+            logits, state = runtime.step(state, forced.tgt_ids[:, position])
+            live = position < forced.tgt_len
+            total += float(kl_divergence(expected[live, position], logits[live]).sum())
+        return total / float(forced.tgt_len.sum()) if math.isfinite(total) else math.inf
+
+    @cached_property
+    def _probe(self) -> tuple[_Forced, FloatArray]:
+        """A batch, and float32's logits [batch, tgt, vocab] along its outputs."""
+        forced = self._forced(len(self._batches) // 2)
+        return forced, self._reference.teacher_forced(forced.src_ids, forced.src_len, forced.tgt_ids)
+
+    def _forced(self, index: int) -> _Forced:
+        config, outputs = self._reference.config, self._outputs[index * BATCH : (index + 1) * BATCH]
+        return _Forced(
+            *pad(self._batches[index], config.pad_id),
+            *pad([[config.bos_id, *output[:-1]] for output in outputs], config.pad_id),
+            pad(outputs, -1)[0],
+        )
+
+    def _other_best(self, runtime: Runtime[Any]) -> float:
+        """The share of steps with another best token: the outputs are float32's own best tokens."""
+        other, steps = 0, 0
+        for index in range(len(self._batches)):
+            forced = self._forced(index)
+            state = runtime.encode(forced.src_ids, forced.src_len)
+            for position in range(forced.tgt_ids.shape[1]):
+                best, state = runtime.best(state, forced.tgt_ids[:, position], 1)
+                live = position < forced.tgt_len
+                # A row of NaN has no best token, whatever id it tells.
+                same = (best.ids[:, 0] == forced.wanted[:, position]) & np.isfinite(best.log_probs[:, 0])
+                other += int((live & ~same).sum())
+                steps += int(live.sum())
+        return other / steps
+
+    def _decoded(self, runtime: Runtime[Any]) -> list[tuple[int, ...]]:
+        return [best.ids for batch in self._batches for best, *_ in search(runtime, batch, self._options)]
+
+    def _quality_of(self, outputs: Sequence[tuple[int, ...]]) -> Quality | None:
+        if not self._targets:
+            return None
+        assert self._writer is not None
+        return Quality.of([self._writer.text(ids) for ids in outputs], self._targets)
+
+
+class Trials:
+    """Graphs with any modules in float32, tried out in a folder that holds the weights.
+
+    Args:
+        emit: writes the graphs of these modules into the folder.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        precision: Precision,
+        folder: Path,
+        text: Text,
+        budget: Budget,
+        emit: Callable[[Collection[str]], Sequence[contract.GraphSpec]],
+    ):
+        self._model, self._precision, self._folder = model, precision, folder
+        self._text, self._budget, self._emit = text, budget, emit
+        self.count = 0
+
+    def loss(self, keep: Collection[str]) -> float:
+        return self._text.loss(self._runtime(keep), self._budget.metric)
+
+    def harm(self, keep: Collection[str]) -> float:
+        return self._text.harm(self._runtime(keep))
+
+    def _runtime(self, keep: Collection[str]) -> Runtime[Any]:
+        self.count += 1
+        graphs = self._emit(keep)
+        bundle = Bundle(
+            self._folder,
+            self._model.config,
+            Origin("", "", {}),
+            tuple(Graph(graph.file, graph.role, graph.precision, graph.dialect) for graph in graphs),
+            (),
+            contract.runtime_dialects(graphs),
+            {},
+            {},
+        )
+        return ort_cpu(bundle, precision=self._precision)
+
+
+def choose(
+    model: Transformer,
+    precision: Precision,
+    folder: Path,
+    text: Text,
+    budget: Budget,
+    emit: Callable[[Collection[str]], Sequence[contract.GraphSpec]],
+) -> Choice:
+    """The modules of `model` that must stay in float32 for `budget`, none of which can be let go.
+
+    Args:
+        folder: holds the weights of `precision` and of float32; graphs are written there.
+        emit: writes the graphs with these modules in float32 into `folder`.
+
+    Raises:
+        TfexportError: the budget does not hold even with all of them in float32.
+    """
+    trials = Trials(model, precision, folder, text, budget, emit)
+    sizes = modules_of(model, precision, folder)
+    lost = lost_without = trials.loss(())
+    kept: list[str] = []
+    reasons: dict[str, float] = {}
+    if not budget.holds(lost):
+        everything = trials.loss(sizes)
+        if not budget.holds(everything):
+            raise TfexportError(
+                f"{short_name(precision)} does not keep {budget} even with all modules in fp32 (it loses {everything:.3g}): "
+                "its caches and what is between the graphs stay in it. Allow more with --budget, or export in another "
+                "precision."
+            )
+        harm = {module: trials.harm([other for other in sizes if other != module]) for module in sizes}
+        kept = _fewest(sorted(sizes, key=lambda module: -harm[module]), lambda few: budget.holds(trials.loss(few)))
+        for module in sorted(kept, key=lambda module: -sizes[module]):
+            rest = [other for other in kept if other != module]
+            without = trials.loss(rest)
+            if budget.holds(without):
+                kept = rest
+            else:
+                reasons[module] = without
+        lost = trials.loss(kept)
+    chosen = tuple(Kept(module, reasons[module], sizes[module]) for module in kept)
+    return Choice(budget, chosen, len(sizes), lost, lost_without, trials.count, text.sentences)
+
+
+def _fewest(modules: Sequence[str], enough: Callable[[Sequence[str]], bool]) -> list[str]:
+    """The shortest beginning of `modules` that is enough, where all are and none is not; by bisection."""
+    too_few, high = 0, len(modules)
+    while high - too_few > 1:
+        middle = (too_few + high) // 2
+        if enough(modules[:middle]):
+            high = middle
+        else:
+            too_few = middle
+    return list(modules[:high])
+
+
+def modules_of(model: Transformer, precision: Precision, folder: Path) -> dict[str, int]:
+    """The modules that may be kept in float32, with the bytes by which their weights are larger in it."""
+    config = model.config
+    if precision in contract.QUANTIZED:
+        weights = model.state_dict()
+        tied = model.output_matrix()
+        bits = {"int8": 24, "int4": 28}[precision]
+        return {
+            projection.name: sum(weights.get(name, tied).numel() for name in projection.weights) * bits // 8
+            for projection in (*encoder_projections(config), *decoder_projections(config))
+        }
+    stored = StoredWeights(folder / contract.weights_file(precision))
+    graphs = contract.graphs_of(config, precision)
+    paths = [path for graph in graphs for path in standard_graphs.half_modules(graph, config, stored) if path]
+    return {
+        path: sum(2 * tensor.numel() for name, tensor in model.state_dict().items() if name.rpartition(".")[0] == path)
+        for path in dict.fromkeys(paths)
+    }
