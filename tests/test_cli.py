@@ -779,6 +779,44 @@ def test_runtimes_of_a_gpu_name_what_brings_them(
         assert f"pip install 'tfexport[{extra}]'" in line
 
 
+# --- budgets
+
+
+def test_export_within_a_budget(run: Run, tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    (tmp_path / "in.de").write_bytes(b"de4 de5\nde6 de7 de8\n\n")
+    (tmp_path / "out.en").write_bytes(b"en4 en5\nen6\n\n")
+    arguments = ["export", tiny_checkpoint.path, "-o", tmp_path / "auto", *tiny_checkpoint.flags, "--no-parity"]
+    text = ["--budget-input", tmp_path / "in.de", "--budget-targets", tmp_path / "out.en"]
+    outcome = run(*arguments, "--precision", "fp32,auto-int8", "--budget", "bleu=100", *text)
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.lines[0].startswith("int8 within bleu=100 on 2 sentences: 0 of ")
+    assert "note: 1 lines cannot be decoded" in outcome.stderr
+    assert json.loads((tmp_path / "auto" / "manifest.json").read_text())["budgets"]["int8"]["float32"] == {}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--precision", "auto-int8"], "Give both, as in --budget top1=0.999 --budget-input FILE"),
+        (["--precision", "auto-int8", "--budget", "top1=1"], "Give both"),
+        (["--precision", "auto-int8", "--budget", "x", "--budget-input", "{text}"], "Give bleu=POINTS"),
+        (["--precision", "auto-int8", "--budget", "bleu=1", "--budget-input", "{text}"], "--budget-targets FILE"),
+        (["--precision", "auto-bf16", "--budget", "top1=1", "--budget-input", "{text}"], "there is no auto-bf16"),
+        (["--precision", "int8,auto-int8", "--budget", "top1=1", "--budget-input", "{text}"], "one int8"),
+        (["--precision", "int8", "--budget", "top1=1", "--budget-input", "{text}"], "--budget is for auto-"),
+        (["--precision", "auto-int8", "--budget", "top1=1", "--budget-input", "missing"], "cannot read missing"),
+    ],
+)
+def test_budget_without_what_it_needs_is_one_line(
+    run: Run, tiny_checkpoint: TinyCheckpoint, tmp_path: Path, flags: list[str], message: str
+) -> None:
+    (tmp_path / "in.de").write_bytes(b"de4 de5\n")
+    given = [flag.replace("{text}", str(tmp_path / "in.de")) for flag in flags]
+    outcome = run("export", tiny_checkpoint.path, "-o", tmp_path / "auto", *tiny_checkpoint.flags, *given)
+    assert message in one_error(outcome)
+    assert not (tmp_path / "auto").exists()
+
+
 # --- parity
 
 
