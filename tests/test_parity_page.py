@@ -7,9 +7,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tfexport.bisect import bisect_bundle
+from tfexport.bisect import Bisection, Compared, bisect_bundle
 from tfexport.bundle import open_bundle
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.invariance import Arrangement, Invariance, invariance
@@ -111,3 +112,21 @@ def test_quality_stands_in_the_matrix(tiny_bundle: Path) -> None:
     assert "BLEU / PyTorch" in text
     assert "0.00 / 0.00" in text
     assert "BLEU" not in page(compared(tiny_bundle))
+
+
+def test_what_is_wrong_stands_first(tiny_bundle: Path) -> None:
+    comparison = compared(tiny_bundle)
+    assert 'ul class="failed"' not in page(comparison)
+    comparison.reports[1].logits.add(np.zeros(1, np.float32), np.full(1, 0.5, np.float32))
+    first = Compared("encoder.layers.1.norms.0/Add_1", "output of a + b + c", 0.25)
+    ways = (Arrangement("padded", 1, 1, 1),)
+    text = page(
+        comparison, [Bisection("encoder.ort.onnx", 1e-4, (first,))], [Invariance("ort-cpu", "int8", 4, 3, ways)]
+    )
+    wrong = text[text.index('<ul class="failed">') : text.index("</ul>")]
+    assert (
+        "encoder.ort.onnx departs from PyTorch at <b>encoder.layers.1.norms.0/Add_1</b>: its output of a and 2 more"
+        in wrong
+    )
+    assert "ort-cpu fp32, beam 2: logits are off by 5.0e-01, 1e-04 is allowed" in wrong
+    assert "ort-cpu int8, beam 4, padded: 1 of 3 sentences are decoded otherwise than alone" in wrong

@@ -61,6 +61,7 @@ def page(comparison: Comparison, bisections: Sequence[Bisection] = (), arranged:
     name = escape(comparison.bundle.directory.name)
     parts = [
         f"<h1>{name}: {'PASSED' if passed else 'FAILED'}</h1>",
+        _wrong(comparison, bisections, arranged),
         _facts(comparison),
         "<h2>Every runtime, precision and search</h2>",
         _matrix(comparison.reports),
@@ -74,7 +75,7 @@ def page(comparison: Comparison, bisections: Sequence[Bisection] = (), arranged:
         parts += ["<h2>Errors by layer</h2>", _layers(bisections)]
         for bisection in bisections:
             parts.append(f"<h3>{escape(bisection.file)}</h3>")
-            about = "value of the graph, in the order in which it is computed"
+            about = "values of the graph in the order in which it computes them, marked where a layer begins"
             parts.append(_figure(partial(_draw_layers, bisection), about, "relative error"))
     if arranged:
         parts += ["<h2>The same sentence in other surroundings</h2>", _arrangements(arranged)]
@@ -82,6 +83,33 @@ def page(comparison: Comparison, bisections: Sequence[Bisection] = (), arranged:
     body = "\n".join(parts)
     head = f'<meta charset="utf-8"><title>{name}: parity</title><style>{STYLE}</style>'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
+
+
+def _wrong(comparison: Comparison, bisections: Sequence[Bisection], arranged: Sequence[Invariance]) -> str:
+    """What did not pass, first the cause where it is known."""
+    found = [
+        f"{escape(b.file)} departs from PyTorch at <b>{escape(b.first.node)}</b>: its {escape(_shortened(b.first.about))} is off "
+        f"by {b.first.error:.1e}, {b.tolerance:.0e} is allowed"
+        for b in bisections
+        if b.first is not None
+    ]
+    for report in comparison.reports:
+        if not report.passed:
+            found.append(f"{escape(_name(report))}: {'; '.join(map(escape, report.failures))}")
+    found += [
+        f"{a.runtime} {short_name(a.precision)}, beam {a.beam}, {way.name}: {a.sentences - way.identical - way.ties} of "
+        f"{a.sentences} sentences are decoded otherwise than alone"
+        for a in arranged
+        for way in a.arrangements
+        if way.identical + way.ties < a.sentences
+    ]
+    return f'<ul class="failed">{"".join(f"<li>{line}</li>" for line in found)}</ul>' if found else ""
+
+
+def _shortened(about: str) -> str:
+    """`output of a + b + c` with only the first of many modules."""
+    parts = about.split(" + ")
+    return about if len(parts) < 3 else f"{parts[0]} and {len(parts) - 1} more"
 
 
 def _facts(comparison: Comparison) -> str:
@@ -190,9 +218,21 @@ def _draw_layers(bisection: Bisection, axes: Axes) -> None:
     errors = [max(SMALLEST, value.error) for value in bisection.values]
     axes.plot(range(1, len(errors) + 1), errors, marker=".", linewidth=1)
     axes.axhline(bisection.tolerance, linewidth=0.8, linestyle="--", color="#d55e00")
+    starts = _starts([value.node for value in bisection.values])
+    axes.set_xticks([index + 1 for index in starts.values()], list(starts), fontsize="x-small")
     if bisection.first is not None:
         index = bisection.values.index(bisection.first)
         axes.annotate(bisection.first.node, (index + 1, errors[index]), color="#d55e00")
+
+
+def _starts(nodes: Sequence[str]) -> dict[str, int]:
+    """`encoder 0`, `decoder 2`, ...: where the values of a layer begin."""
+    starts: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        side, _, rest = node.partition(".layers.")
+        if rest:
+            starts.setdefault(f"{side} {rest.partition('.')[0].partition('/')[0]}", index)
+    return starts
 
 
 def _layers(bisections: Sequence[Bisection]) -> str:
@@ -203,7 +243,9 @@ def _layers(bisections: Sequence[Bisection]) -> str:
             escape(bisection.file),
             str(len(bisection.values)),
             f"{max(value.error for value in bisection.values):.1e} / {bisection.tolerance:.0e}",
-            "none" if first is None else f"<mark>{escape(first.node)}</mark>: {escape(first.about)}, {first.error:.1e}",
+            "none"
+            if first is None
+            else f"<mark>{escape(first.node)}</mark>: {escape(_shortened(first.about))}, {first.error:.1e}",
         ]
         rows.append(("passed" if first is None else "failed", cells))
     return _table(["graph", "values compared", "largest error", "first that departs from PyTorch"], rows)

@@ -165,14 +165,26 @@ class ParityReport:
     @property
     def passed(self) -> bool:
         """Everything within the limits."""
-        return (
-            self.sentences > 0
-            and self.error is None
-            and self.cross_max <= self.limits.error
-            and self.logits.max <= self.limits.error
-            and self.top1_agree >= self.limits.top1 * self.steps
-            and self.identical + self.ties >= self.limits.identical * self.sentences
-        )
+        return not self.failures
+
+    @property
+    def failures(self) -> list[str]:
+        """What is not within the limits."""
+        limits = self.limits
+        # Written so that a NaN is a failure.
+        kept = {
+            "nothing was compared": self.sentences > 0,
+            self.error or "": self.error is None,
+            f"cross keys and values are off by {self.cross_max:.1e}, {limits.error:.0e} is allowed": self.cross_max
+            <= limits.error,
+            f"logits are off by {self.logits.max:.1e}, {limits.error:.0e} is allowed": self.logits.max <= limits.error,
+            f"the best token is the same at {self.top1_agree} of {self.steps} steps": self.top1_agree
+            >= limits.top1 * self.steps,
+            f"{self.identical + self.ties} of {self.sentences} sentences have the same tokens or as good ones": (
+                self.identical + self.ties >= limits.identical * self.sentences
+            ),
+        }
+        return [problem for problem, holds in kept.items() if not holds]
 
     def summary(self) -> dict[str, Any]:
         """The numbers of a certificate, JSON-ready."""
