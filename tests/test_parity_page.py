@@ -46,7 +46,7 @@ def compared(bundle: Path, **options: Any) -> Comparison:
 
 
 def test_a_page_of_all_that_was_compared(half_bundle: Path, tmp_path: Path) -> None:
-    comparison = compared(half_bundle)
+    comparison = compared(half_bundle, precisions=("float32", "float16"))
     model = comparison.reference.model
     bisections = [b for r, p in comparison.variants for b in bisect_bundle(comparison.bundle, model, r, p)]
     options = SearchOptions(beam=2)
