@@ -88,8 +88,8 @@ def page(comparison: Comparison, bisections: Sequence[Bisection] = (), arranged:
 def _wrong(comparison: Comparison, bisections: Sequence[Bisection], arranged: Sequence[Invariance]) -> str:
     """What did not pass, first the cause where it is known."""
     found = [
-        f"{escape(b.file)} departs from PyTorch at <b>{escape(b.first.node)}</b>: its {escape(_shortened(b.first.about))} is off "
-        f"by {b.first.error:.1e}, {b.tolerance:.0e} is allowed"
+        f"{escape(b.file)} departs from PyTorch at <b>{escape(b.first.node)}</b>: its {escape(_shortened(b.first.about))} "
+        f"is off by {b.first.error:.1e}, {b.tolerance:.0e} is allowed"
         for b in bisections
         if b.first is not None
     ]
