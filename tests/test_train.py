@@ -57,7 +57,7 @@ def test_training_learns_and_its_model_exports(tmp_path: Path) -> None:
     right = sum(writer.line(result) == pair.target for result, pair in zip(results, PAIRS, strict=True))
     assert right >= 0.9 * len(PAIRS)
 
-    rows = list(csv.DictReader((tmp_path / "run" / "log" / "version_0" / "metrics.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "run" / "metrics.csv").open()))
     bleu = [float(row["val_bleu"]) for row in rows if row["val_bleu"]]
     assert len(bleu) == 30
     assert bleu[-1] > 90 > bleu[0]
