@@ -138,6 +138,7 @@ class Lane(ABC):
             self._note(*self._kill())
         self._note(None, "")
         self.figures.seconds = time.monotonic() - began
+        print(f"{self.folder.name}: {kills} kills in {self.figures.seconds:.0f} s", flush=True)
         return self.figures
 
     def _note(self, number: signal.Signals | None, about: str) -> None:
@@ -340,8 +341,10 @@ class Train(Lane):
         super().__init__(folder, life, chosen)
         self.command, self.whole, self.run_folder = command, whole, folder / "run"
         self._steps = 0
+        self._left: list[Path] = []
 
     def arguments(self) -> list[object]:
+        self._left = list(self.run_folder.glob("*.partial"))
         resumes = (self.run_folder / "last.ckpt").exists() or self.chosen.random() < 0.5
         return [*self.command, "-o", self.run_folder, *["--resume"] * resumes]
 
@@ -359,7 +362,7 @@ class Train(Lane):
 
     def check(self, number: signal.Signals | None) -> list[str]:
         problems = self._damages()
-        left = list(self.run_folder.glob("*.partial"))
+        left = [path for path in self.run_folder.glob("*.partial") if path not in self._left]
         self.figures.found["files half-written"] += len(left)
         if left and number is not None and number is not signal.SIGKILL:
             problems.append(f"left {[path.name for path in left]} though it could clean up")

@@ -439,6 +439,17 @@ def test_a_signal_during_export_leaves_nothing(
     assert [path.name for path in here.parent.iterdir()] == ["tiny.pt"]
 
 
+def test_of_two_exports_at_once_one_is_told(here: Path, tiny_checkpoint: TinyCheckpoint) -> None:
+    command = [TFEXPORT, "export", here, *tiny_checkpoint.flags, "--no-parity"]
+    both = [subprocess.Popen(command, stdout=-1, stderr=-1, env=ENVIRONMENT, text=True) for _ in range(2)]
+    errors = [process.communicate(timeout=60)[1] for process in both]
+    said = {process.returncode: error for process, error in zip(both, errors, strict=True)}
+    assert sorted(said) == [0, 2]
+    assert "exists. Replace it with --force" in said[2]
+    open_bundle(here.with_suffix(""))
+    assert sorted(path.name for path in here.parent.iterdir()) == ["tiny", "tiny.pt"]
+
+
 # --- build
 
 

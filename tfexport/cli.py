@@ -61,7 +61,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Export trained PyTorch Transformers to ONNX and decode them, token for token as PyTorch would.",
-    epilog="Exit codes: 0 done, 1 parity failed, 2 wrong use or input, 3 a fault of tfexport itself, 130 interrupted.",
+    epilog="Exit codes: 0 done, 1 parity failed, 2 wrong use or input, 3 a fault of tfexport itself, 130 interrupted, "
+    "143 ended by SIGTERM.",
 )
 
 
