@@ -93,9 +93,8 @@ def lock_folder(folder: Path) -> int:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(
-            os.fstat(descriptor), os.stat(folder)
-        ):  # moved in the meantime: its name is another one's
+        # It may have been moved before it was locked, and its name be another one's now.
+        if not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
     except BaseException:
         os.close(descriptor)
