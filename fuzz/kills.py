@@ -143,8 +143,11 @@ class Lane(ABC):
 
     def _note(self, number: signal.Signals | None, about: str) -> None:
         for problem in self.check(number):
-            self.figures.problems.append(f"{self.name} {about}: {problem}")
-            print(self.figures.problems[-1], flush=True)
+            self._tell(f"{about}: {problem}")
+
+    def _tell(self, problem: str) -> None:
+        self.figures.problems.append(f"{self.folder.name} {problem}")
+        print(self.figures.problems[-1], flush=True)
 
     def _kill(self) -> tuple[signal.Signals | None, str]:
         """Start a command and end it; returns the signal, None where it came too late, and what a person needs to know."""
@@ -170,13 +173,13 @@ class Lane(ABC):
         code = process.returncode
         if not in_time:
             if code:
-                self.figures.problems.append(f"{self.name} failed by itself with {code}: {said[-500:]}")
+                self._tell(f"failed by itself with {code}: {said[-500:]}")
             return None, "at its end"
         self.figures.kills[number.name, stage] += 1
         self.figures.aimed += aims
         # Python itself ends so where the signal comes before tfexport has begun; 0 where it came too late to matter.
         if code not in (-number, 128 + number, 0):
-            self.figures.problems.append(f"{self.name} {about}: ended with {code}: {said[-500:]}")
+            self._tell(f"{about}: ended with {code}: {said[-500:]}")
         return number, about
 
     def _state(self) -> list[tuple[str, int, int, int]]:
@@ -366,15 +369,15 @@ class Train(Lane):
         self.figures.found["files half-written"] += len(left)
         if left and number is not None and number is not signal.SIGKILL:
             problems.append(f"left {[path.name for path in left]} though it could clean up")
-        if number is None:
+        if number is None and not self.is_done():
             try:
-                if not self.is_done():
-                    completed(*self.arguments())
+                completed(*self.arguments())
             except RuntimeError as error:
                 problems.append(str(error))
             for file in ("metrics.csv", "model.safetensors"):
                 if not self._is_whole(file):
                     problems.append(f"{file} is not that of an uninterrupted training")
+        if number is None or self.is_done():
             self.figures.found["trainings completed, the same bit for bit"] += not problems
             shutil.rmtree(self.run_folder, ignore_errors=True)
             self._steps = 0
