@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import shutil
@@ -146,22 +147,49 @@ def test_nothing_else_is_removed(tmp_path: Path) -> None:
 def test_a_folder_taken_for_abandoned_before_it_was_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
-    real, locks = durable.tempfile.mkdtemp, list[int]()
+    real, locks = Path.mkdir, list[int]()
 
-    def make_and_lose(**options: object) -> str:
-        folder = real(**options)  # type: ignore[call-overload]
+    def make_and_lose(folder: Path, mode: int) -> None:
+        real(folder, mode)
         if not locks:
-            locks.append(lock_folder(Path(folder)))
+            locks.append(lock_folder(folder))
             if state == "removed":
                 shutil.rmtree(folder)
-        return str(folder)
 
-    monkeypatch.setattr(durable.tempfile, "mkdtemp", make_and_lose)
+    monkeypatch.setattr(Path, "mkdir", make_and_lose)
     with partial_folder(tmp_path / "b") as folder:
         assert folder.exists()
         with pytest.raises(BlockingIOError):
             lock_folder(folder)
     os.close(locks[0])
+
+
+@pytest.mark.parametrize("moment", ["mkdir", "lock"])
+def test_a_signal_while_a_folder_is_made_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    real = Path.mkdir
+
+    def interrupt(*arguments: object, **options: object) -> None:
+        if moment == "mkdir":
+            real(*arguments, **options)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(*((Path, "mkdir") if moment == "mkdir" else (durable, "lock_folder")), interrupt)
+    with pytest.raises(KeyboardInterrupt), partial_folder(tmp_path / "b"):
+        pass
+    assert names(tmp_path) == []
+
+
+def test_without_locks_folders_are_made_and_none_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    (tmp_path / ".b.00000000.partial").mkdir()
+    monkeypatch.setattr(durable.fcntl, "flock", refuse)
+    with partial_folder(tmp_path / "b") as folder:
+        assert names(tmp_path) == sorted([".b.00000000.partial", folder.name])
+    assert names(tmp_path) == [".b.00000000.partial"]
 
 
 def test_a_folder_that_was_moved_away_is_not_locked_by_its_old_name(

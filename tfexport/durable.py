@@ -7,8 +7,8 @@ import errno
 import fcntl
 import os
 import re
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -51,28 +51,32 @@ def partial_folder(place: Path) -> Iterator[Path]:
         OSError: it cannot be made.
     """
     _remove_abandoned(place)
-    folder, lock = _locked_folder(place)
-    try:
+    folder, lock = None, None
+    try:  # from before it is made, so that a signal finds it wherever it comes
+        while lock is None:
+            folder = place.with_name(f".{place.name}.{secrets.token_hex(4)}.partial")
+            try:
+                folder.mkdir(mode=0o700)
+                lock = lock_folder(folder)
+            except FileExistsError:
+                folder = None  # not ours to remove
+            except (BlockingIOError, FileNotFoundError):
+                continue  # in the moment without a lock another process took it for abandoned
+            except OSError:
+                if not folder.is_dir():
+                    raise
+                break  # a file system without locks: there nothing is ever taken for abandoned
+        assert folder is not None
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
         if lock is not None:
             os.close(lock)
 
 
-def _locked_folder(place: Path) -> tuple[Path, int | None]:
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=f".{place.name}.", suffix=".partial", dir=place.parent))
-        try:
-            return folder, lock_folder(folder)
-        except (BlockingIOError, FileNotFoundError):
-            continue  # in the moment without a lock another process took it for abandoned
-        except OSError:
-            return folder, None  # a file system without locks: there nothing is ever taken for abandoned
-
-
 def _remove_abandoned(place: Path) -> None:
-    name = re.compile(rf"\.{re.escape(place.name)}\.[a-z0-9_]{{8}}\.partial")
+    name = re.compile(rf"\.{re.escape(place.name)}\.[0-9a-f]{{8}}\.partial")
     for folder in place.parent.iterdir():
         if name.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink():
             with suppress(OSError):  # somebody writes it, or it is gone, or not ours to remove
