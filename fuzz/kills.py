@@ -3,7 +3,7 @@
     python fuzz/kills.py [--kills 200] [--seed 0] [--jobs 2] [--only export,decode,train]
 
 The commands are real ones, in processes of their own. Most of the signals are SIGKILL, some SIGTERM and SIGINT. Half of
-them come at a time drawn from the whole life of the command, half within milliseconds after it has begun to write a file.
+them come at a time drawn from the whole life of the command, half within milliseconds after a file was written to.
 
 export  at the place of the bundle is nothing, the old bundle or the new one, whole; the next export succeeds and removes
         what was left beside it
@@ -45,12 +45,14 @@ from tfexport.tokenizers import read_vocabulary
 SIGNALS = (signal.SIGKILL,) * 6 + (signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGINT)
 AIMED = 0.5
 """Share of the kills that wait for the command to write."""
-SOON = 0.004
+SOON = 0.001
 """Seconds, on the average, that such a kill comes after it."""
+CHANGES = 12
+"""Of files, at most, that it waits for: several are written one after the other."""
 SECONDS = 120
 """For a command that is not killed: more is a hang."""
 BEFORE, WRITING, AFTER = "before it writes", "while it writes", "when all is written"
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
 
 
 # --- one command
@@ -153,14 +155,16 @@ class Lane(ABC):
         """Start a command and end it; returns the signal, None where it came too late, and what a person needs to know."""
         number = self.chosen.choice(SIGNALS)
         at, aims = self.life * self.chosen.random(), self.chosen.random() < AIMED
-        delay = self.chosen.expovariate(1 / SOON)
+        changes, delay = self.chosen.randint(1, CHANGES), self.chosen.expovariate(1 / SOON)
         process, began = tfexport(*self.arguments()), time.monotonic()
         before = self._state()
         try:
             while process.poll() is None and time.monotonic() - began < at:
                 time.sleep(min(0.02, max(0.0, at - (time.monotonic() - began))))
             now = self._state()
-            while aims and process.poll() is None and self._state() == now:
+            while aims and changes and process.poll() is None:
+                seen, now = now, self._state()
+                changes -= seen != now
                 time.sleep(0.0002)
             time.sleep(delay if aims else 0)
             stage = AFTER if self.is_done() else WRITING if self._state() != before else BEFORE
@@ -463,7 +467,9 @@ def prepared(folder: Path, kills: int, seed: int, names: Sequence[str], pool: Th
     chosen = random.Random(seed)
     lines = [" ".join(f"word{chosen.randrange(27)}" for _ in range(chosen.randint(1, 18))) for _ in range(8000)]
     (folder / "in").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    decode = ["decode", bundles[0], folder / "in", "--threads", 1, "--batch-size", 4, "--max-length", 16, "--workers"]
+    # JSON lines have their number: what a random model says of two lines may be the same.
+    decode = ["decode", bundles[0], folder / "in", "--output-format", "jsonl", "--threads", 1, "--batch-size", 4]
+    decode += ["--max-length", 16, "--workers"]
     decoded = completed(*decode, 1, "-o", folder / "out")
     whole, trained = (folder / "out").read_bytes(), training.result()
 
