@@ -5,8 +5,9 @@ BUNDLE ?=
 GPU_FLAGS ?=
 INPUTS ?= 50000
 MODELS ?= 300
+KILLS ?= 200
 
-.PHONY: demo test engines fuzz gpu constraints clean
+.PHONY: demo test engines fuzz kills gpu constraints clean
 
 demo: $(VENV)/export.done
 	$(VENV)/bin/tfexport demo
@@ -25,6 +26,10 @@ engines: $(VENV)/dev.done
 fuzz: $(VENV)/dev.done
 	OMP_NUM_THREADS=1 $(VENV)/bin/python fuzz/readers.py --inputs $(INPUTS)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python fuzz/models.py --models $(MODELS)
+
+# Ends export, decode and train at random moments, and checks that nothing was lost; figures are printed.
+kills: $(VENV)/dev.done
+	OMP_NUM_THREADS=1 $(VENV)/bin/python fuzz/kills.py --kills $(KILLS)
 
 # Parity, then speed, with the packages of $(PYTHON) itself: a machine with a GPU brings the PyTorch that fits it.
 # Without a GPU every test is skipped, and the second command says so and fails. It runs also after tests that failed.

@@ -65,7 +65,7 @@ def run() -> Run:
         # As in a poor locale: what is written must not depend on it.
         out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
         err = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="backslashreplace")
-        handler = signal.getsignal(signal.SIGTERM)
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
         with pytest.MonkeyPatch.context() as patches:
             patches.setattr(sys, "argv", ["tfexport", *map(str, arguments)])
             patches.setattr(sys, "stdin", None if stdin is None else io.TextIOWrapper(io.BytesIO(stdin)))
@@ -73,7 +73,8 @@ def run() -> Run:
             patches.setattr(sys, "stderr", err)
             with pytest.raises(SystemExit) as caught:
                 main()
-        signal.signal(signal.SIGTERM, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         for stream in (out, err):
             stream.flush()
         return Outcome(int(caught.value.code or 0), out.buffer.getvalue(), err.buffer.getvalue().decode("ascii"))
@@ -437,6 +438,38 @@ def test_a_signal_during_export_leaves_nothing(
     assert done.stdout == b""
     assert b"Traceback" not in done.stderr
     assert [path.name for path in here.parent.iterdir()] == ["tiny.pt"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_a_library_takes_for_its_own_failure_ends_the_command(
+    run: Run, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """As extension modules do that are interrupted while they are imported."""
+
+    def interrupted_import(*_: object) -> None:
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(1)
+        except BaseException as error:
+            raise ImportError("numpy is not installed") from error
+
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr("tfexport.bundle.open_bundle", interrupted_import)
+    outcome = run("decode", tiny_bundle)
+    signal.signal(signal.SIGINT, before)
+    assert (outcome.code, outcome.stderr) == (128 + number, "")
+
+
+def test_of_two_exports_at_once_one_is_told(here: Path, tiny_checkpoint: TinyCheckpoint) -> None:
+    command = [TFEXPORT, "export", here, *tiny_checkpoint.flags, "--no-parity"]
+    both = [subprocess.Popen(command, stdout=-1, stderr=-1, env=ENVIRONMENT, text=True) for _ in range(2)]
+    errors = [process.communicate(timeout=60)[1] for process in both]
+    said = {process.returncode: error for process, error in zip(both, errors, strict=True)}
+    assert sorted(said) == [0, 2]
+    assert "exists. Replace it with --force" in said[2]
+    open_bundle(here.with_suffix(""))
+    assert sorted(path.name for path in here.parent.iterdir()) == ["tiny", "tiny.pt"]
 
 
 # --- build

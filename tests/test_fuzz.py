@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import random
+import shutil
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tfexport.errors import TfexportError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
+import kills
 import models
 import mutations
 import readers
@@ -97,3 +102,108 @@ def test_a_model_that_decodes_otherwise_is_counted(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(models.TorchRuntime, "from_bundle", other)
     assert models.check(config, 1, tmp_path / "other")["failed"] > 0
+
+
+# --- kills: what was lost is found
+
+
+@pytest.fixture
+def chosen() -> random.Random:
+    return random.Random(0)  # whose first decode does not begin where another one was interrupted
+
+
+@pytest.fixture
+def completed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The commands that are run to their end; here they do nothing."""
+    commands: list[Any] = []
+    monkeypatch.setattr(kills, "completed", lambda *arguments: commands.append(arguments))
+    return commands
+
+
+@pytest.mark.parametrize(
+    ("lines", "file", "found"),
+    [
+        (b"one\ntwo\nth", None, []),
+        (b"one\none\n", None, ["the lines so far are not those of an uninterrupted decode"]),
+        (b"two\n", None, ["the lines so far are not those of an uninterrupted decode"]),
+        (None, b"one\ntwo\nthree\n", []),
+        (None, b"one\ntwo\n", ["the file is not that of an uninterrupted decode"]),
+    ],
+)
+def test_lost_and_doubled_lines_are_found(
+    tmp_path: Path, chosen: random.Random, lines: bytes | None, file: bytes | None, found: list[str]
+) -> None:
+    lane = kills.Decode(tmp_path / "d", 1.0, chosen, [], b"one\ntwo\nthree\n")
+    for path, content in ((lane.partial, lines), (lane.output, file)):
+        if content is not None:
+            path.write_bytes(content)
+    assert lane.check(signal.SIGKILL) == found
+
+
+def test_a_damaged_bundle_and_what_is_left_beside_it_are_found(
+    tmp_path: Path, chosen: random.Random, tiny_bundle: Path, completed: list[Any]
+) -> None:
+    manifest = (tiny_bundle / "manifest.json").read_bytes()
+    lane = kills.Export(tmp_path / "e", 1.0, chosen, [(tmp_path / "a", manifest), (tmp_path / "b", b"")])
+    shutil.copytree(tiny_bundle, lane.place)
+    assert lane.check(signal.SIGKILL) == []
+    assert len(completed) == 1
+    (lane.folder / ".bundle.abcdefgh.partial").mkdir()
+    assert "the next export left" in lane.check(signal.SIGKILL)[0]
+    assert "though it could clean up" in lane.check(signal.SIGTERM)[0]
+    lane.sources.reverse()
+    assert "something else is at the place" in lane.check(signal.SIGKILL)[0]
+    (lane.place / "encoder.onnx").write_bytes(b"cut")
+    assert "is not what was exported" in lane.check(signal.SIGKILL)[0]
+
+
+MEASURED = "epoch,steps,train_loss\n0,5,1.5\n1,10,1.25\n"
+
+
+@pytest.mark.parametrize(
+    ("steps", "measured", "found"),
+    [
+        (10, MEASURED, None),
+        (5, MEASURED, None),  # killed between the two
+        (10, MEASURED[: MEASURED.index("1,10")], "measurements of an epoch are lost"),
+        (10, MEASURED + "1,10,1.25\n", "the measurements are not those"),
+        (0, MEASURED, "the checkpoint is of 0 steps, it was of 5"),
+        (None, MEASURED, "last.ckpt cannot be read"),
+    ],
+)
+def test_what_a_training_has_lost_is_found(
+    tmp_path: Path, chosen: random.Random, steps: int | None, measured: str, found: str | None
+) -> None:
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "metrics.csv").write_text(MEASURED)
+    lane = kills.Train(tmp_path / "t", 1.0, chosen, [], tmp_path / "whole")
+    lane.run_folder.mkdir()
+    torch.save({"global_step": 5}, lane.run_folder / "last.ckpt")
+    (lane.run_folder / "metrics.csv").write_text(MEASURED)
+    assert lane.check(signal.SIGKILL) == []
+    if steps is None:
+        (lane.run_folder / "last.ckpt").write_bytes((lane.run_folder / "last.ckpt").read_bytes()[:300])
+    else:
+        torch.save({"global_step": steps}, lane.run_folder / "last.ckpt")
+    (lane.run_folder / "metrics.csv").write_text(measured)
+    problems = lane.check(signal.SIGKILL)
+    assert (problems == []) if found is None else any(found in problem for problem in problems)
+
+
+def test_a_command_is_ended_in_time_and_the_moment_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here one that writes a file and then waits."""
+    writing_one = "import sys, time; open(sys.argv[1], 'w').write('x'); time.sleep(60)"
+
+    def start(*arguments: Any) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", writing_one, str(tmp_path / "d" / "out.partial")], stderr=-1, text=True
+        )
+
+    monkeypatch.setattr(kills, "tfexport", start)
+    monkeypatch.setattr(kills, "AIMED", 1.0)
+    lane = kills.Decode(tmp_path / "d", 0.001, random.Random(3), [], b"x")
+    number, about = lane._kill()
+    assert number is not None
+    assert lane.figures.kills == {(number.name, kills.WRITING): 1}
+    assert about.endswith(kills.WRITING)
+    assert lane.figures.problems == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from tiny import SRC_VOCAB
 
+import tfexport.output
 from tfexport.errors import TfexportError
 from tfexport.output import writing
 
@@ -79,7 +81,7 @@ def test_lines_of_something_else_are_not_added_to(tmp_path: Path) -> None:
 def test_nothing_to_go_on_with_is_told_and_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with writing(tmp_path / "out", ABOUT, resume=True) as out:
         assert out.done == 0
-    assert "there is no" in capsys.readouterr().err
+    assert "there is nothing in" in capsys.readouterr().err
     with pytest.raises(TfexportError, match="only a file can be gone on with"), writing(None, ABOUT, resume=True):
         pass
 
@@ -97,6 +99,92 @@ def test_a_failure_keeps_what_was_there_and_what_is_done(tmp_path: Path) -> None
         fill_the_disk()
     assert path.read_text(encoding="utf-8") == "before\n"
     assert path.with_name("out.partial").read_text(encoding="utf-8") == "one\n"
+
+
+@pytest.mark.parametrize("ended", [KeyboardInterrupt(), SystemExit(143)])
+def test_who_interrupts_is_told_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ended: BaseException
+) -> None:
+    def interrupt() -> None:
+        with writing(tmp_path / "out", ABOUT) as out:
+            print("one", file=out.file)
+            raise ended
+
+    with pytest.raises(type(ended)):
+        interrupt()
+    assert f"are in {tmp_path / 'out.partial'}; --resume goes on after them" in capsys.readouterr().err
+    assert (tmp_path / "out.partial").read_text(encoding="utf-8") == "one\n"
+
+
+@pytest.mark.parametrize("moment", ["open", "fsync", "replace"])
+def test_lines_never_lie_beside_notes_of_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """A decode that begins anew over the lines of another one, killed as it begins, leaves nothing to be gone on with."""
+    path = tmp_path / "out"
+    begun(path, b"of another\n", {**ABOUT, "bundle": "y"})
+
+    def begin() -> None:
+        with pytest.MonkeyPatch.context() as patches:
+            if moment == "open":
+                patches.setattr("tfexport.output.whole_file", lambda _: os._exit(9))
+            else:
+                patches.setattr(*((os, "fsync") if moment == "fsync" else (Path, "replace")), lambda *_: os._exit(9))
+            with writing(path, ABOUT):
+                os._exit(0)
+
+    process = multiprocessing.get_context("fork").Process(target=begin)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 9
+    with writing(path, ABOUT, resume=True) as out:
+        assert out.done == 0
+        print("one", file=out.file)
+    assert path.read_bytes() == b"one\n"
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_two_processes_do_not_write_one_file(tmp_path: Path, resume: bool) -> None:
+    path = tmp_path / "out"
+    holding = (
+        "import sys, pathlib; from tfexport.output import writing\n"
+        "with writing(pathlib.Path(sys.argv[1]), {'bundle': 'x', 'search': {'beam': 1}}) as out:\n"
+        "    print('one', file=out.file, flush=True); print('begun', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", holding, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == "begun\n"
+        with (
+            pytest.raises(TfexportError, match=r"another process writes .*partial"),
+            writing(path, ABOUT, resume=resume),
+        ):
+            pass
+        assert path.with_name("out.partial").read_text(encoding="utf-8") == "one\n"
+        process.stdin.close()
+    assert path.read_text(encoding="utf-8") == "one\n"
+    with writing(path, ABOUT):  # nobody holds it now
+        pass
+
+
+def test_a_file_that_is_completed_before_it_is_locked_is_not_written_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out"
+    begun(path, b"of another\n")
+    real = tfexport.output.fcntl.lockf
+
+    def complete_and_lock(file: object, how: int) -> None:
+        if not path.exists():
+            path.with_name("out.partial").rename(path)
+        real(file, how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tfexport.output.fcntl, "lockf", complete_and_lock)
+    with writing(path, ABOUT) as out:
+        assert path.read_bytes() == b"of another\n"
+        print("one", file=out.file)
+    assert path.read_bytes() == b"one\n"
 
 
 KILLS = 12

@@ -18,18 +18,35 @@ def main() -> NoReturn:
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    # So that these, too, remove half-written files on their way out.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    received = _signals_that_end()
     try:
         app(arguments, standalone_mode=True)
     except Exception as error:
+        if received and not debug:  # libraries that are interrupted while they are imported tell of something else
+            sys.exit(128 + received[0])
         if debug:
             traceback.print_exc()
         message, code = _explain(error)
         say(f"error: {message}")
         sys.exit(code)
     sys.exit(0)
+
+
+def _signals_that_end() -> list[int]:
+    """Let signals end the command by an exception, which removes half-written files; returns those that came, in time."""
+    received: list[int] = []
+
+    def end(number: int, _: object) -> NoReturn:
+        received.append(number)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGHUP, end)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as it is for what a shell runs in the background
+        signal.signal(signal.SIGINT, end)
+    return received
 
 
 def _explain(error: Exception) -> tuple[str, int]:

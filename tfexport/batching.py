@@ -35,6 +35,9 @@ TASKS = 2
 """Of each worker in a window: several batches are one task, because giving one to a process takes some tenths of a
 millisecond; but not all of them, so that who is done early helps the others."""
 
+SECONDS_TO_END = 5
+"""For the thread that looks after workers, when they were killed; it takes some milliseconds."""
+
 Ids = Sequence[int]
 Found = list[list[list[Hypothesis]]]
 """Of batches, of sources, the hypotheses."""
@@ -116,7 +119,12 @@ class Team:
         if at_once:
             for process in self._processes:
                 process.kill()
-        self._pool.shutdown(wait=not (at_once and self._processes), cancel_futures=True)
+        killed = at_once and self._processes
+        # Until it has ended, Python's exit may write into a pipe that it closes, and print a traceback.
+        manager = getattr(self._pool, "_executor_manager_thread", None)
+        self._pool.shutdown(wait=not killed, cancel_futures=True)
+        if killed and manager is not None:
+            manager.join(SECONDS_TO_END)  # not for ever: it waits for what a killed worker was about to say
 
     def search(self, several: Sequence[Sequence[Ids]], options: SearchOptions) -> Future[Found]:
         """The hypotheses of each source of each batch, decoded one batch after the other by the next worker that is free.

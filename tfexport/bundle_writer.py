@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 from tfexport import contract
 from tfexport.bundle import CERTIFICATES, FORMAT, MANIFEST, TOKENIZER_FILES, Bundle, Engine, file_sha256
 from tfexport.config import ModelConfig
+from tfexport.durable import exchange, partial_folder
 from tfexport.errors import BundleError
 
 
@@ -100,21 +102,16 @@ def new_bundle(
     """
     directory = directory.resolve()  # a link to a bundle stays a link
     _refuse_to_overwrite(directory, force)
-    folder: Path | None = None
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".partial", dir=directory.parent))
-        yield folder
-        _make_durable(folder)
-        _refuse_to_overwrite(directory, force)  # again: an export takes long enough for something to come there
-        move_into_place(folder, directory)
+        with partial_folder(directory) as folder:
+            yield folder
+            _make_durable(folder)
+            move_into_place(folder, directory, lambda: _refuse_to_overwrite(directory, force))
     except OSError as error:
         raise BundleError(
             f"cannot write the bundle {directory}: {error.strerror or error}. Nothing was changed there: {remedy}."
         ) from error
-    finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _refuse_to_overwrite(directory: Path, force: bool) -> None:
@@ -148,14 +145,27 @@ def _make_durable(folder: Path) -> None:
     folder.chmod(0o777 & ~umask)
 
 
-def move_into_place(folder: Path, directory: Path) -> None:
-    """Rename `folder` to `directory`, in the place of what is there.
+def move_into_place(folder: Path, directory: Path, refuse: Callable[[], None]) -> None:
+    """Rename `folder` to `directory`; what was there is then at `folder`, or gone.
+
+    There is no moment at which a bundle is not at `directory` that was there before, where the file system can exchange
+    two names. Where it cannot, a process killed between two renames leaves the old one in `.NAME.*.old`.
+
+    Args:
+        refuse: raises where what is at `directory` has to stay.
 
     Raises:
         OSError: that is not possible; then everything is as it was, as far as it can be.
     """
-    if not (directory.exists() and any(directory.iterdir())):
-        folder.rename(directory)
+    refuse()  # once more: what is moved took long enough to write for something to come there
+    try:
+        folder.rename(directory)  # onto nothing, or an empty folder
+        return
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    refuse()  # what came there in this very moment, too
+    if exchange(folder, directory):
         return
     old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".old", dir=directory.parent))
     try:

@@ -63,7 +63,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Export trained PyTorch Transformers to ONNX and decode them, token for token as PyTorch would.",
-    epilog="Exit codes: 0 done, 1 parity failed, 2 wrong use or input, 3 a fault of tfexport itself, 130 interrupted.",
+    epilog="Exit codes: 0 done, 1 parity failed, 2 wrong use or input, 3 a fault of tfexport itself, 130 interrupted, "
+    "143 ended by SIGTERM.",
 )
 
 
@@ -317,12 +318,13 @@ def decode(
 
     A line that cannot be decoded (too long, not UTF-8) gives an empty line, a warning, and its status in jsonl.
     """
-    from tfexport.batching import Split
+    from tfexport.batching import Prepared, Split
     from tfexport.bundle import MANIFEST, file_sha256, open_bundle
     from tfexport.certificate import missing
     from tfexport.runtimes import load_runtime, require_workers, takes_workers
     from tfexport.search import SearchOptions
     from tfexport.translate import Reader, Writer, translate
+    from tfexport.watch import watched
 
     search_options = SearchOptions(
         beam=beam,
@@ -332,44 +334,48 @@ def decode(
         max_length=max_length,
         max_length_ratio=max_length_ratio,
     )
-    bundle = open_bundle(directory)
-    chosen = precisions_of(precision)[0] if precision else None
-    reader, writer = Reader.of(bundle, input_format), Writer.of(bundle, output_format)
-    if input_format is None and reader.format == "ids":
-        say(f"note: {directory} has no source vocabulary: the input is read as ids")
-    if output_format is None and writer.format == "ids":
-        say(f"note: {directory} has no target vocabulary: the output is written as ids")
-    with opened(source) as lines:
-        window = 1 if lines.isatty() else None  # a person at a terminal is answered line by line
-        at_once = window is None and takes_workers(runtime, bundle, chosen)
-        split = Split.of(workers, threads, at_once=at_once)
-        require_workers(runtime, bundle, chosen, split.workers)
-        model = load_runtime(runtime, bundle, precision=chosen, threads=split.threads)
-        about = {
-            "bundle": file_sha256(directory / MANIFEST),
-            "runtime": runtime,
-            "precision": model.precision,
-            "search": asdict(search_options),
-            "input": [str(source), reader.format],
-            "output": writer.format,
-        }
-        with writing(output, about, resume=resume) as out:
-            if at_once and (workers is None or threads is None):
-                say(f"note: decoding with {split}; choose with --workers and --threads")
-            if reason := missing(bundle, model.name, model.precision):
-                say(f"note: {reason}: tfexport parity {directory} INPUT")
-            results = translate(
-                model,
-                reader,
-                lines,
-                search_options,
-                batch_size=batch_size,
-                window=window,
-                workers=split.workers,
-                done=out.done,
-            )
-            for result in warned(with_progress(results, "decoding lines")):
-                print(writer.line(result), file=out.file, flush=window == 1)
+    with watched(directory) as watch:
+        bundle = open_bundle(directory)
+        chosen = precisions_of(precision)[0] if precision else None
+        reader, writer = Reader.of(bundle, input_format), Writer.of(bundle, output_format)
+        if input_format is None and reader.format == "ids":
+            say(f"note: {directory} has no source vocabulary: the input is read as ids")
+        if output_format is None and writer.format == "ids":
+            say(f"note: {directory} has no target vocabulary: the output is written as ids")
+        with opened(source) as lines:
+            window = 1 if lines.isatty() else None  # a person at a terminal is answered line by line
+            at_once = window is None and takes_workers(runtime, bundle, chosen)
+            split = Split.of(workers, threads, at_once=at_once)
+            require_workers(runtime, bundle, chosen, split.workers)
+            model = load_runtime(runtime, bundle, precision=chosen, threads=split.threads)
+            if isinstance(model, Prepared):
+                model.prepare(beam)
+            about = {
+                "bundle": file_sha256(directory / MANIFEST),
+                "runtime": runtime,
+                "precision": model.precision,
+                "search": asdict(search_options),
+                "input": [str(source), reader.format],
+                "output": writer.format,
+            }
+            watch.loaded()
+            with writing(output, about, resume=resume) as out:
+                if at_once and (workers is None or threads is None):
+                    say(f"note: decoding with {split}; choose with --workers and --threads")
+                if reason := missing(bundle, model.name, model.precision):
+                    say(f"note: {reason}: tfexport parity {directory} INPUT")
+                results = translate(
+                    model,
+                    reader,
+                    lines,
+                    search_options,
+                    batch_size=batch_size,
+                    window=window,
+                    workers=split.workers,
+                    done=out.done,
+                )
+                for result in warned(with_progress(watch.over(results), "decoding lines")):
+                    print(writer.line(result), file=out.file, flush=window == 1)
 
 
 app.command()(parity)

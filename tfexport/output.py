@@ -8,6 +8,8 @@ out.txt                both are gone, and all lines are there
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import io
 import json
 import os
 import sys
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tfexport.console import say
+from tfexport.durable import whole_file
 from tfexport.errors import TfexportError
 
 
@@ -50,31 +53,67 @@ def writing(output: Path | None, about: Mapping[str, Any], *, resume: bool = Fal
         return
     partial, notes = (output.with_name(f"{output.name}.partial{suffix}") for suffix in ("", ".json"))
     with _failures_told(output, f" The lines done so far are in {partial}."):
-        done = _lines_to_keep(partial, notes, about) if resume else 0
-        try:
+        with _opened_alone(partial) as file:
+            done = _lines_to_keep(file, partial, notes, about) if resume else 0
             if not done:
-                notes.write_text(json.dumps(about), encoding="utf-8")
-            file = partial.open("a" if done else "w", encoding="utf-8", newline="\n")
-        except OSError as error:
-            raise TfexportError(f"cannot write {output}: {error.strerror}. Give another file with -o.") from error
+                # In this order: lines that are there must never lie beside notes of something else.
+                file.truncate(0)
+                with whole_file(notes) as new:
+                    new.write(json.dumps(about).encode())
+            try:
+                with io.TextIOWrapper(file, encoding="utf-8", newline="\n") as text:
+                    yield Output(text, done)
+                    text.flush()
+                    os.fsync(file.fileno())
+                    partial.replace(output)  # while the lock is held, which closing gives up
+            except (KeyboardInterrupt, SystemExit):
+                say(f"the lines done so far are in {partial}; --resume goes on after them")
+                raise
+        notes.unlink(missing_ok=True)
+
+
+def _opened_alone(partial: Path) -> io.BufferedRandom:
+    """Open the file of the lines so far, which no other process may do until it is closed here.
+
+    Raises:
+        TfexportError: it cannot be opened, or another process writes it.
+    """
+    while True:
         try:
-            with file:
-                yield Output(file, done)
-            partial.replace(output)
-            notes.unlink(missing_ok=True)
-        except KeyboardInterrupt:
-            say(f"the lines done so far are in {partial}; --resume goes on after them")
-            raise
+            file = partial.open("a+b")
+        except OSError as error:
+            raise TfexportError(
+                f"cannot write {partial.with_suffix('')}: {error.strerror}. Give another file with -o."
+            ) from error
+        try:
+            # A lock that worker processes do not share: it ends with this process, not with the last of them.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            file.close()
+            raise TfexportError(
+                f"another process writes {partial}. Wait until it is done, or give another file with -o."
+            ) from None
+        except OSError:
+            return file  # a file system without locks
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), partial.stat()):
+                return file
+        file.close()  # it was completed between the opening and the lock
 
 
-def _lines_to_keep(partial: Path, notes: Path, about: Mapping[str, Any]) -> int:
+def _lines_to_keep(file: io.BufferedRandom, partial: Path, notes: Path, about: Mapping[str, Any]) -> int:
     """The number of whole lines that were written; a last one that is cut is removed.
 
     Raises:
         TfexportError: they are results of something else.
     """
-    if not partial.exists():
-        say(f"note: there is no {partial} to go on with: beginning with the first line")
+    done = end = 0
+    file.seek(0)
+    for line in file:
+        if line.endswith(b"\n"):
+            done, end = done + 1, end + len(line)
+    if not done:
+        say(f"note: there is nothing in {partial} to go on with: beginning with the first line")
         return 0
     try:
         before = json.loads(notes.read_text(encoding="utf-8"))
@@ -87,12 +126,8 @@ def _lines_to_keep(partial: Path, notes: Path, about: Mapping[str, Any]) -> int:
             f"{partial} was begun with another {', '.join(other)}: its lines would not fit. Give what was given then, or "
             "begin anew without --resume."
         )
-    done = end = 0
-    with partial.open("r+b") as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                done, end = done + 1, end + len(line)
-        file.truncate(end)
+    file.truncate(end)
+    file.seek(end)
     return done
 
 

@@ -6,9 +6,12 @@ import hashlib
 import json
 import logging
 import math
+import os
+import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,13 +20,13 @@ import lightning.pytorch as lightning
 import sacrebleu
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, RichProgressBar
-from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from torch import Tensor
 from torch.nn import functional as F
 
 from tfexport.config import ModelConfig
 from tfexport.data import Batch, IdPair, TextPair, encode_pairs, loader
+from tfexport.durable import lock_folder, whole_file
 from tfexport.errors import TfexportError
 from tfexport.models import native
 from tfexport.models.native import Tokenizers
@@ -31,6 +34,7 @@ from tfexport.models.transformer import Transformer
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search import SearchOptions, search
 from tfexport.tokenizers import BPE_SPECIALS, train_bpe, train_words
+from tfexport.training_state import Measurements, WholeCheckpoints
 
 log = logging.getLogger(__name__)
 
@@ -228,21 +232,57 @@ def train(
 ) -> Path:
     """Train into `directory` and return the model of the best validation BLEU, `directory/model.safetensors`.
 
-    `directory` also keeps the state to resume from (`last.ckpt`) and the measurements of every
-    epoch (`log/version_N/metrics.csv`, one N for each start).
+    `directory` also keeps the state to resume from (`last.ckpt`) and a row of measurements for each epoch (`metrics.csv`).
+    The process may be ended at any moment: every file is whole, and resuming gives what an uninterrupted training gives.
 
     Raises:
-        TfexportError: there is nothing to train on, or nothing to resume.
+        TfexportError: there is nothing to train on, the files cannot be written, or `directory` holds another training.
+        KeyboardInterrupt, SystemExit: the training was interrupted; the best epoch so far is kept.
     """
-    last = directory / "last.ckpt"
-    if resume and not last.exists():
-        raise TfexportError(f"there is no training to resume in {directory}: {last} is missing. Leave out --resume.")
-    if not resume and last.exists():
-        raise TfexportError(f"{directory} already holds a training. Continue it with --resume, or give another -o.")
-    directory.mkdir(parents=True, exist_ok=True)
-    _remember_run(directory, texts, validation, options, resume=resume)
     for chatty in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with _alone_in(directory):
+            return _train(texts, validation, directory, options, resume=resume)
+    except OSError as error:
+        raise TfexportError(
+            f"cannot write the training in {directory}: {error.strerror or error}. What is there is whole: make room or the "
+            "folder writable, and go on with --resume."
+        ) from error
+
+
+@contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """Two trainings would write each other's files."""
+    lock = None
+    try:
+        lock = lock_folder(directory)
+    except BlockingIOError as error:
+        raise TfexportError(
+            f"another process trains in {directory}. Wait until it is done, or give another -o."
+        ) from error
+    except OSError:
+        pass  # a file system without locks
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _train(
+    texts: list[TextPair], validation: list[TextPair], directory: Path, options: TrainOptions, *, resume: bool
+) -> Path:
+    last, model = directory / "last.ckpt", directory / "model.safetensors"
+    if resume and not last.exists():
+        log.warning("note: there is no %s to go on with: beginning with the first epoch", last)
+        resume = False
+    if not resume and last.exists():
+        raise TfexportError(f"{directory} already holds a training. Continue it with --resume, or give another -o.")
+    if not resume and model.exists():
+        raise TfexportError(f"{directory} already holds a model, whose training is gone. Move it, or give another -o.")
+    _remember_run(directory, texts, validation, options, resume=resume)
 
     tokenizers = build_tokenizers(texts, options)
     config = build_config(tokenizers, options)
@@ -256,34 +296,44 @@ def train(
         dirpath=directory, filename="best", monitor="val_bleu", mode="max", save_last=True, enable_version_counter=False
     )
     on_terminal = sys.stderr.isatty()
-    callbacks = [best, EMAWeightAveraging(decay=options.ema_decay)]
+    callbacks = [EMAWeightAveraging(decay=options.ema_decay), Measurements(directory / "metrics.csv"), best]
     if on_terminal:
         callbacks.append(RichProgressBar(console_kwargs={"stderr": True}))
     try:
-        trainer = _trainer(directory, options, callbacks, on_terminal)
+        trainer = _trainer(options, callbacks, on_terminal)
     except (MisconfigurationException, ValueError, RuntimeError) as error:
         raise TfexportError(
             f"cannot train with these options: {error}. Change --precision or --accelerator."
         ) from error
     with warnings.catch_warnings():
-        # Of no use to the reader: lists in memory need no loader workers, the folder is meant to have files, small data
-        # have few batches, and Lightning uses what PyTorch deprecates.
-        for noise in ("many workers", "exists and is not empty", "logging interval", "LeafSpec"):
+        # Of no use to the reader: lists in memory need no loader workers, the folder is meant to have files, and Lightning
+        # uses what PyTorch deprecates.
+        for noise in ("many workers", "exists and is not empty", "LeafSpec"):
             warnings.filterwarnings("ignore", f".*{noise}.*")
         data = ParallelText(pairs, held_out, config, options)
         try:
             trainer.fit(task, datamodule=data, ckpt_path=last if resume else None, weights_only=True)
-        except (KeyboardInterrupt, SystemExit):  # Lightning makes the second of the first
+            _save_best(model, config, tokenizers, options)
+        except (KeyboardInterrupt, SystemExit) as interruption:
             if last.exists():
-                log.warning(
-                    "the best epoch so far is in %s; go on with --resume",
-                    _save_best(directory, config, tokenizers, options),
-                )
-            raise KeyboardInterrupt from None
-    return _save_best(directory, config, tokenizers, options)
+                _save_best(model, config, tokenizers, options)
+                log.warning("the best epoch so far is in %s; go on with --resume", model)
+            else:
+                log.warning("interrupted before the first epoch was done; begin again with the same command")
+            raise _as_it_was_sent(interruption) from None
+    return model
 
 
-def _trainer(directory: Path, options: TrainOptions, callbacks: list[Any], on_terminal: bool) -> lightning.Trainer:
+def _as_it_was_sent(interruption: BaseException) -> BaseException:
+    """What ended the training, before Lightning made something else of it."""
+    if isinstance(interruption, SIGTERMException):
+        return SystemExit(128 + signal.SIGTERM)
+    if isinstance(interruption, SystemExit) and interruption.code == 1:
+        return KeyboardInterrupt()
+    return interruption
+
+
+def _trainer(options: TrainOptions, callbacks: list[Any], on_terminal: bool) -> lightning.Trainer:
     return lightning.Trainer(
         max_epochs=options.epochs,
         accelerator=options.accelerator,
@@ -292,8 +342,9 @@ def _trainer(directory: Path, options: TrainOptions, callbacks: list[Any], on_te
         gradient_clip_val=1.0,
         num_sanity_val_steps=0,
         reload_dataloaders_every_n_epochs=1,
-        logger=CSVLogger(directory, name="log"),
+        logger=False,
         callbacks=callbacks,
+        plugins=[WholeCheckpoints()],
         enable_progress_bar=on_terminal,
         enable_model_summary=False,
     )
@@ -312,7 +363,8 @@ def _remember_run(
     run = {"options": told, "data": data, "directory": str(directory.resolve())}
     path = directory / "run.json"
     if not resume:
-        path.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
+        with whole_file(path) as file:
+            file.write((json.dumps(run, indent=1) + "\n").encode())
         return
     try:
         before = json.loads(path.read_text(encoding="utf-8"))
@@ -341,9 +393,7 @@ def _encode(name: str, texts: list[TextPair], tokenizers: Tokenizers, config: Mo
     return encoded.pairs
 
 
-def _save_best(directory: Path, config: ModelConfig, tokenizers: Tokenizers, options: TrainOptions) -> Path:
-    state = torch.load(directory / "best.ckpt", map_location="cpu", weights_only=True)["state_dict"]
+def _save_best(path: Path, config: ModelConfig, tokenizers: Tokenizers, options: TrainOptions) -> None:
+    state = torch.load(path.with_name("best.ckpt"), map_location="cpu", weights_only=True)["state_dict"]
     weights = {name.removeprefix("model."): tensor for name, tensor in state.items()}
-    path = directory / "model.safetensors"
     native.save(path, weights, config, tokenizers, getattr(torch, options.weights))
-    return path

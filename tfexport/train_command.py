@@ -32,7 +32,7 @@ def train(
     precision: Annotated[str, typer.Option(help="Lightning's name, such as 32-true or bf16-mixed.")] = "32-true",
     weights: Annotated[Literal["float32", "float16"], typer.Option(help="Storage of the final weights.")] = "float32",
     accelerator: Annotated[str, typer.Option(help="auto, cpu or gpu.")] = "auto",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last epoch in the folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after the last epoch in the folder.")] = False,
 ) -> None:
     """Train a Transformer on parallel text, keep the epoch of the best validation BLEU."""
     from tfexport.data import read_either

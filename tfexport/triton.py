@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from tfexport.bundle import MANIFEST, Bundle
 from tfexport.bundle_writer import move_into_place
 from tfexport.config import ModelConfig
 from tfexport.contract import Dialect, GraphSpec, Precision, TensorSpec
+from tfexport.durable import partial_folder
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.runtimes import RUNTIMES
 from tfexport.search import SearchOptions
@@ -303,18 +303,15 @@ def _new_repository(directory: Path, *, force: bool) -> Iterator[Path]:
     _refuse_to_overwrite(directory, force)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            prefix=f".{directory.name}.", suffix=".partial", dir=directory.parent
-        ) as outer:
-            folder = Path(outer) / directory.name  # with ordinary permissions, which the outer one does not have
+        with partial_folder(directory) as outer:
+            folder = outer / directory.name  # with ordinary permissions, which the outer one does not have
             folder.mkdir()
             yield folder
             for path in folder.rglob("*"):
                 if path.is_file():
                     with path.open("rb") as file:
                         os.fsync(file.fileno())
-            _refuse_to_overwrite(directory, force)
-            move_into_place(folder, directory)
+            move_into_place(folder, directory, lambda: _refuse_to_overwrite(directory, force))
     except OSError as error:
         raise BundleError(
             f"cannot write the model repository {directory}: {error.strerror or error}. Nothing was changed there: make "

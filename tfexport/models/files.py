@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import warnings
 from collections.abc import Mapping
@@ -128,6 +129,8 @@ def save_weights(weights: Mapping[str, Tensor], path: Path, metadata: dict[str, 
     partial = path.with_name(f"{path.name}.partial")
     try:
         save_file(dict(weights), partial, metadata)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
         partial.replace(path)  # so that no half-written file has the name
     except SafetensorError as error:  # its wrapping of a full disk and the like
         raise OSError(str(error)) from error
