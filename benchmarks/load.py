@@ -35,7 +35,7 @@ from tfexport.options import precisions_of
 from tfexport.translate import WINDOW_BATCHES
 
 RESULTS = Path(__file__).parent / "results"
-SENTENCES = 64
+SENTENCES = 32
 """Of a window in `processes`, or fewer where a window is smaller; the rest of its lines is empty and costs nothing."""
 
 MAX_LENGTH = 24
@@ -217,6 +217,7 @@ def seconds_of_one_line(flags: Sequence[str], line: bytes) -> float:
 
 def processes(options: argparse.Namespace, text: Sequence[bytes]) -> Iterator[dict[str, Any]]:
     """The rows of `processes`, with packed weights of their own and shared."""
+    repeats = options.repeats
     for (name, directory), precision, beam, batch in product(
         options.bundle, options.precision, options.beam, options.batch_size
     ):
@@ -227,9 +228,11 @@ def processes(options: argparse.Namespace, text: Sequence[bytes]) -> Iterator[di
         usual = [str(directory), "--precision", precision, "--beam", str(beam), "--batch-size", str(batch)]
         usual += ["--workers", "1", "--threads", "1", "--max-length", str(MAX_LENGTH)]
         (whole,) = memory_of_many(1, usual, lines)
-        for sharing in (False, True):
-            flags = [*usual, *(["--share-weights"] if sharing else [])]
-            seconds = [seconds_of_one_line(flags, lines[0]) for _ in range(options.repeats + 1)]
+        ways = {False: usual, True: [*usual, "--share-weights"]}
+        # The two in turn, so that what else the machine does meets both; the first with sharing packs.
+        times = [{way: seconds_of_one_line(flags, lines[0]) for way, flags in ways.items()} for _ in range(repeats + 1)]
+        for sharing, flags in ways.items():
+            seconds = [each[sharing] for each in times]
             found = memory_of_many(options.processes, flags, lines)
             row = {
                 "model": name,
@@ -429,7 +432,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--precision", type=lambda given: given.split(","), default=["fp32", "int8"])
     parser.add_argument("--beam", type=numbers, default=[1, 4])
     parser.add_argument("--processes", type=int, default=8)
-    parser.add_argument("--batch-size", type=numbers, default=[1, 8, 32], help="of `processes`")
+    parser.add_argument("--batch-size", type=numbers, default=[1, 32], help="of `processes`")
     parser.add_argument("--repeats", type=int, default=3, help="of the commands for one line")
     parser.add_argument("--sentences", type=int, default=100_000)
     parser.add_argument("--workers", type=numbers, default=[1, 2], help="of `growth`")

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -155,8 +156,18 @@ def test_what_a_killed_process_left_is_removed(larger: Path, cache: Path) -> Non
     assert not list(cache.glob(".*"))
 
 
-def test_of_processes_that_begin_together_one_writes(larger: Path, written: list[str]) -> None:
+def test_of_processes_that_begin_together_one_writes(
+    larger: Path, written: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Threads with runtimes of their own: the locks are on files, whoever opened them."""
+    is_whole = packed._is_whole
+
+    def slow(place: Path) -> bool:
+        found = is_whole(place)
+        time.sleep(0.05)  # so that all of them have looked before one begins
+        return found
+
+    monkeypatch.setattr(packed, "_is_whole", slow)
     bundle = open_bundle(larger)
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda _: found(bundle), range(4)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,9 @@ from tiny import SRC_VOCAB
 from tfexport.bundle import Bundle, open_bundle
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Runtime
+from tfexport.runtimes.device import HostDevice
+from tfexport.runtimes.loop import LoopRuntime
+from tfexport.runtimes.memory import Pool, size_class
 from tfexport.runtimes.ort import ort_cpu_portable
 from tfexport.search import SearchOptions, search
 from tfexport.translate import Reader, translate
@@ -75,3 +79,53 @@ def test_texts_at_once_give_what_texts_one_by_one_give(quantized_bundle: Path, n
     assert len({line.hypotheses for lines in alone for line in lines}) > THREADS
     with ThreadPoolExecutor(THREADS) as pool:
         assert list(pool.map(results, range(THREADS))) == alone
+
+
+def test_the_decoding_loop_is_in_one_thread_at_a_time(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory, its bound tensors and a GPU's stream are there once. The calls are slow, so that threads would meet."""
+    inside, most = 0, 0
+    call = LoopRuntime.call
+
+    def slow(self: LoopRuntime, *arguments: Any) -> Any:
+        bound = call(self, *arguments)
+
+        def run() -> None:
+            nonlocal inside, most
+            inside += 1
+            most = max(most, inside)
+            time.sleep(0.001)
+            bound()
+            inside -= 1
+
+        return run
+
+    monkeypatch.setattr(LoopRuntime, "call", slow)
+    runtime = ort_cpu_portable(open_bundle(tiny_bundle), threads=1)
+    with ThreadPoolExecutor(4) as pool:
+        list(
+            pool.map(lambda beam: search(runtime, [[5, 6], [7]], SearchOptions(beam=beam, max_length=5)), [1, 2, 3, 4])
+        )
+    assert most == 1
+
+
+class SlowPiece:
+    """A piece of memory that takes its time to say where it is."""
+
+    nbytes = size_class(1)
+
+    def __init__(self, address: int):
+        self._address = address
+
+    @property
+    def address(self) -> int:
+        time.sleep(0.01)
+        return self._address
+
+
+def test_no_two_threads_get_the_same_memory() -> None:
+    memory = Pool(HostDevice(), kept=8)
+    for address in range(4):
+        memory.give_back(SlowPiece(address))
+    with ThreadPoolExecutor(4) as pool:
+        taken = list(pool.map(lambda _: memory.take(1), range(4)))
+    assert sorted(piece._address for piece in taken) == [0, 1, 2, 3]  # type: ignore[attr-defined]
