@@ -38,7 +38,7 @@ RESULTS = Path(__file__).parent / "results"
 SENTENCES = 32
 """Of a window in `processes`, or fewer where a window is smaller; the rest of its lines is empty and costs nothing."""
 
-MAX_LENGTH = 24
+MAX_LENGTH = 12
 """Tokens of an output in `processes`: random models never end one by themselves."""
 
 PATIENCE = 900.0

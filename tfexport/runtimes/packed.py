@@ -45,7 +45,7 @@ FORMAT = 1
 """Of the folders; to be raised when they, or the options of the sessions that write them, change."""
 
 PRECISIONS: tuple[Precision, ...] = ("float32", "int8")
-"""Those whose packed weights can be kept: with int4, ONNX Runtime 1.31 reads back something else than it wrote."""
+"""Those whose packed weights can be kept: with int4, ONNX Runtime 1.31 gives other tokens once they are read back."""
 
 ALIGNMENT = 64
 """Bytes at whose multiples kernels expect packed weights. ONNX Runtime aligns what is above 1 MiB; what is smaller it writes
