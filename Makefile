@@ -4,10 +4,11 @@ VENV ?= .venv
 BUNDLE ?=
 GPU_FLAGS ?=
 INPUTS ?= 50000
+TEXT ?= benchmarks/sentences.de
 MODELS ?= 300
 KILLS ?= 200
 
-.PHONY: demo test engines fuzz kills gpu constraints clean
+.PHONY: demo test engines fuzz kills load gpu constraints clean
 
 demo: $(VENV)/export.done
 	$(VENV)/bin/tfexport demo
@@ -30,6 +31,11 @@ fuzz: $(VENV)/dev.done
 # Ends export, decode and train at random moments, and checks that nothing was lost; figures are printed.
 kills: $(VENV)/dev.done
 	OMP_NUM_THREADS=1 $(VENV)/bin/python fuzz/kills.py --kills $(KILLS)
+
+# Memory under load: eight commands over one bundle, and 100,000 lines of TEXT (repeated) through one; takes half an hour.
+load: $(VENV)/dev.done
+	$(VENV)/bin/tfexport export tfexport/assets/de-en.safetensors -o build/load/de-en --precision fp32,int8 --force
+	OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/load.py $(TEXT) --bundle embedded=build/load/de-en --out build/load
 
 # Parity, then speed, with the packages of $(PYTHON) itself: a machine with a GPU brings the PyTorch that fits it.
 # Without a GPU every test is skipped, and the second command says so and fails. It runs also after tests that failed.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
+import platform
 import signal
 import threading
 import time
@@ -17,7 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfexport.batching
+import tfexport.cpus
 from tfexport.batching import Split, Team, batches, decode_all, decode_windows
+from tfexport.cpus import return_freed_memory
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import IntArray
 from tfexport.search import SearchOptions
@@ -217,6 +221,47 @@ def test_workers_end_with_a_command_that_is_killed() -> None:
                 return
             time.sleep(0.01)
     pytest.fail("a worker goes on")
+
+
+class CountingFrozen(Forked):
+    """Its workers look whether collections of garbage leave alone what came with the fork."""
+
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> Any:
+        assert gc.get_freeze_count() > 1000, "a collection here writes to all that is shared"
+        return super().encode(src_ids, src_len, beam=beam)
+
+
+def test_collections_of_garbage_write_to_nothing_that_workers_share() -> None:
+    before = gc.get_freeze_count()
+    decode_all(runtime(CountingFrozen), sources(8), SearchOptions(), batch_size=2, workers=2)
+    assert gc.get_freeze_count() == before == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_memory_is_given_back_after_each_task(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(tfexport.batching, "return_freed_memory", lambda: calls.append(1))
+    decode_all(runtime(), sources(16), SearchOptions(), batch_size=2, workers=workers)
+    assert len(calls) == (1 if workers == 1 else 4)
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries give memory back by themselves")
+def test_freed_memory_goes_back_to_the_system_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tfexport.cpus, "_returned", 0.0)
+    for now, returned in ((1000.0, True), (1000.9, False), (1001.1, True)):
+        monkeypatch.setattr(tfexport.cpus.time, "monotonic", lambda now=now: now)
+        pieces = [bytes(range(250)) * 200 for _ in range(1000)]  # 50 MB, too small each for a map of its own
+        kept = pieces[::100]  # so that what lies between cannot be given back from the end
+        full = resident()
+        del pieces
+        return_freed_memory()
+        assert (full - resident() > 25e6) == returned
+        assert len(kept) == 10
 
 
 def is_running(process: int) -> bool:

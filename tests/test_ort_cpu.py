@@ -132,6 +132,30 @@ def test_greedy_search_has_a_graph_of_its_own_where_heads_allow_it(bundle_of: Ca
         assert set(runtime._sessions) == roles  # the other graph is not loaded for nothing
 
 
+@pytest.mark.parametrize("beam", [1, 3])
+def test_sources_are_encoded_in_pieces_and_give_the_same_numbers(
+    tiny_bundle: Path, beam: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    src_ids, src_len = pad(random_sources(CONFIG, LENGTHS), 1)
+    runtime = ort_cpu(open_bundle(tiny_bundle), threads=1)
+    whole: Any = runtime.encode(src_ids, src_len, beam=beam)
+    sizes = []
+    encode = OrtCpuRuntime._encode
+
+    def watched(self: OrtCpuRuntime, ids: Any, *others: Any) -> None:
+        sizes.append(ids.size)
+        encode(self, ids, *others)
+
+    monkeypatch.setattr(OrtCpuRuntime, "_encode", watched)
+    for piece, pieces in ((1, 10), (59, 5), (60, 4), (199, 2), (200, 1)):
+        monkeypatch.setattr("tfexport.runtimes.ort_cpu.PIECE", piece)
+        sizes.clear()
+        found: Any = runtime.encode(src_ids, src_len, beam=beam)
+        assert len(sizes) == pieces
+        assert max(sizes) <= max(piece, src_ids.shape[1])
+        assert all(np.array_equal(one, other) for one, other in zip(found.cross, whole.cross, strict=True))
+
+
 # --- long outputs
 
 

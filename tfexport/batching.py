@@ -7,6 +7,7 @@ because nothing in a step has to wait for anything else.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -20,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from threading import Event
 from typing import Any, Protocol, runtime_checkable
 
-from tfexport.cpus import end_with_parent, usable_cpus
+from tfexport.cpus import end_with_parent, return_freed_memory, usable_cpus
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Runtime
 from tfexport.search import Hypothesis, SearchOptions, search
@@ -100,6 +101,8 @@ class Team:
         if workers == 1:
             return
         if forks and CAN_FORK and forkable:
+            # A garbage collection writes into every object that it looks at, and what is written is shared no more.
+            gc.freeze()
             context = multiprocessing.get_context("fork")
             self._pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(runtime, os.getpid()))
         else:
@@ -116,6 +119,8 @@ class Team:
         if self._pool is None:
             return
         self._stopped.set()
+        if isinstance(self._pool, ProcessPoolExecutor):
+            gc.unfreeze()
         if at_once:
             for process in self._processes:
                 process.kill()
@@ -171,7 +176,9 @@ def _search_forked(several: Sequence[Sequence[Ids]], options: SearchOptions) -> 
 def _search(
     runtime: Runtime[Any], several: Sequence[Sequence[Ids]], options: SearchOptions, stopped: Event | None = None
 ) -> Found:
-    return [search(runtime, sources, options) for sources in several if stopped is None or not stopped.is_set()]
+    found = [search(runtime, sources, options) for sources in several if stopped is None or not stopped.is_set()]
+    return_freed_memory()
+    return found
 
 
 def _ended() -> TfexportError:

@@ -310,6 +310,13 @@ def decode(
     ] = None,
     workers: Workers = None,
     threads: Threads = None,
+    share_weights: Annotated[
+        bool,
+        typer.Option(
+            "--share-weights",
+            help="Have packed weights in memory once with other such commands; they are kept in ~/.cache/tfexport.",
+        ),
+    ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the -o FILE that an interrupted run of the same command began.")
     ] = False,
@@ -347,7 +354,7 @@ def decode(
             at_once = window is None and takes_workers(runtime, bundle, chosen)
             split = Split.of(workers, threads, at_once=at_once)
             require_workers(runtime, bundle, chosen, split.workers)
-            model = load_runtime(runtime, bundle, precision=chosen, threads=split.threads)
+            model = load_runtime(runtime, bundle, precision=chosen, threads=split.threads, share_weights=share_weights)
             if isinstance(model, Prepared):
                 model.prepare(beam)
             about = {

@@ -7,10 +7,16 @@ import os
 import platform
 import re
 import signal
+import time
 from contextlib import suppress
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+
+RETURN_EVERY = 1.0
+"""Seconds; it takes some milliseconds, and so does touching the memory again."""
+
+_returned = 0.0
 
 
 def usable_cpus() -> int:
@@ -27,7 +33,32 @@ def cpu_name() -> str:
     return found[1] if found else platform.processor()
 
 
+def cpu_identity() -> str:
+    """What programs that choose code by the processor look at: its model and its instruction sets."""
+    try:
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    telling = r"^(?:vendor_id|cpu family|model|model name|stepping|flags|Features|CPU \w+)\s*:.*$"
+    return "\n".join(re.findall(telling, first, re.MULTILINE))
+
+
 def end_with_parent() -> None:
     """Let this process be killed when its parent dies, on Linux: it may be stopped or waiting, and would stay for ever."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def return_freed_memory() -> None:
+    """Give freed memory back to the system, once a second at most, where the C library is glibc.
+
+    By itself glibc keeps much of it, in pieces that what is asked for next may not fit into: over hours of batches of all
+    sizes a process would grow.
+    """
+    global _returned
+    now = time.monotonic()
+    if now - _returned < RETURN_EVERY:
+        return
+    _returned = now
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -20,13 +20,19 @@ RUNTIMES = {
 
 
 def load_runtime(
-    name: str, bundle: Bundle, *, precision: Precision | None = None, threads: int | None = None
+    name: str,
+    bundle: Bundle,
+    *,
+    precision: Precision | None = None,
+    threads: int | None = None,
+    share_weights: bool = False,
 ) -> Runtime[Any]:
     """The runtime `name` on `bundle`.
 
     Args:
         precision: float32 when None; for `tensorrt` that of the bundle's engines, where they have one.
         threads: CPU threads; all that this process may use when None.
+        share_weights: have packed weights in memory once with all processes that ask for it; for `ort-cpu`.
 
     Raises:
         RuntimeUnavailable: there is no such runtime, or what it needs is not here.
@@ -40,8 +46,10 @@ def load_runtime(
             f"the runtime {name} does not compute in {short_name(precision)}: it is for ort-cpu. Use --runtime ort-cpu, or "
             "--precision fp32."
         )
+    if share_weights and name != "ort-cpu":
+        raise RuntimeUnavailable(f"the runtime {name} cannot share weights: leave --share-weights out, or use ort-cpu.")
     try:
-        return _load(name, bundle, precision, threads)
+        return _load(name, bundle, precision, threads, share_weights)
     except ImportError as error:
         raise RuntimeUnavailable(
             f"the runtime {name} needs {error.name}, which is not installed: pip install 'tfexport[{RUNTIMES[name]}]'."
@@ -65,7 +73,9 @@ def require_workers(name: str, bundle: Bundle, precision: Precision | None, work
         )
 
 
-def _load(name: str, bundle: Bundle, precision: Precision | None, threads: int | None) -> Runtime[Any]:
+def _load(
+    name: str, bundle: Bundle, precision: Precision | None, threads: int | None, share_weights: bool
+) -> Runtime[Any]:
     if name == "tensorrt":
         from tfexport.runtimes.trt import tensorrt
 
@@ -82,4 +92,4 @@ def _load(name: str, bundle: Bundle, precision: Precision | None, threads: int |
         return ort_cuda(bundle, precision=precision, threads=threads)
     from tfexport.runtimes.ort_cpu import ort_cpu
 
-    return ort_cpu(bundle, precision=precision, threads=threads)
+    return ort_cpu(bundle, precision=precision, threads=threads, share_weights=share_weights)

@@ -9,13 +9,16 @@ A library brings `Graphs`: how to run each graph of the contract on tensors at g
     growth   a full cache is copied into the next larger bucket
 
 Sizes come in buckets, so a GPU meets few shapes and can replay what it recorded for each. On a CPU a bucket is the size
-itself. Nothing is allocated in a step.
+itself. Nothing is allocated in a step. Several threads may decode over one runtime: they take turns, call by call, because
+memory, bound tensors and a GPU's stream are shared.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -66,6 +69,17 @@ class Graphs(Protocol):
         ...
 
 
+def _in_turn(method: Callable[..., Value]) -> Callable[..., Value]:
+    """A method of a state, while which no other thread is in its runtime."""
+
+    @wraps(method)
+    def alone(state: LoopState, *arguments: Any) -> Value:
+        with state.turn:
+            return method(state, *arguments)
+
+    return alone
+
+
 def _kept(values: OrderedDict[Any, Value], key: Any, make: Callable[[], Value]) -> Value:
     """`values[key]`, made where it is new; the one longest unused goes."""
     if key in values:
@@ -86,6 +100,8 @@ class LoopRuntime:
         self._pool = Pool(graphs.device, kept=64 if graphs.buckets.batch else 8)
         self._calls: OrderedDict[Any, Call] = OrderedDict()
         self._mirrors: OrderedDict[DeviceTensor, Mirror] = OrderedDict()
+        self.turn = threading.RLock()
+        """Held by the thread whose turn it is."""
 
     @property
     def name(self) -> str:
@@ -104,6 +120,10 @@ class LoopRuntime:
         return self._graphs.buckets.capacity(self._config)
 
     def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> LoopState:
+        with self.turn:
+            return self._encode(src_ids, src_len, beam)
+
+    def _encode(self, src_ids: IntArray, src_len: IntArray, beam: int) -> LoopState:
         buckets, sentences = self._graphs.buckets, len(src_len)
         batch, src = buckets.batch_for(sentences, beam), buckets.src_for(src_ids.shape[1])
         inputs = self.region(src_ids=((batch, src), "int64"), src_len=((batch,), "int64"))
@@ -187,6 +207,7 @@ class LoopState:
         filled: int = 0,
     ):
         self._runtime, self._beam, self._src = runtime, beam, src
+        self.turn = runtime.turn
         self._inputs, self._lengths, self._cross = inputs, lengths, cross
         self._filled = filled
         self._live(slots)
@@ -215,12 +236,14 @@ class LoopState:
         return len(self._slots) * self._beam
 
     @property
+    @_in_turn
     def cross(self) -> list[FloatArray]:
         mirror = self._runtime.mirror(self._cross["all"])
         mirror.pull()
         self._runtime.graphs.device.synchronize()
         return [to_float32(block[self._slots][:, :, : self._src]) for block in mirror.array]
 
+    @_in_turn
     def step(self, tokens: IntArray) -> FloatArray:
         """Logits [rows, vocab] after `tokens` [rows]."""
         if self._logits is None:
@@ -228,6 +251,7 @@ class LoopState:
         self._run(tokens, self._logits)
         return self._taken(self._logits)
 
+    @_in_turn
     def best(self, tokens: IntArray, count: int) -> Best:
         """The `count` best tokens of each row after `tokens` [rows]; only they leave the device, up to `BEST`."""
         if min(count, self._runtime.config.tgt_vocab_size) > BEST:
@@ -268,6 +292,7 @@ class LoopState:
         """The rows of the search, copied: the mirror is overwritten by the next step."""
         return mirror.array[self._places]
 
+    @_in_turn
     def select(self, rows: IntArray) -> LoopState:
         groups = rows.reshape(-1, self._beam)
         slots = self._slots[groups[:, 0] // self._beam]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Mapping
 
@@ -20,17 +21,20 @@ class Pool:
     def __init__(self, device: Device, kept: int):
         self.device, self.kept = device, kept
         self._free: list[Memory] = []  # the longest unused first
+        # A piece is given back when its last reference goes, in whatever thread and in the middle of anything.
+        self._lock = threading.RLock()
 
     def take(self, nbytes: int) -> Memory:
         """A piece of this size class, a new one if there is none."""
         size = size_class(nbytes)
-        fitting = [memory for memory in self._free if memory.nbytes == size]
-        if not fitting:
-            return self._allocate(size)
-        # Always the lowest: a batch like the last one then meets the same addresses, and what was recorded for them.
-        memory = min(fitting, key=lambda piece: piece.address)
-        self._free.remove(memory)
-        return memory
+        with self._lock:
+            fitting = [memory for memory in self._free if memory.nbytes == size]
+            if not fitting:
+                return self._allocate(size)
+            # Always the lowest: a batch like the last one then meets the same addresses, and what was recorded for them.
+            memory = min(fitting, key=lambda piece: piece.address)
+            self._free.remove(memory)
+            return memory
 
     def _allocate(self, size: int) -> Memory:
         try:
@@ -42,8 +46,9 @@ class Pool:
         return self.device.allocate(size)
 
     def give_back(self, memory: Memory) -> None:
-        self._free.append(memory)
-        del self._free[: -self.kept]
+        with self._lock:
+            self._free.append(memory)
+            del self._free[: -self.kept]
 
 
 def size_class(nbytes: int) -> int:

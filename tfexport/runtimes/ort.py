@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -200,17 +200,27 @@ def report_fallbacks(graph: Path, session: onnxruntime.InferenceSession, provide
         )
 
 
-def cpu_session(graph: Path, threads: int | None) -> onnxruntime.InferenceSession:
+Configure = Callable[[onnxruntime.SessionOptions], None]
+"""Changes options of a session before it is made."""
+
+
+def cpu_session(graph: Path, threads: int | None, configure: Configure | None = None) -> onnxruntime.InferenceSession:
     """A session on the CPU provider, with `threads` threads (all that this process may use when None).
 
     Raises:
         BundleError: ONNX Runtime cannot load the graph.
     """
-    return _session(graph, HostDevice(), threads, record=False)
+    return _session(graph, HostDevice(), threads, record=False, configure=configure)
 
 
 def _session(
-    graph: Path, device: Device, threads: int | None, *, record: bool, rounding: bool = False
+    graph: Path,
+    device: Device,
+    threads: int | None,
+    *,
+    record: bool,
+    rounding: bool = False,
+    configure: Configure | None = None,
 ) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     model = _rounding(graph, options) if rounding else graph
@@ -218,6 +228,8 @@ def _session(
     options.intra_op_num_threads = threads or usable_cpus()
     options.log_severity_level = 3
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    if configure is not None:
+        configure(options)
     providers: list[Any] = [CPU]
     if device.name == "cuda":
         settings = {

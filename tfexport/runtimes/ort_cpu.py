@@ -9,14 +9,16 @@ from typing import Any, Protocol
 
 import numpy as np
 import onnxruntime
+from numpy.typing import NDArray
 
 from tfexport.bundle import Bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision, Role, graphs_of
-from tfexport.errors import BundleError
+from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, Runtime
 from tfexport.runtimes.ort import cpu_session, ort_cpu_portable
 from tfexport.runtimes.ort_cpu_states import BeamState, Binding, CacheLayout, GreedyState
+from tfexport.runtimes.packed import PRECISIONS, shared_session
 
 DEFAULT_LAYOUT = CacheLayout()
 
@@ -26,17 +28,33 @@ def ort_cpu(
     *,
     precision: Precision = "float32",
     threads: int | None = None,
+    share_weights: bool = False,
     layout: CacheLayout = DEFAULT_LAYOUT,
 ) -> Runtime[Any]:
     """The runtime `ort-cpu`, over the dialect that the bundle has for it, with `threads` CPU threads (all when None).
 
+    Args:
+        share_weights: with other processes, as `packed.py` says.
+
     Raises:
-        RuntimeUnavailable: half precision needs onnx, which is not installed.
+        RuntimeUnavailable: half precision needs onnx, which is not installed; or weights cannot be shared in this dialect,
+            or on this system.
         BundleError: the bundle has no such graphs, or ONNX Runtime cannot load them.
     """
-    if bundle.dialect("ort-cpu", precision) == "ort":
-        return OrtCpuRuntime(bundle, precision=precision, threads=threads, layout=layout)
+    own_dialect = bundle.dialect("ort-cpu", precision) == "ort"
+    if share_weights and not (own_dialect and precision in PRECISIONS):
+        raise RuntimeUnavailable(
+            "this bundle's graphs of this precision cannot share weights. Leave --share-weights out, or use --precision "
+            "fp32 or int8 on a bundle exported by this version."
+        )
+    if own_dialect:
+        return OrtCpuRuntime(bundle, precision=precision, threads=threads, share_weights=share_weights, layout=layout)
     return ort_cpu_portable(bundle, precision=precision, threads=threads, block=layout.block, fill=layout.fill)
+
+
+PIECE = 512
+"""Source ids that are encoded at once, padding included: ONNX Runtime keeps the memory of its largest run, and no product
+is faster with more rows than these."""
 
 
 class State(Protocol):
@@ -56,9 +74,11 @@ class OrtCpuRuntime:
         *,
         precision: Precision = "float32",
         threads: int | None = None,
+        share_weights: bool = False,
         layout: CacheLayout = DEFAULT_LAYOUT,
     ):
         self._bundle, self._precision, self._threads, self.layout = bundle, precision, threads, layout
+        self._share_weights = share_weights
         self._sessions: dict[Role, onnxruntime.InferenceSession] = {}
         self._loading = threading.Lock()
         self._greedy: Role = "decoder_step" if bundle.has_graph("decoder_step", precision, "ort") else "beam_step"
@@ -85,7 +105,11 @@ class OrtCpuRuntime:
         with self._loading:
             if role not in self._sessions:
                 graph = self._bundle.graph(role, self._precision, "ort")
-                session = cpu_session(graph, self._threads)
+                session = (
+                    shared_session(self._bundle, graph, self._threads)
+                    if self._share_weights
+                    else cpu_session(graph, self._threads)
+                )
                 require_contract(session, graph, role, self.config, self._precision)
                 self._sessions[role] = session
             return self._sessions[role]
@@ -102,16 +126,29 @@ class OrtCpuRuntime:
     def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> GreedyState | BeamState:
         config = self.config
         batch, src = src_ids.shape
-        lengths = np.asarray(src_len, dtype=np.int32)
+        ids = np.ascontiguousarray(src_ids, dtype=np.int64)
+        lengths = np.ascontiguousarray(src_len, dtype=np.int32)
         cross = np.empty((2 * config.n_decoder_layers, batch, config.n_heads, src, config.head_dim), dtype=np.float32)
-        binding = Binding(self.session("encoder"))
-        binding.input("src_ids", np.ascontiguousarray(src_ids, dtype=np.int64))
-        binding.input("src_len", lengths)
-        binding.output("cross", cross)
-        binding.run()
+        rows = max(1, PIECE // src)
+        if rows >= batch:
+            self._encode(ids, lengths, cross)
+        else:
+            for start in range(0, batch, rows):
+                piece = slice(start, start + rows)
+                part = np.empty_like(cross[:, piece])
+                self._encode(ids[piece], lengths[piece], part)
+                cross[:, piece] = part
         if beam == 1 and self._greedy == "decoder_step":
             return GreedyState(self, cross, lengths)
         return BeamState(self, cross, lengths, beam)
+
+    def _encode(self, src_ids: IntArray, src_len: NDArray[np.int32], cross: FloatArray) -> None:
+        """Write the keys and values of sentences into `cross` [keys_values, batch, heads, src, head_dim]."""
+        binding = Binding(self.session("encoder"))
+        binding.input("src_ids", src_ids)
+        binding.input("src_len", src_len)
+        binding.output("cross", cross)
+        binding.run()
 
     def step(self, state: Any, tokens: IntArray) -> tuple[FloatArray, Any]:
         return state.step(tokens), state

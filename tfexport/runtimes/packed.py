@@ -1,0 +1,203 @@
+"""Packed weights in files, so that processes over one bundle have them in memory once.
+
+ONNX Runtime maps the weights of a bundle, but its kernels do not read them as they lie: for each process and graph it packs
+every matrix into memory of its own. It can also write a graph together with its packed matrices, and map those later:
+
+    ~/.cache/tfexport/packed/KEY/   graph.onnx     the graph as ONNX Runtime optimised it
+                                    weights.bin    its weights, as they are and packed; only the packed ones are ever read
+                                    checksums.json of these two: a disk that was full or is damaged must not change a token
+
+KEY stands for the bundle's files, ONNX Runtime and the CPU: another CPU packs in another way. ONNX Runtime believes what
+these files say, so only files are read that this user alone could have written. They may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnxruntime
+
+from tfexport import kept
+from tfexport.bundle import Bundle, file_sha256
+from tfexport.config import ModelConfig
+from tfexport.contract import Precision
+from tfexport.cpus import cpu_identity
+from tfexport.errors import BundleError, RuntimeUnavailable
+from tfexport.runtimes.ort import cpu_session
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+GRAPH, WEIGHTS, CHECKSUMS = "graph.onnx", "weights.bin", "checksums.json"
+FORMAT = 1
+"""Of the folders; to be raised when they, or the options of the sessions that write them, change."""
+
+PRECISIONS: tuple[Precision, ...] = ("float32", "int8")
+"""Those whose packed weights can be kept: with int4, ONNX Runtime 1.31 gives other tokens once they are read back."""
+
+ALIGNMENT = 64
+"""Bytes at whose multiples kernels expect packed weights. ONNX Runtime aligns what is above 1 MiB; what is smaller it writes
+one after the other, and to read from between is a fault that ends the process."""
+
+PACKED = re.compile(rb"prepacked_\d+\x12[^|]{1,99}((?:\|\d+;\d+;\d+)+)", re.DOTALL)
+"""Where packed weights lie, as a graph says it: |offset;length;checksum of each part."""
+
+
+class NotShared(Exception):
+    """Why weights cannot be shared; never leaves this module."""
+
+
+def shared_session(bundle: Bundle, graph: Path, threads: int | None) -> onnxruntime.InferenceSession:
+    """A session of a graph of `bundle` whose packed weights are mapped from a file, which is written if it is not there.
+
+    Where that is not possible (a full disk, a folder that is not this user's alone), a warning says so, and the session
+    has packed weights of its own: it decodes the same.
+
+    Raises:
+        RuntimeUnavailable: this system has no such locks and maps of files.
+        BundleError: ONNX Runtime cannot load the graph.
+    """
+    if fcntl is None:
+        raise RuntimeUnavailable("--share-weights is for Linux and macOS. Leave it out.")
+    try:
+        place = _folder() / _key(bundle, graph)
+        with _lock(place) as lock:
+            if not _is_whole(place):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not _is_whole(place):  # while this process waited, another may have written it
+                    return _pack(graph, place, threads, _longest_vector(bundle.config))
+            return _mapped(place, threads)
+    except (OSError, NotShared, BundleError) as error:
+        reason = getattr(error, "strerror", None) or error
+        logging.getLogger(__name__).warning(
+            "warning: the weights of %s are not shared: %s: %s. This process has a copy of its own.",
+            graph.name,
+            kept.folder(),
+            reason,
+        )
+        return cpu_session(graph, threads)
+
+
+def _key(bundle: Bundle, graph: Path) -> str:
+    """Stands for all that packed weights depend on."""
+    facts = [FORMAT, graph.name, sorted(bundle.files.items()), onnxruntime.__version__, cpu_identity()]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def _folder() -> Path:
+    """The folder of all packed weights, which is this user's alone.
+
+    Raises:
+        OSError: it cannot be made.
+        NotShared: others can write to it.
+    """
+    folder = kept.folder() / "packed"
+    kept.folder().mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for path in (kept.folder(), folder):
+        facts = path.stat()
+        if facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise NotShared(
+                "others than this user may write there: chmod go-w, or set XDG_CACHE_HOME to another folder"
+            )
+    return folder
+
+
+@contextmanager
+def _lock(place: Path) -> Iterator[int]:
+    """A lock on `place`, shared with whoever only reads. It ends with the process."""
+    lock = os.open(place.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def _is_whole(place: Path) -> bool:
+    """Whether both files are there as they were written."""
+    try:
+        wanted = json.loads((place / CHECKSUMS).read_text(encoding="utf-8"))
+        return bool(wanted == _checksums(place))
+    except (OSError, ValueError):
+        return False
+
+
+def _checksums(place: Path) -> dict[str, str]:
+    return {name: file_sha256(place / name) for name in (GRAPH, WEIGHTS)}
+
+
+def _longest_vector(config: ModelConfig) -> int:
+    """Bytes of the longest of a model's vectors, such as biases, whose odd lengths would shift all that lies after them."""
+    joined = 2 * config.n_decoder_layers * config.d_model  # of the cross keys and values of all layers
+    return 4 * max(config.src_vocab_size, config.tgt_vocab_size, config.d_ff, 3 * config.d_model, joined)
+
+
+def _pack(graph: Path, place: Path, threads: int | None, smallest: int) -> onnxruntime.InferenceSession:
+    """Write the packed form of `graph` to `place`, and load it from there.
+
+    Args:
+        smallest: bytes above which a tensor is stored outside the graph, and packed weights are kept.
+
+    Raises:
+        OSError, NotShared: it cannot be written.
+        BundleError: what was written cannot be loaded.
+    """
+    for left in place.parent.glob(f".{place.name}.*"):  # by processes that were killed
+        shutil.rmtree(left, ignore_errors=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+    try:
+        try:
+            cpu_session(graph, threads, lambda options: _write_to(partial, options, smallest + 1))
+        except BundleError as error:  # or the graph cannot be loaded at all, which its own session will tell
+            raise NotShared("ONNX Runtime could not write them: make room on the disk") from error
+        _require_aligned(partial / GRAPH)
+        checksums = json.dumps(_checksums(partial))
+        session = _mapped(partial, threads)  # before others find it
+        (partial / CHECKSUMS).write_text(checksums, encoding="utf-8")
+        shutil.rmtree(place, ignore_errors=True)  # what was damaged; who has it mapped keeps it
+        partial.rename(place)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    size = (place / WEIGHTS).stat().st_size / 1e6
+    logging.getLogger(__name__).warning("note: packed weights (%.0f MB) are kept in %s", size, place)
+    return session
+
+
+def _require_aligned(graph: Path) -> None:
+    """Raises NotShared where packed weights lie where kernels cannot read them, or where there are none."""
+    content = graph.read_bytes()
+    found = PACKED.findall(content)
+    offsets = [int(offset) for parts in found for offset in re.findall(rb"\|(\d+);", parts)]
+    if len(found) != content.count(b"prepacked_"):
+        raise NotShared("this version of ONNX Runtime writes packed weights in another way")
+    if not offsets or any(offset % ALIGNMENT for offset in offsets):
+        raise NotShared("the sizes of this model's layers are no multiples of 16, or too small to be worth it")
+
+
+def _write_to(folder: Path, options: onnxruntime.SessionOptions, smallest: int) -> None:
+    options.optimized_model_filepath = str(folder / GRAPH)
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
+    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", str(smallest))
+    options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
+
+
+def _mapped(place: Path, threads: int | None) -> onnxruntime.InferenceSession:
+    return cpu_session(place / GRAPH, threads, _as_it_is)
+
+
+def _as_it_is(options: onnxruntime.SessionOptions) -> None:
+    """The graph was optimised when it was written; packed weights belong to these very nodes."""
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
