@@ -470,13 +470,14 @@ def prepared(folder: Path, kills: int, seed: int, names: Sequence[str], pool: Th
     # JSON lines have their number: what a random model says of two lines may be the same.
     decode = ["decode", bundles[0], folder / "in", "--output-format", "jsonl", "--threads", 1, "--batch-size", 4]
     decode += ["--max-length", 16, "--workers"]
-    decoded = completed(*decode, 1, "-o", folder / "out")
-    whole, trained = (folder / "out").read_bytes(), training.result()
+    # The number of workers decides which lines share a batch, and so the last digits of scores.
+    decoded = [completed(*decode, workers, "-o", folder / f"out{workers}") for workers in (1, 2)]
+    whole, trained = [(folder / f"out{workers}").read_bytes() for workers in (1, 2)], training.result()
 
     makers: dict[str, Callable[[Path, random.Random, int], Lane]] = {
         "train": lambda place, own, index: Train(place, trained, own, train, folder / "whole"),
         "export": lambda place, own, index: Export(place, exported, own, sources),
-        "decode": lambda place, own, index: Decode(place, decoded, own, [*decode, index + 1], whole),
+        "decode": lambda place, own, index: Decode(place, decoded[index], own, [*decode, index + 1], whole[index]),
     }
     each = (
         2 if kills >= 20 * len(names) else 1

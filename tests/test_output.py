@@ -57,6 +57,21 @@ def test_what_was_left_is_gone_on_with_after_its_last_whole_line(tmp_path: Path,
     assert names(tmp_path) == ["out"]
 
 
+@pytest.mark.parametrize(("left", "done"), [(2, 0), (3, 3), (5, 3), (6, 6), (8, 6)])
+def test_windows_that_are_not_whole_are_decoded_again(tmp_path: Path, left: int, done: int) -> None:
+    """Lines that met other lines in a batch than without the interruption would have other last digits."""
+    path = tmp_path / "out"
+    lines = [b"%d\n" % number for number in range(9)]
+    begun(path, b"".join(lines[:left]) + b"cu")
+    with writing(path, ABOUT, resume=True, window=3) as out:
+        assert out.done == done
+        print("next", file=out.file)
+    assert path.read_bytes() == b"".join(lines[:done]) + b"next\n"
+    begun(path, b"of another\n", {**ABOUT, "bundle": "y"})
+    with pytest.raises(TfexportError, match="begun with another"), writing(path, ABOUT, resume=True, window=3):
+        pass
+
+
 def test_without_resume_it_begins_anew(tmp_path: Path) -> None:
     path = tmp_path / "out"
     begun(path, b"one\n")
@@ -205,7 +220,7 @@ def test_a_decode_that_is_killed_again_and_again_loses_and_doubles_no_line(tiny_
         "--input-format",
         "ids",
     ]
-    command += ["--output-format", "ids", "--threads", "1", "--batch-size", "2", "--max-length", "16"]
+    command += ["--output-format", "jsonl", "--threads", "1", "--batch-size", "2", "--max-length", "16"]
     whole = subprocess.run([*command, "-o", str(tmp_path / "whole")], capture_output=True, timeout=120, check=False)
     assert whole.returncode == 0, whole.stderr
     kills, out = 0, tmp_path / "out"

@@ -330,7 +330,7 @@ def decode(
     from tfexport.certificate import missing
     from tfexport.runtimes import load_runtime, require_workers, takes_workers
     from tfexport.search import SearchOptions
-    from tfexport.translate import Reader, Writer, translate
+    from tfexport.translate import Reader, Writer, translate, window_size
     from tfexport.watch import watched
 
     search_options = SearchOptions(
@@ -366,7 +366,8 @@ def decode(
                 "output": writer.format,
             }
             watch.loaded()
-            with writing(output, about, resume=resume) as out:
+            size = window or window_size(batch_size, split.workers)
+            with writing(output, about, resume=resume, window=size) as out:
                 if at_once and (workers is None or threads is None):
                     say(f"note: decoding with {split}; choose with --workers and --threads")
                 if reason := missing(bundle, model.name, model.precision):
@@ -377,7 +378,7 @@ def decode(
                     lines,
                     search_options,
                     batch_size=batch_size,
-                    window=window,
+                    window=size,
                     workers=split.workers,
                     done=out.done,
                 )

@@ -33,10 +33,16 @@ class Output:
 
 
 @contextlib.contextmanager
-def writing(output: Path | None, about: Mapping[str, Any], *, resume: bool = False) -> Iterator[Output]:
+def writing(
+    output: Path | None, about: Mapping[str, Any], *, resume: bool = False, window: int = 1
+) -> Iterator[Output]:
     """Open an output; `about` is all that its lines depend on, JSON-ready.
 
     With `resume` it goes on after the lines that an earlier run has left, which may have been killed at any point.
+
+    Args:
+        window: lines that are decoded together: after whole windows the next lines meet the batches that they would have
+            met without an interruption, and their scores are the same to the last digit.
 
     Raises:
         TfexportError: it cannot be written, or `resume` finds lines of something else.
@@ -54,7 +60,7 @@ def writing(output: Path | None, about: Mapping[str, Any], *, resume: bool = Fal
     partial, notes = (output.with_name(f"{output.name}.partial{suffix}") for suffix in ("", ".json"))
     with _failures_told(output, f" The lines done so far are in {partial}."):
         with _opened_alone(partial) as file:
-            done = _lines_to_keep(file, partial, notes, about) if resume else 0
+            done = _lines_to_keep(file, partial, notes, about, window) if resume else 0
             if not done:
                 # In this order: lines that are there must never lie beside notes of something else.
                 file.truncate(0)
@@ -101,20 +107,29 @@ def _opened_alone(partial: Path) -> io.BufferedRandom:
         file.close()  # it was completed between the opening and the lock
 
 
-def _lines_to_keep(file: io.BufferedRandom, partial: Path, notes: Path, about: Mapping[str, Any]) -> int:
-    """The number of whole lines that were written; a last one that is cut is removed.
+def _lines_to_keep(file: io.BufferedRandom, partial: Path, notes: Path, about: Mapping[str, Any], window: int) -> int:
+    """The number of lines in whole windows that were written; what is behind them is removed.
 
     Raises:
         TfexportError: they are results of something else.
     """
-    done = end = 0
+    lines = size = done = end = 0
     file.seek(0)
     for line in file:
         if line.endswith(b"\n"):
-            done, end = done + 1, end + len(line)
+            lines, size = lines + 1, size + len(line)
+            if lines % window == 0:
+                done, end = lines, size
+    if lines:
+        _require_same(partial, notes, about)
     if not done:
         say(f"note: there is nothing in {partial} to go on with: beginning with the first line")
-        return 0
+    file.truncate(end)
+    file.seek(end)
+    return done
+
+
+def _require_same(partial: Path, notes: Path, about: Mapping[str, Any]) -> None:
     try:
         before = json.loads(notes.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -126,9 +141,6 @@ def _lines_to_keep(file: io.BufferedRandom, partial: Path, notes: Path, about: M
             f"{partial} was begun with another {', '.join(other)}: its lines would not fit. Give what was given then, or "
             "begin anew without --resume."
         )
-    file.truncate(end)
-    file.seek(end)
-    return done
 
 
 @contextlib.contextmanager

@@ -183,6 +183,11 @@ def _one_column(text: str) -> str:
     return " ".join(text.split())
 
 
+def window_size(batch_size: int, workers: int) -> int:
+    """Lines that are read before any is decoded."""
+    return batch_size * WINDOW_BATCHES * workers
+
+
 def translate(
     runtime: Runtime[Any],
     reader: Reader,
@@ -198,7 +203,7 @@ def translate(
 
     Args:
         batch_size: sentences decoded together, at most: long ones come in smaller batches.
-        window: lines read before any is decoded; by default 16 batches a worker. 1 answers each line at once.
+        window: lines read before any is decoded; by default `window_size`. 1 answers each line at once.
         workers: that search at once, as `batching.Team` has them; more than 1 only over a runtime that takes them.
         done: lines to pass over, whose results are there already.
 
@@ -211,7 +216,7 @@ def translate(
         raise TfexportError(
             f"the input has {passed} lines, and {done} are done: it is another input. Begin anew without --resume."
         )
-    size = window or batch_size * WINDOW_BATCHES * workers
+    size = window or window_size(batch_size, workers)
     under_way: deque[tuple[dict[int, Result], list[int]]] = deque()  # of each window: what is known, what is decoded
 
     def windows() -> Iterator[list[list[int]]]:
