@@ -182,7 +182,8 @@ class Lane(ABC):
         self.figures.kills[number.name, stage] += 1
         self.figures.aimed += aims
         # Python itself ends so where the signal comes before tfexport has begun; 0 where it came too late to matter.
-        if code not in (-number, 128 + number, 0):
+        of_python = code == 1 and stage == BEFORE and said.rstrip().endswith("\nKeyboardInterrupt")
+        if code not in (-number, 128 + number, 0) and not of_python:
             self._tell(f"{about}: ended with {code}: {said[-500:]}")
         return number, about
 

@@ -201,6 +201,7 @@ def test_a_command_is_ended_in_time_and_the_moment_is_told(tmp_path: Path, monke
 
     monkeypatch.setattr(kills, "tfexport", start)
     monkeypatch.setattr(kills, "AIMED", 1.0)
+    monkeypatch.setattr(kills, "CHANGES", 1)
     lane = kills.Decode(tmp_path / "d", 0.001, random.Random(3), [], b"x")
     number, about = lane._kill()
     assert number is not None
