@@ -61,7 +61,7 @@ def test_lines_are_repeated_each_time_in_another_order() -> None:
 def test_a_window_is_as_many_lines_as_a_command_reads_before_it_answers() -> None:
     lines = [b"x\n"] * 100
     assert load.window_of(lines, 1) == [b"x\n"] * 16
-    assert load.window_of(lines, 32) == [b"x\n"] * 64 + [b"\n"] * 448
+    assert load.window_of(lines, 32) == [b"x\n"] * 32 + [b"\n"] * 480
 
 
 def test_rows_of_the_same_settings_are_replaced() -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 
-RETURN_EVERY = 1.0
-"""Seconds; it takes some milliseconds, and so does touching the memory again."""
+RETURN_EVERY = 10.0
+"""Seconds after which memory is given back again. To touch it anew takes some hundredths of a second."""
 
 _returned = 0.0
 
@@ -50,7 +50,7 @@ def end_with_parent() -> None:
 
 
 def return_freed_memory() -> None:
-    """Give freed memory back to the system, once a second at most, where the C library is glibc.
+    """Give freed memory back to the system, at most once in `RETURN_EVERY`, where the C library is glibc.
 
     By itself glibc keeps much of it, in pieces that what is asked for next may not fit into: over hours of batches of all
     sizes a process would grow.

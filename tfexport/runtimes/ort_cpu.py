@@ -4,6 +4,7 @@ the states (`ort_cpu_states.py`)."""
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from tfexport.bundle import Bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision, Role, graphs_of
+from tfexport.cpus import RETURN_EVERY
 from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, Runtime
 from tfexport.runtimes.ort import cpu_session, ort_cpu_portable
@@ -81,6 +83,7 @@ class OrtCpuRuntime:
         self._share_weights = share_weights
         self._sessions: dict[Role, onnxruntime.InferenceSession] = {}
         self._loading = threading.Lock()
+        self._shrunk: dict[Role, float] = {}
         self._greedy: Role = "decoder_step" if bundle.has_graph("decoder_step", precision, "ort") else "beam_step"
         self.session("encoder")
 
@@ -114,6 +117,14 @@ class OrtCpuRuntime:
                 self._sessions[role] = session
             return self._sessions[role]
 
+    def binding(self, role: Role) -> Binding:
+        """A new binding of a graph; one in `RETURN_EVERY` shrinks the session's memory."""
+        session, now = self.session(role), time.monotonic()
+        shrink = now - self._shrunk.setdefault(role, now) >= RETURN_EVERY
+        if shrink:
+            self._shrunk[role] = now
+        return Binding(session, shrink=shrink)
+
     def prepare(self, beam: int) -> bool:
         """Load the graphs that a search with this beam runs; whether this process may be forked then.
 
@@ -144,7 +155,7 @@ class OrtCpuRuntime:
 
     def _encode(self, src_ids: IntArray, src_len: NDArray[np.int32], cross: FloatArray) -> None:
         """Write the keys and values of sentences into `cross` [keys_values, batch, heads, src, head_dim]."""
-        binding = Binding(self.session("encoder"))
+        binding = self.binding("encoder")
         binding.input("src_ids", src_ids)
         binding.input("src_len", src_len)
         binding.output("cross", cross)
