@@ -37,7 +37,7 @@ class NextTokens:
     def __init__(self, runtime: Runtime[Any], options: SearchOptions, sources: Sequence[Source], limits: IntArray):
         self.config = runtime.config
         self._runtime, self._options, self._limits = runtime, options, limits
-        self._never = _suppressed(runtime.config, options)
+        self._never = suppressed(runtime.config, options)
         longest = max((len(source.prefix) for source in sources), default=0)
         # [batch, longest]: the forced token of each place, -1 where none is.
         self._forced = np.full((len(sources), longest), -1, dtype=np.int64)
@@ -156,8 +156,12 @@ def without(best: Best, banned: Sequence[int], count: int) -> Best:
     return Best(np.where(is_banned, -np.inf, best.log_probs)[every, order], best.ids[every, order])
 
 
-def _suppressed(config: ModelConfig, options: SearchOptions) -> list[int]:
-    """The ids that are no output at all."""
+def suppressed(config: ModelConfig, options: SearchOptions) -> list[int]:
+    """The ids that are never generated.
+
+    Raises:
+        TfexportError: an option names an id that the model has not, or eos.
+    """
     special = {"pad": config.pad_id, "unk": config.unk_id}
     given = (*options.suppress, *options.suppress_first)
     wrong = [index for index in given if not 0 <= index < config.tgt_vocab_size]

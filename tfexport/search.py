@@ -36,6 +36,8 @@ def search(
     src_ids, src_len = pad([source.ids for source in asked], runtime.config.pad_id)
     state = runtime.encode(src_ids, src_len, beam=options.width)
     limits = np.minimum(options.limits(runtime.config, src_len), runtime.capacity.target)
+    most = [limit if source.most is None else source.most for source, limit in zip(asked, limits, strict=True)]
+    limits = np.minimum(limits, np.array(most, dtype=np.int64))
     next_tokens = NextTokens(runtime, options, asked, limits)
     if options.beam == 1:
         return _greedy(next_tokens, state, limits, options)
@@ -64,7 +66,7 @@ def _greedy(next_tokens: NextTokens, state: State, limits: IntArray, options: Se
     lengths = np.repeat(limits[:, None], width, axis=1)
 
     def history() -> IntArray:
-        past = output[: length - 1, sentence].reshape(length - 1, -1).T
+        past = output[: length - 1, sentence].reshape(length - 1, len(sentence) * width).T
         return np.concatenate([np.full((len(past), 1), bos), past], axis=1)
 
     for length in range(1, limits.max() + 1):

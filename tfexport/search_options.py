@@ -84,7 +84,7 @@ class SearchOptions:
             f"top_k is {self.top_k}, below 0": self.top_k < 0,
             f"top_p is {self.top_p}, not above 0 and at most 1": not 0 < self.top_p <= 1,
             f"seed is {self.seed}, not between 0 and 2 ** 64 - 1": not 0 <= self.seed < 2**64,
-            f"samples are drawn, and beam is {self.beam}": self.samples > 0 and self.beam > 1,
+            f"samples are drawn without a beam, and beam is {self.beam}": self.samples > 0 and self.beam > 1,
             "temperature, top_k, top_p and seed are of sampling, and samples is 0": self.samples == 0
             and (self.temperature, self.top_k, self.top_p, self.seed) != (1.0, 0, 1.0, 0),
         }
@@ -134,7 +134,7 @@ class SearchOptions:
         return log_prob / float(length) ** self.length_penalty
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Source:
     """What is to be decoded, where its ids do not say it all."""
 
@@ -142,6 +142,8 @@ class Source:
     """The encoder's, at least one."""
     prefix: tuple[int, ...] = ()
     """Ids that every output begins with; their log-probabilities count."""
+    most: int | None = None
+    """Most tokens of its outputs, beside the limits of the search."""
     line: int = 0
     """Its number, which decides with the seed what is drawn for it."""
 
