@@ -23,7 +23,7 @@ from typing import Any, Protocol, runtime_checkable
 from tfexport.cpus import end_with_parent, usable_cpus
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Runtime
-from tfexport.search import Hypothesis, SearchOptions, search
+from tfexport.search import Hypothesis, SearchOptions, Source, search
 
 MOST_IDS = 16_384
 """Source ids of a batch, padding included: long sentences come in smaller batches, so that memory stays bounded."""
@@ -35,7 +35,7 @@ TASKS = 2
 """Of each worker in a window: several batches are one task, because giving one to a process takes some tenths of a
 millisecond; but not all of them, so that who is done early helps the others."""
 
-Ids = Sequence[int]
+Ids = Source | Sequence[int]
 Found = list[list[list[Hypothesis]]]
 """Of batches, of sources, the hypotheses."""
 
@@ -176,7 +176,7 @@ def decode_all(
     runtime: Runtime[Any], sources: Sequence[Ids], options: SearchOptions, *, batch_size: int, workers: int = 1
 ) -> list[list[Hypothesis]]:
     """The hypotheses of each of `sources` (encoder ids), decoded in batches of up to `batch_size`."""
-    with Team(runtime, workers, options.beam) as team:
+    with Team(runtime, workers, options.width) as team:
         return next(decode_windows(team, [sources], options, batch_size=batch_size))
 
 
@@ -189,7 +189,7 @@ def decode_windows(
         windows: sources that may share batches, as many as may be in memory; with several workers one window more than this
             is read ahead.
     """
-    size = team.runtime.capacity.batch_size(batch_size, options.beam)
+    size = team.runtime.capacity.batch_size(batch_size, options.width)
     ahead = AHEAD if team.workers > 1 else 0
     begun: deque[list[Task]] = deque()
     for sources in windows:
