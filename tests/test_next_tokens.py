@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes import BOS, EOS, Ids, Model, ScriptedRuntime, constant_model, random_model, tiny_config
-from test_profiles import LIMIT, SCORES, assert_same, found_by, generated, model_of, sources_of
+from test_profiles import LIMIT, SCORES, assert_same, found_by, generated, model_of, sources_of, translated, without_eos
 
 from tfexport.bundle import open_bundle
 from tfexport.errors import TfexportError
@@ -254,3 +254,25 @@ def test_a_bundle_has_the_same_of_all_this(tiny_bundle: Path, options: dict[str,
     for one, other in zip(itertools.chain(*found), itertools.chain(*wanted), strict=True):
         assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=SCORES)
     assert all(h.ids[: len(s.prefix)] == s.prefix for s, one in zip(sources, found, strict=True) for h in one)
+
+
+# --- against CTranslate2
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize(
+    ("rules", "theirs"),
+    [
+        ({"repetition_penalty": 1.3}, {"repetition_penalty": 1.3}),
+        ({"no_repeat_ngram": 2}, {"no_repeat_ngram_size": 2}),
+        ({"suppress": (17, 25, 30)}, {"suppress_sequences": [["17"], ["25"], ["30"]]}),
+    ],
+    ids=str,
+)
+def test_rules_are_those_of_ctranslate2(
+    rules: dict[str, Any], theirs: dict[str, Any], beam: int, tmp_path: Path
+) -> None:
+    model, sources = model_of(2), sources_of(10, 2)
+    options = SearchOptions.for_profile("opennmt", beam=beam, nbest=beam, max_length=LIMIT, **rules)
+    wanted = translated(model, tmp_path / "ct2", sources, options, **theirs)
+    assert_same(without_eos(found_by(TorchRuntime(model), sources, options)), wanted)

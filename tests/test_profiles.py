@@ -174,13 +174,15 @@ CT2_OPTIONS: list[dict[str, Any]] = [
     {},
     {"length_penalty": 0.0},
     {"length_penalty": 0.0, "nbest": 1},
+    {"length_penalty": 0.0, "nbest": 2},
+    {"length_penalty": 0.0, "nbest": 3},
     {"length_penalty": 0.6, "min_length": 3},
     {"length_penalty": -1.0, "nbest": 2},
 ]
 
 
 def translated(
-    model: Transformer, folder: Path, sources: Sequence[Sequence[int]], options: SearchOptions
+    model: Transformer, folder: Path, sources: Sequence[Sequence[int]], options: SearchOptions, **more: Any
 ) -> list[NBest]:
     """What CTranslate2 finds."""
     ctranslate2 = pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed: pip install ctranslate2")
@@ -195,6 +197,7 @@ def translated(
         "max_decoding_length": options.max_length,
         "max_input_length": 0,
         "return_scores": True,
+        **more,
     }
     results = translator.translate_batch([[str(token) for token in source] for source in sources], **settings)
     return [

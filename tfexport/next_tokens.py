@@ -96,18 +96,21 @@ class NextTokens:
         """Which of these sources may have nothing but eos as token `length`."""
         return (self._limits[rows] == length) & (self._options.rules.at_limit == "eos")
 
+    def _past(self, history: History) -> IntArray:
+        return history() if self._options.rules.bos_came else history()[:, 1:]
+
     def _scores(self, logits: FloatArray, banned: list[int], length: int, source: IntArray, history: History) -> Scores:
         """Log-probabilities [rows, vocab] as the rules leave them, -inf for what may not come; `source` is [rows]."""
         options, eos = self._options, self.config.eos_id
         scores = logits.astype(np.float64) if self._penalises_logits else log_softmax(logits)
         if options.repetition_penalty != 1:
-            penalise_repetition(scores, history(), options.repetition_penalty)
+            penalise_repetition(scores, self._past(history), options.repetition_penalty)
         if self._penalises_logits:
             scores = log_softmax(scores)
         allowed = np.ones(scores.shape, dtype=bool)
         allowed[:, banned] = False
         if options.no_repeat_ngram:
-            ban_repeated_ngrams(allowed, history(), options.no_repeat_ngram)
+            ban_repeated_ngrams(allowed, self._past(history), options.no_repeat_ngram)
         # Where nothing may come any more an output ends.
         stuck = ~(allowed & (scores > -np.inf)).any(axis=1)
         allowed[stuck | self._must_end(length, source)] = np.arange(scores.shape[1]) == eos

@@ -54,6 +54,8 @@ class Profile:
     """Fewest tokens before eos where no number is given."""
     never: tuple[Literal["pad", "unk"], ...] = ()
     """Special tokens that are no output."""
+    bos_came: bool = True
+    """Whether bos is one of the tokens that came before, for the rules about repetition."""
     renormalises: bool = False
     """Whether tokens that may not come leave their probability to the others."""
 
@@ -67,6 +69,7 @@ PROFILES: dict[ProfileName, Profile] = {
         keeps="every",
         top_ends=True,
         at_limit="end",
+        bos_came=False,
         renormalises=True,
     ),
     "fairseq": Profile(length_penalty=1.0, done="enough", keeps="first", at_limit="eos", min_length=1, never=("pad",)),
