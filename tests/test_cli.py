@@ -34,7 +34,7 @@ from tfexport.engine import Builder
 from tfexport.errors import BundleError, EngineError, RuntimeUnavailable
 from tfexport.gpu import Gpu
 
-COMMANDS = ("inspect", "export", "build", "triton", "decode", "parity", "bench", "train", "demo", "version")
+COMMANDS = ("inspect", "export", "build", "triton", "decode", "score", "parity", "bench", "train", "demo", "version")
 TFEXPORT = Path(sys.executable).with_name("tfexport")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 

@@ -34,7 +34,16 @@ EXPORT_SIDE = (
     "tfexport.plan",
     "tfexport.targets",
 )
-DECODE_SIDE = ("tfexport.runtimes", "tfexport.search", "tfexport.batching", "tfexport.translate")
+DECODE_SIDE = (
+    "tfexport.runtimes",
+    "tfexport.profiles",
+    "tfexport.search_options",
+    "tfexport.next_tokens",
+    "tfexport.sampling",
+    "tfexport.search",
+    "tfexport.batching",
+    "tfexport.translate",
+)
 SHARED = ("config", "contract", "bundle", "bundle_writer", "tokenizers", "errors", "gpu", "kept", "cpus", "certificate")
 PYTORCH_RUNTIMES = ("tfexport.runtimes.pytorch", "tfexport.runtimes.pytorch_static")
 HEAVY = {"torch", "onnx", "onnx_ir", "safetensors", "lightning", "cuda", "tensorrt", "tensorrt_rtx"}

@@ -54,6 +54,7 @@ def test_there_are_commands() -> None:
         "bench",
         "build",
         "decode",
+        "score",
         "train",
     }
 

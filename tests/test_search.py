@@ -28,8 +28,9 @@ from references import decode as naive
 from torch import Tensor
 
 from tfexport.errors import TfexportError
+from tfexport.next_tokens import without
 from tfexport.runtimes.base import Best, best_of
-from tfexport.search import COMPACT_BELOW, Hypothesis, SearchOptions, _without_early_eos, pad, search
+from tfexport.search import COMPACT_BELOW, Hypothesis, SearchOptions, pad, search
 
 # A sum of -inf and inf, or a limit that overflows, first shows as a warning of NumPy.
 pytestmark = pytest.mark.filterwarnings("error")
@@ -454,10 +455,7 @@ def test_best_tokens_of_what_cannot_be_sorted_are_refused_by_the_search(broken: 
     assert best.ids.shape == best.log_probs.shape == (2, 2)
     assert np.isnan(best.log_probs[1]).all()
     with pytest.raises(TfexportError, match="not finite numbers"):
-        _without_early_eos(best, 1, 2, EOS, SearchOptions())
-
-
-EARLY = SearchOptions(min_length=3, max_length=9)
+        run(lambda source, tokens: logits[source[0] - 5], [(5,), (6,)], vocab=4)
 
 
 def candidates(*ids: int) -> Best:
@@ -470,29 +468,29 @@ def shown(best: Best) -> list[tuple[int, float]]:
 
 
 def test_an_early_eos_is_taken_out_and_the_others_keep_their_order_and_log_probabilities() -> None:
-    assert shown(_without_early_eos(candidates(5, EOS, 7, 8), 3, 3, EOS, EARLY)) == [(5, -1), (7, -3), (8, -4)]
-    assert shown(_without_early_eos(candidates(EOS, 5, 7, 8), 1, 3, EOS, EARLY)) == [(5, -2), (7, -3), (8, -4)]
-    assert shown(_without_early_eos(candidates(5, 7, 8, EOS), 1, 3, EOS, EARLY)) == [(5, -1), (7, -2), (8, -3)]
+    assert shown(without(candidates(5, EOS, 7, 8), [EOS], 3)) == [(5, -1), (7, -3), (8, -4)]
+    assert shown(without(candidates(EOS, 5, 7, 8), [EOS], 3)) == [(5, -2), (7, -3), (8, -4)]
+    assert shown(without(candidates(5, 7, 8, EOS), [EOS], 3)) == [(5, -1), (7, -2), (8, -3)]
 
 
 def test_where_eos_is_no_candidate_the_one_too_many_goes() -> None:
-    assert shown(_without_early_eos(candidates(5, 6, 7, 8), 1, 3, EOS, EARLY)) == [(5, -1), (6, -2), (7, -3)]
+    assert shown(without(candidates(5, 6, 7, 8), [EOS], 3)) == [(5, -1), (6, -2), (7, -3)]
 
 
 def test_eos_stays_once_the_minimal_length_is_reached() -> None:
     for best in (candidates(5, EOS, 7), candidates(5, EOS, 7, 8)):
-        assert shown(_without_early_eos(best, 4, 3, EOS, EARLY)) == [(5, -1), (EOS, -2), (7, -3)]
+        assert shown(without(best, [], 3)) == [(5, -1), (EOS, -2), (7, -3)]
 
 
 def test_of_a_vocabulary_smaller_than_the_beam_an_early_eos_comes_last_and_is_impossible() -> None:
-    found = shown(_without_early_eos(candidates(1, EOS, 0), 2, 6, EOS, EARLY))
+    found = shown(without(candidates(1, EOS, 0), [EOS], 6))
     assert found == [(1, -1), (0, -3), (EOS, -math.inf)]
 
 
 def test_an_early_eos_is_taken_out_of_each_row_by_itself() -> None:
     rows = [candidates(5, EOS, 7), candidates(5, 6, 7), candidates(EOS, 6, 7)]
     best = Best(np.concatenate([row.log_probs for row in rows]), np.concatenate([row.ids for row in rows]))
-    assert _without_early_eos(best, 1, 2, EOS, EARLY).ids.tolist() == [[5, 7], [5, 6], [6, 7]]
+    assert without(best, [EOS], 2).ids.tolist() == [[5, 7], [5, 6], [6, 7]]
 
 
 # --- helpers and the fake itself

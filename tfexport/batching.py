@@ -24,7 +24,7 @@ from typing import Any, Protocol, runtime_checkable
 from tfexport.cpus import end_with_parent, return_freed_memory, usable_cpus
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Runtime
-from tfexport.search import Hypothesis, SearchOptions, search
+from tfexport.search import Hypothesis, SearchOptions, Source, search
 
 MOST_IDS = 16_384
 """Source ids of a batch, padding included: long sentences come in smaller batches, so that memory stays bounded."""
@@ -39,7 +39,7 @@ millisecond; but not all of them, so that who is done early helps the others."""
 SECONDS_TO_END = 5
 """For the thread that looks after workers, when they were killed; it takes some milliseconds."""
 
-Ids = Sequence[int]
+Ids = Source | Sequence[int]
 Found = list[list[list[Hypothesis]]]
 """Of batches, of sources, the hypotheses."""
 
@@ -191,7 +191,7 @@ def decode_all(
     runtime: Runtime[Any], sources: Sequence[Ids], options: SearchOptions, *, batch_size: int, workers: int = 1
 ) -> list[list[Hypothesis]]:
     """The hypotheses of each of `sources` (encoder ids), decoded in batches of up to `batch_size`."""
-    with Team(runtime, workers, options.beam) as team:
+    with Team(runtime, workers, options.width) as team:
         return next(decode_windows(team, [sources], options, batch_size=batch_size))
 
 
@@ -204,7 +204,7 @@ def decode_windows(
         windows: sources that may share batches, as many as may be in memory; with several workers one window more than this
             is read ahead.
     """
-    size = team.runtime.capacity.batch_size(batch_size, options.beam)
+    size = team.runtime.capacity.batch_size(batch_size, options.width)
     ahead = AHEAD if team.workers > 1 else 0
     begun: deque[list[Task]] = deque()
     for sources in windows:

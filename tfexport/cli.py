@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,10 +19,9 @@ from tfexport.console import (
     print_plan,
     print_repository,
     say,
-    warned,
-    with_progress,
     working,
 )
+from tfexport.decode_command import decode
 from tfexport.options import (
     AsJson,
     BatchSize,
@@ -34,7 +33,6 @@ from tfexport.options import (
     GpuMemory,
     Gpus,
     Heads,
-    Input,
     InputFormatOption,
     LibraryOption,
     MaxBatch,
@@ -45,8 +43,6 @@ from tfexport.options import (
     PrecisionOption,
     ServedBeam,
     ServedBy,
-    Threads,
-    Workers,
     automatic_of,
     budgets_of,
     engine_request,
@@ -54,8 +50,8 @@ from tfexport.options import (
     precisions_of,
     vocabularies_of,
 )
-from tfexport.output import writing
 from tfexport.parity_command import parity
+from tfexport.score_command import score
 from tfexport.train_command import train
 
 app = typer.Typer(
@@ -289,103 +285,8 @@ def triton(
     print(f"next: tritonserver --model-repository={written.directory}")
 
 
-@app.command()
-def decode(
-    directory: BundleDir,
-    source: Input = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write here instead of stdout.")] = None,
-    runtime: Annotated[str, typer.Option(help="ort-cpu, ort-cuda, tensorrt, torch or torch-cuda.")] = "ort-cpu",
-    precision: PrecisionOption = None,
-    beam: Annotated[int, typer.Option(min=1, help="Beam width; 1 is greedy.")] = 1,
-    nbest: Annotated[int, typer.Option(min=1, help="Hypotheses a line, best first, separated by tabs.")] = 1,
-    length_penalty: Annotated[float, typer.Option(help="Exponent A of ((5 + length) / 6) ** A; 0 for none.")] = 0.6,
-    min_length: Annotated[int, typer.Option(min=0, help="Fewest tokens before eos.")] = 0,
-    max_length: MaxLength = 256,
-    max_length_ratio: Annotated[float | None, typer.Option(help="Most tokens for each source id.")] = None,
-    batch_size: BatchSize = 32,
-    input_format: InputFormatOption = None,
-    output_format: Annotated[
-        Literal["text", "tokens", "ids", "jsonl"] | None,
-        typer.Option(help="text by default; ids have no bos, and eos when it came; jsonl has status and scores."),
-    ] = None,
-    workers: Workers = None,
-    threads: Threads = None,
-    share_weights: Annotated[
-        bool,
-        typer.Option(
-            "--share-weights",
-            help="Have packed weights in memory once with other such commands; they are kept in ~/.cache/tfexport.",
-        ),
-    ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the -o FILE that an interrupted run of the same command began.")
-    ] = False,
-) -> None:
-    """Decode sentences: one output line for each input line, always.
-
-    A line that cannot be decoded (too long, not UTF-8) gives an empty line, a warning, and its status in jsonl.
-    """
-    from tfexport.batching import Prepared, Split
-    from tfexport.bundle import MANIFEST, file_sha256, open_bundle
-    from tfexport.certificate import missing
-    from tfexport.runtimes import load_runtime, require_workers, takes_workers
-    from tfexport.search import SearchOptions
-    from tfexport.translate import Reader, Writer, translate, window_size
-    from tfexport.watch import watched
-
-    search_options = SearchOptions(
-        beam=beam,
-        nbest=nbest,
-        length_penalty=length_penalty,
-        min_length=min_length,
-        max_length=max_length,
-        max_length_ratio=max_length_ratio,
-    )
-    with watched(directory) as watch:
-        bundle = open_bundle(directory)
-        chosen = precisions_of(precision)[0] if precision else None
-        reader, writer = Reader.of(bundle, input_format), Writer.of(bundle, output_format)
-        if input_format is None and reader.format == "ids":
-            say(f"note: {directory} has no source vocabulary: the input is read as ids")
-        if output_format is None and writer.format == "ids":
-            say(f"note: {directory} has no target vocabulary: the output is written as ids")
-        with opened(source) as lines:
-            window = 1 if lines.isatty() else None  # a person at a terminal is answered line by line
-            at_once = window is None and takes_workers(runtime, bundle, chosen)
-            split = Split.of(workers, threads, at_once=at_once)
-            require_workers(runtime, bundle, chosen, split.workers)
-            model = load_runtime(runtime, bundle, precision=chosen, threads=split.threads, share_weights=share_weights)
-            if isinstance(model, Prepared):
-                model.prepare(beam)
-            about = {
-                "bundle": file_sha256(directory / MANIFEST),
-                "runtime": runtime,
-                "precision": model.precision,
-                "search": asdict(search_options),
-                "input": [str(source), reader.format],
-                "output": writer.format,
-            }
-            watch.loaded()
-            size = window or window_size(batch_size, split.workers)
-            with writing(output, about, resume=resume, window=size) as out:
-                if at_once and (workers is None or threads is None):
-                    say(f"note: decoding with {split}; choose with --workers and --threads")
-                if reason := missing(bundle, model.name, model.precision):
-                    say(f"note: {reason}: tfexport parity {directory} INPUT")
-                results = translate(
-                    model,
-                    reader,
-                    lines,
-                    search_options,
-                    batch_size=batch_size,
-                    window=size,
-                    workers=split.workers,
-                    done=out.done,
-                )
-                for result in warned(with_progress(watch.over(results), "decoding lines")):
-                    print(writer.line(result), file=out.file, flush=window == 1)
-
-
+app.command()(decode)
+app.command()(score)
 app.command()(parity)
 app.command()(bench)
 app.command()(train)

@@ -31,6 +31,7 @@ InputFormatOption = Annotated[
     Literal["text", "tokens", "ids"] | None,
     typer.Option("--input-format", help="Raw text, space-separated tokens, or ids as the encoder reads them."),
 ]
+RuntimeOption = Annotated[str, typer.Option("--runtime", help="ort-cpu, ort-cuda, tensorrt, torch or torch-cuda.")]
 Threads = Annotated[
     int | None,
     typer.Option("--threads", min=1, max=256, help="CPU threads of a worker; by default its share of the CPUs."),

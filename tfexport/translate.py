@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any, Literal
 
 from tfexport.batching import Team, decode_windows
@@ -20,7 +20,7 @@ from tfexport.bundle import Bundle
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError, TokenizerError
 from tfexport.runtimes.base import Capacity, Runtime
-from tfexport.search import Hypothesis, SearchOptions
+from tfexport.search import Hypothesis, SearchOptions, Source
 from tfexport.tokenizers import TextTokenizer
 
 InputFormat = Literal["text", "tokens", "ids"]
@@ -80,7 +80,9 @@ class Reader:
             raise Unreadable("invalid_utf8", f"byte {error.start + 1} is not UTF-8") from None
         if not text:
             raise Unreadable("empty", "")
-        ids = self._given_ids(text) if self.format == "ids" else self._encoded(text)
+        ids = _ids_in(text, self.format, self.tokenizer, self.config.src_vocab_size)
+        if self.format != "ids":
+            ids = [self.config.bos_id] * self.config.source_bos + ids + [self.config.eos_id] * self.config.source_eos
         if len(ids) > self.config.max_source_length:
             most = self.config.max_source_length
             raise Unreadable("too_long", f"{len(ids)} ids, the model reads at most {most}: split the line")
@@ -90,25 +92,84 @@ class Reader:
             raise Unreadable("invalid_ids", f"it has the padding id {pad_id}: leave padding out")
         return ids
 
-    def _given_ids(self, text: str) -> list[int]:
-        size = self.config.src_vocab_size
+
+@dataclass(frozen=True)
+class TargetReader:
+    """Reads beginnings of outputs, or whole ones, as ids without bos.
+
+    Args:
+        whole: lines are whole outputs: text and tokens get an eos, ids have the one they have, and nothing follows.
+        lines: those of the outputs, one for each of the input; None where they stand in the input, after a tab.
+    """
+
+    config: ModelConfig
+    tokenizer: TextTokenizer | None
+    format: InputFormat
+    whole: bool = False
+    lines: Iterable[bytes] | None = None
+
+    def source(self, ids: list[int], raw: bytes, line: int) -> Source:
+        """The source `ids` with what its output is to begin with.
+
+        Raises:
+            Unreadable: `raw` cannot be read, or is longer than the model's outputs.
+        """
+        config = self.config
+        try:
+            text = raw.decode("utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise Unreadable("invalid_utf8", f"byte {error.start + 1} of the output's part is not UTF-8") from None
+        found = _ids_in(text, self.format, self.tokenizer, config.tgt_vocab_size) if text else []
+        if self.whole and self.format != "ids":
+            found = [*found, config.eos_id]
+        if not found and self.whole:
+            raise Unreadable("empty", "")
+        if config.eos_id in found[: -1 if self.whole else None]:
+            raise Unreadable("invalid_ids", f"the output's part goes on after the end, id {config.eos_id}")
+        if len(found) > config.max_target_length:
+            most = config.max_target_length
+            raise Unreadable("too_long", f"{len(found)} ids of output, the model writes at most {most}")
+        return Source(ids, tuple(found), len(found) if self.whole else None, line)
+
+    def pairs(self, lines: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
+        """Each input line with what its output begins with.
+
+        Raises:
+            TfexportError: there are more lines of one than of the other.
+        """
+        if self.lines is None:
+            for line in lines:
+                source, _, target = line.partition(b"\t")
+                yield source, target
+            return
+        for line, target in zip_longest(lines, without_bom(self.lines)):
+            if line is None or target is None:
+                one, other = ("input", "outputs") if target is None else ("outputs", "input")
+                raise TfexportError(f"there are more lines of the {one} than of the {other}. Give one for each.")
+            yield line, target
+
+
+def _ids_in(text: str, format: InputFormat, tokenizer: TextTokenizer | None, size: int) -> list[int]:
+    """The ids of a line of text, tokens or ids, of a vocabulary of `size`.
+
+    Raises:
+        Unreadable: it has none, or something that is none.
+    """
+    if format == "ids":
         words = text.split()
         # isascii and isdecimal: int() would also take "1_000", "+1" and digits of other scripts.
         wrong = next((w for w in words if not (w.isascii() and w.isdecimal() and len(w) < 10 and int(w) < size)), None)
         if wrong is not None:
             raise Unreadable("invalid_ids", f"{wrong[:20]!r} is not an id from 0 to {size - 1}")
         return [int(word) for word in words]
-
-    def _encoded(self, text: str) -> list[int]:
-        assert self.tokenizer is not None
-        try:
-            ids = self.tokenizer.encode(text) if self.format == "text" else self.tokenizer.ids(text.split())
-        except TokenizerError as error:
-            raise Unreadable("unknown_token", str(error)) from None
-        if not ids:
-            raise Unreadable("empty", "")
-        config = self.config
-        return [config.bos_id] * config.source_bos + ids + [config.eos_id] * config.source_eos
+    assert tokenizer is not None
+    try:
+        ids = tokenizer.encode(text) if format == "text" else tokenizer.ids(text.split())
+    except TokenizerError as error:
+        raise Unreadable("unknown_token", str(error)) from None
+    if not ids:
+        raise Unreadable("empty", "")
+    return ids
 
 
 class Unreadable(Exception):
@@ -157,10 +218,37 @@ class Writer:
         assert self.tokenizer is not None
         return _one_column(" ".join(self.tokenizer.tokens([index for index in ids if index != self.config.eos_id])))
 
+    def reader(self, *, whole: bool = False, lines: Iterable[bytes] | None = None) -> TargetReader:
+        """Of outputs in the format that is written, where that is not jsonl; see there."""
+        format: InputFormat = self.format if self.format != "jsonl" else "text" if self.tokenizer else "ids"
+        return TargetReader(self.config, self.tokenizer, format, whole, lines)
+
+    def token_ids(self, words: str) -> tuple[int, ...]:
+        """Tokens of the vocabulary, or ids where ids are written, separated by spaces.
+
+        Raises:
+            TfexportError: one of them is none.
+        """
+        format: InputFormat = "tokens" if self.tokenizer and self.format != "ids" else "ids"
+        try:
+            return tuple(_ids_in(words, format, self.tokenizer, self.config.tgt_vocab_size)) if words.split() else ()
+        except Unreadable as problem:
+            raise TfexportError(f"{words!r} are not {format} of the target vocabulary: {problem}. Change it.") from None
+
     def text(self, ids: Sequence[int]) -> str:
         """Output ids as text. There must be a vocabulary."""
         assert self.tokenizer is not None
         return _one_column(self.tokenizer.decode([index for index in ids if index != self.config.eos_id]))
+
+    def score_record(self, result: Result) -> dict[str, object]:
+        """What `tfexport score --json` tells of a line."""
+        record = self._record(result)
+        del record["hypotheses"]
+        for found in result.hypotheses:
+            tokens = {"tokens": self.tokenizer.tokens(found.ids)} if self.tokenizer else {}
+            steps = [round(step, 6) for step in found.token_log_probs]
+            record |= {"log_prob": round(found.log_prob, 6), **tokens, "ids": list(found.ids), "token_log_probs": steps}
+        return record
 
     def _record(self, result: Result) -> dict[str, object]:
         hypotheses = [
@@ -171,11 +259,16 @@ class Writer:
                 "score": round(hypothesis.score, 6),
                 "log_prob": round(hypothesis.log_prob, 6),
                 "finished": hypothesis.finished,
+                **_told("token_log_probs", [round(step, 6) for step in hypothesis.token_log_probs]),
             }
             for hypothesis in result.hypotheses
         ]
         message = {"message": result.message} if result.message else {}
         return {"line": result.line, "status": result.status, **message, "hypotheses": hypotheses}
+
+
+def _told(name: str, values: list[float]) -> dict[str, list[float]]:
+    return {name: values} if values else {}
 
 
 def _one_column(text: str) -> str:
@@ -198,6 +291,7 @@ def translate(
     window: int | None = None,
     workers: int = 1,
     done: int = 0,
+    outputs: TargetReader | None = None,
 ) -> Iterator[Result]:
     """Decode `lines` and yield a result for each, in order.
 
@@ -206,11 +300,13 @@ def translate(
         window: lines read before any is decoded; by default `window_size`. 1 answers each line at once.
         workers: that search at once, as `batching.Team` has them; more than 1 only over a runtime that takes them.
         done: lines to pass over, whose results are there already.
+        outputs: what the outputs begin with.
 
     Raises:
-        TfexportError: there are fewer lines than are `done`.
+        TfexportError: there are fewer lines than are `done`, or other ones than of what the outputs begin with.
     """
-    stream = enumerate(without_bom(lines), start=1)
+    plain = without_bom(lines)
+    stream = enumerate(outputs.pairs(plain) if outputs else ((line, b"") for line in plain), start=1)
     passed = sum(1 for _ in islice(stream, done))
     if passed < done:
         raise TfexportError(
@@ -219,17 +315,22 @@ def translate(
     size = window or window_size(batch_size, workers)
     under_way: deque[tuple[dict[int, Result], list[int]]] = deque()  # of each window: what is known, what is decoded
 
-    def windows() -> Iterator[list[list[int]]]:
+    def windows() -> Iterator[list[Source]]:
         while chunk := list(islice(stream, size)):
-            known, readable = _read(runtime.capacity, reader, chunk)
+            known, readable = _read(runtime.capacity, reader, outputs, chunk)
             under_way.append((known, list(readable)))
             yield list(readable.values())
 
-    with Team(runtime, workers, options.beam) as team:
+    with Team(runtime, workers, options.width) as team:
         for decoded in decode_windows(team, windows(), options, batch_size=batch_size):
             known, numbers = under_way.popleft()
             known |= {number: _result(number, found) for number, found in zip(numbers, decoded, strict=True)}
             yield from (known[number] for number in sorted(known))
+
+
+def scored(result: Result) -> Result:
+    """The result of a search that was told the whole output: it has no limit to tell of."""
+    return Result(result.line, "ok", "", result.hypotheses) if result.hypotheses else result
 
 
 def source_lengths(reader: Reader, lines: Iterable[bytes]) -> list[int]:
@@ -248,14 +349,15 @@ def without_bom(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _read(
-    capacity: Capacity, reader: Reader, chunk: list[tuple[int, bytes]]
-) -> tuple[dict[int, Result], dict[int, list[int]]]:
-    """The lines of a window by their numbers: results of those that cannot be decoded, ids of the others."""
+    capacity: Capacity, reader: Reader, outputs: TargetReader | None, chunk: list[tuple[int, tuple[bytes, bytes]]]
+) -> tuple[dict[int, Result], dict[int, Source]]:
+    """The lines of a window by their numbers: results of those that cannot be decoded, sources of the others."""
     results: dict[int, Result] = {}
-    readable: dict[int, list[int]] = {}
-    for number, raw in chunk:
+    readable: dict[int, Source] = {}
+    for number, (raw, output) in chunk:
         try:
-            readable[number] = _within(capacity, reader.ids(raw))
+            ids = _within(capacity, reader.ids(raw))
+            readable[number] = outputs.source(ids, output, number) if outputs else Source(ids, line=number)
         except Unreadable as problem:
             results[number] = Result(number, problem.status, str(problem), ())
     return results, readable

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ FloatArray = NDArray[np.float32]
 class Best(NamedTuple):
     """The most likely next tokens of each row, best first."""
 
-    log_probs: FloatArray
+    log_probs: NDArray[Any]
     """[rows, count]; float32, or float64 where it was computed so."""
     ids: IntArray
     """[rows, count]"""
@@ -118,12 +118,12 @@ def best_of(logits: FloatArray, count: int) -> Best:
     if not np.isfinite(peak).all():  # nothing to sort by: the search refuses it
         nothing = np.full((len(logits), count), np.nan)
         return Best(nothing, np.zeros(nothing.shape, dtype=np.int64))
-    ids = _top_k(logits, min(count, logits.shape[1]))
+    ids = top_k(logits, min(count, logits.shape[1]))
     norms = np.log(np.exp(logits - peak[:, None]).sum(axis=1, dtype=np.float64)) + peak
     return Best(np.take_along_axis(logits, ids, axis=1).astype(np.float64) - norms[:, None], ids)
 
 
-def _top_k(values: FloatArray, k: int) -> IntArray:
+def top_k(values: NDArray[Any], k: int) -> IntArray:
     """Columns of the k largest `values` [rows, n] of each row, largest first, the lower column first among equals."""
     rows, n = values.shape
     kth = np.partition(values, n - k, axis=1)[:, n - k, None]

@@ -1,0 +1,278 @@
+"""Rules about the next token: against every sequence there is, against Transformers, by hand; on a fake and on a bundle."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes import BOS, EOS, Ids, Model, ScriptedRuntime, constant_model, random_model, tiny_config
+from test_profiles import LIMIT, SCORES, assert_same, found_by, generated, model_of, sources_of, translated, without_eos
+
+from tfexport.bundle import open_bundle
+from tfexport.errors import TfexportError
+from tfexport.next_tokens import ban_repeated_ngrams, log_softmax, penalise_repetition
+from tfexport.runtimes import load_runtime
+from tfexport.runtimes.base import Best, IntArray
+from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search import Hypothesis, SearchOptions, Source, search
+
+VOCAB = 5
+SOURCES: list[Ids] = [(5, 6, EOS), (7, EOS), (6,)]
+
+
+def run(model: Model, sources: Sequence[Any], *, vocab: int = VOCAB, **options: Any) -> list[list[Hypothesis]]:
+    return search(ScriptedRuntime(model, tiny_config(tgt_vocab_size=vocab)), sources, SearchOptions(**options))
+
+
+def breaks(ids: Ids, **rules: Any) -> bool:
+    """Whether an output breaks a rule, told from its definition."""
+    n = rules.get("no_repeat_ngram", 0)
+    ngrams = [(BOS, *ids)[at : at + n] for at in range(len(ids) + 2 - n)] if n else []
+    return (
+        len(set(ngrams)) < len(ngrams)
+        or bool(set(ids) & set(rules.get("suppress", ())))
+        or ids[0] in rules.get("suppress_first", ())
+        or ids[: len(rules.get("prefix", ()))] != rules.get("prefix", ())[: len(ids)]
+    )
+
+
+def best_of_all(model: Model, source: Ids, length: int, **rules: Any) -> tuple[Ids, float]:
+    """The best of all outputs that break no rule: those that end in eos, or have `length` tokens."""
+    found = []
+    for size in range(1, length + 1):
+        for ids in itertools.product(range(VOCAB), repeat=size):
+            if EOS in ids[:-1] or (ids[-1] != EOS and size < length) or breaks(ids, **rules):
+                continue
+            steps = [log_softmax(model(source, ids[:at])[None])[0, token] for at, token in enumerate(ids)]
+            found.append((ids, float(sum(steps))))
+    return max(found, key=lambda one: one[1])
+
+
+RULES: list[dict[str, Any]] = [
+    {"no_repeat_ngram": 1},
+    {"no_repeat_ngram": 2},
+    {"no_repeat_ngram": 3},
+    {"suppress": (3,)},
+    {"suppress": (0, 4)},
+    {"suppress_first": (0, EOS - 1, 4)},
+    {"prefix": (4, 3)},
+    {"prefix": (3, 3, 3), "no_repeat_ngram": 2, "suppress": (3,)},
+]
+
+
+@pytest.mark.parametrize("rules", RULES[:-1], ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_wide_beam_finds_the_best_of_all_outputs_that_keep_the_rules(seed: int, rules: dict[str, Any]) -> None:
+    model = random_model(seed, VOCAB)
+    options = {name: value for name, value in rules.items() if name != "prefix"}
+    sources = [Source(source, prefix=rules.get("prefix", ())) for source in SOURCES]
+    found = run(model, sources, beam=150, nbest=1, max_length=4, length_penalty=0.0, **options)
+    for source, [hypothesis] in zip(SOURCES, found, strict=True):
+        ids, log_prob = best_of_all(model, source, 4, **rules)
+        assert hypothesis.ids == ids
+        assert hypothesis.log_prob == pytest.approx(log_prob, abs=1e-6)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("rules", RULES, ids=str)
+def test_no_output_breaks_a_rule(rules: dict[str, Any], beam: int) -> None:
+    """What the forced beginning breaks is its own affair."""
+    for seed in range(5):
+        options = {name: value for name, value in rules.items() if name != "prefix"}
+        sources = [Source(source, prefix=rules.get("prefix", ())) for source in SOURCES]
+        found = run(random_model(seed, VOCAB), sources, beam=beam, nbest=beam, max_length=9, **options)
+        for hypothesis in itertools.chain(*found):
+            assert not breaks(hypothesis.ids, **(rules if len(rules) == 1 else {"prefix": rules["prefix"]}))
+
+
+class Counting(ScriptedRuntime):
+    """Notes which way it is asked."""
+
+    asked: str = ""
+
+    def step(self, *arguments: Any) -> Any:
+        self.asked += "s"
+        return super().step(*arguments)
+
+    def best(self, state: Any, tokens: IntArray, count: int) -> tuple[Best, Any]:
+        found = super().best(state, tokens, count)
+        self.asked = self.asked[:-1] + "b"
+        return found
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        ({}, "bbbb"),
+        ({"suppress": (3,), "min_length": 2}, "bbbb"),
+        ({"suppress_first": (3, 4)}, "bbbb"),
+        ({"repetition_penalty": 1.1}, "ssss"),
+        ({"no_repeat_ngram": 3}, "ssss"),
+        ({"samples": 2}, "ssss"),
+        ({"profile": "marian"}, "bbbb"),
+        ({"profile": "fairseq"}, "bbbs"),
+        ({"profile": "opennmt", "min_length": 1}, "sbbb"),
+    ],
+)
+def test_logits_are_asked_for_only_where_a_rule_needs_them(options: dict[str, Any], asked: str) -> None:
+    runtime = Counting(constant_model([0, 0, -9, 2, 1, 0]), tiny_config(tgt_vocab_size=6, unk_id=5))
+    search(runtime, [(6,), (7,)], SearchOptions(max_length=4, **options))
+    assert runtime.asked == asked
+
+
+def test_a_forced_beginning_needs_logits_no_longer_than_it_lasts() -> None:
+    runtime = Counting(constant_model([0, 0, -9, 2, 1]), tiny_config(tgt_vocab_size=5))
+    [[found], [other]] = search(runtime, [Source((6,), prefix=(4, 0)), (7,)], SearchOptions(max_length=4))
+    assert runtime.asked == "ssbb"
+    assert (found.ids, other.ids) == ((4, 0, 3, 3), (3, 3, 3, 3))
+
+
+# --- against Transformers
+
+
+GIVEN: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.3},
+    {"repetition_penalty": 0.7},
+    {"no_repeat_ngram": 2},
+    {"no_repeat_ngram": 1, "repetition_penalty": 1.5},
+    {"suppress": (17, 25, 30, 4, 12), "suppress_first": (8, 20)},
+]
+THEIRS = {
+    "no_repeat_ngram": "no_repeat_ngram_size",
+    "suppress": "suppress_tokens",
+    "suppress_first": "begin_suppress_tokens",
+    "repetition_penalty": "repetition_penalty",
+}
+
+
+@pytest.mark.parametrize("beam", [1, 4, 8])
+@pytest.mark.parametrize("number", range(len(GIVEN)))
+def test_rules_are_those_of_transformers(number: int, beam: int) -> None:
+    given = GIVEN[number]
+    model, sources = model_of(number), sources_of(10, number)
+    options = SearchOptions.for_profile("hf", beam=beam, nbest=beam, max_length=LIMIT, **given)
+    settings = {THEIRS[name]: list(rule) if isinstance(rule, tuple) else rule for name, rule in given.items()}
+    wanted = generated(model, sources, num_beams=beam, max_new_tokens=LIMIT, **settings)
+    found = found_by(TorchRuntime(model), sources, options)
+    if beam > 1:
+        assert_same(found, wanted)
+    else:  # Transformers tells no scores of a greedy search
+        assert [[h.ids for h in hypotheses] for hypotheses in found] == [[ids for ids, _ in one] for one in wanted]
+
+
+# --- by their definitions
+
+
+def test_a_repetition_is_penalised_once_and_away_from_zero() -> None:
+    scores = np.array([[2.0, -2.0, 1.0, -1.0], [4.0, 3.0, -2.0, 0.0]])
+    penalise_repetition(scores, np.array([[0, 1, 0], [2, 2, 3]]), 2.0)
+    assert scores.tolist() == [[1.0, -4.0, 1.0, -1.0], [4.0, 3.0, -4.0, 0.0]]
+
+
+def test_what_would_repeat_an_ngram_is_banned() -> None:
+    history = np.array([[1, 5, 6, 5], [1, 5, 6, 6]])
+    for n, banned in ((1, [{1, 5, 6}, {1, 5, 6}]), (2, [{6}, {6}]), (3, [set(), set()]), (9, [set(), set()])):
+        allowed = np.ones((2, 8), dtype=bool)
+        ban_repeated_ngrams(allowed, history, n)
+        assert [set(np.flatnonzero(~row).tolist()) for row in allowed] == banned
+
+
+def test_an_output_ends_where_nothing_else_may_come() -> None:
+    """Each token once, and no eos before the sixth: there are four others."""
+    for beam in (1, 2):
+        [[found, *_]] = run(constant_model([4, 3, 0, 2, 1]), [(6,)], beam=beam, no_repeat_ngram=1, min_length=6)
+        assert found.ids[-1] == EOS
+        assert found.finished
+        assert len(set(found.ids)) == len(found.ids)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"suppress": (5,)}, "5 is to be suppressed, but ids go from 0 to 4"),
+        ({"suppress_first": (-1,)}, "-1 is to be suppressed"),
+        ({"suppress": (EOS,)}, "the end of a sentence cannot be suppressed. Use --min-length"),
+    ],
+)
+def test_what_cannot_be_suppressed(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TfexportError, match=message):
+        run(constant_model([0.0] * VOCAB), [(6,)], **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
+        ({"repetition_penalty": math.nan}, "repetition_penalty is nan"),
+        ({"no_repeat_ngram": -1}, "no_repeat_ngram is -1"),
+        ({"samples": -1}, "samples is -1"),
+        ({"samples": 2, "beam": 4}, "samples are drawn without a beam, and beam is 4"),
+        ({"temperature": 0.5}, "are of sampling, and samples is 0"),
+        ({"samples": 1, "temperature": 0.0}, "temperature is 0.0"),
+        ({"samples": 1, "top_k": -1}, "top_k is -1"),
+        ({"samples": 1, "top_p": 0.0}, "top_p is 0.0"),
+        ({"samples": 1, "top_p": 1.1}, "top_p is 1.1"),
+        ({"samples": 1, "seed": 2**64}, "seed is 18446744073709551616"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(TfexportError, match=problem):
+        SearchOptions(**options)
+
+
+# --- the log-probability of each token
+
+
+@pytest.mark.parametrize("options", [{}, {"beam": 3, "nbest": 3}, {"samples": 3}, {"beam": 4, "profile": "hf"}])
+def test_token_log_probs_are_those_of_the_model_and_sum_up(options: dict[str, Any]) -> None:
+    model = random_model(3, VOCAB)
+    for source, hypotheses in zip(
+        SOURCES, run(model, SOURCES, max_length=6, token_scores=True, **options), strict=True
+    ):
+        for found in hypotheses:
+            steps = [log_softmax(model(source, found.ids[:at])[None])[0, token] for at, token in enumerate(found.ids)]
+            assert found.token_log_probs == pytest.approx(steps, abs=1e-6)
+            assert found.log_prob == pytest.approx(sum(steps), abs=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"beam": 4, "nbest": 4}], ids=str)
+def test_a_bundle_has_the_same_of_all_this(tiny_bundle: Path, options: dict[str, Any]) -> None:
+    """ONNX Runtime, whose step tells logits and best tokens in two ways, and PyTorch."""
+    bundle = open_bundle(tiny_bundle)
+    ours, reference = (load_runtime(name, bundle, threads=1) for name in ("ort-cpu", "torch"))
+    plain = [[2, 5, 6, 3], [2, 9, 3], [2, 30, 4, 4, 7, 3]]
+    sources = [Source(ids, prefix=(4 + 2 * place, 7)[:place]) for place, ids in enumerate(plain)]
+    rules = {"repetition_penalty": 1.2, "no_repeat_ngram": 2, "suppress": (11, 12), "suppress_first": (20,)}
+    asked = SearchOptions(max_length=12, token_scores=True, **options, **rules)
+    found, wanted = (search(runtime, sources, asked) for runtime in (ours, reference))
+    assert [[h.ids for h in one] for one in found] == [[h.ids for h in one] for one in wanted]
+    for one, other in zip(itertools.chain(*found), itertools.chain(*wanted), strict=True):
+        assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=SCORES)
+    assert all(h.ids[: len(s.prefix)] == s.prefix for s, one in zip(sources, found, strict=True) for h in one)
+
+
+# --- against CTranslate2
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize(
+    ("rules", "theirs"),
+    [
+        ({"repetition_penalty": 1.3}, {"repetition_penalty": 1.3}),
+        ({"no_repeat_ngram": 2}, {"no_repeat_ngram_size": 2}),
+        ({"suppress": (17, 25, 30)}, {"suppress_sequences": [["17"], ["25"], ["30"]]}),
+    ],
+    ids=str,
+)
+def test_rules_are_those_of_ctranslate2(
+    rules: dict[str, Any], theirs: dict[str, Any], beam: int, tmp_path: Path
+) -> None:
+    model, sources = model_of(2), sources_of(10, 2)
+    options = SearchOptions.for_profile("opennmt", beam=beam, nbest=beam, max_length=LIMIT, **rules)
+    wanted = translated(model, tmp_path / "ct2", sources, options, **theirs)
+    assert_same(without_eos(found_by(TorchRuntime(model), sources, options)), wanted)

@@ -1,0 +1,187 @@
+"""`tfexport decode`."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from tfexport.console import opened, say, warned, with_progress
+from tfexport.errors import TfexportError
+from tfexport.options import (
+    BatchSize,
+    BundleDir,
+    Input,
+    InputFormatOption,
+    MaxLength,
+    PrecisionOption,
+    RuntimeOption,
+    Threads,
+    Workers,
+    precisions_of,
+)
+from tfexport.output import writing
+
+
+def decode(
+    directory: BundleDir,
+    source: Input = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write here instead of stdout.")] = None,
+    runtime: RuntimeOption = "ort-cpu",
+    precision: PrecisionOption = None,
+    beam: Annotated[int, typer.Option(min=1, help="Beam width; 1 is greedy.")] = 1,
+    nbest: Annotated[int, typer.Option(min=1, help="Hypotheses a line, best first, separated by tabs.")] = 1,
+    search_profile: Annotated[
+        Literal["tfexport", "hf", "opennmt", "fairseq", "marian"],
+        typer.Option(help="Search as this toolkit does: length penalty, early stopping, limits, defaults."),
+    ] = "tfexport",
+    early_stopping: Annotated[
+        Literal["false", "true", "never"], typer.Option(help="As Transformers has it, for --search-profile hf.")
+    ] = "false",
+    length_penalty: Annotated[
+        float | None,
+        typer.Option(help="Exponent A of ((5 + length) / 6) ** A, by default 0.6; of length ** A in other profiles."),
+    ] = None,
+    min_length: Annotated[int | None, typer.Option(min=0, help="Fewest tokens before eos.")] = None,
+    max_length: MaxLength = 256,
+    max_length_ratio: Annotated[float | None, typer.Option(help="Most tokens for each source id.")] = None,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1 makes tokens that came before less likely.")] = 1.0,
+    no_repeat_ngram: Annotated[int, typer.Option(min=0, help="No N tokens come twice in an output; 0 for any.")] = 0,
+    suppress: Annotated[
+        str, typer.Option(metavar="TOKENS", help="Tokens never to write, separated by spaces (ids with ids output).")
+    ] = "",
+    suppress_first: Annotated[str, typer.Option(metavar="TOKENS", help="Tokens that no output begins with.")] = "",
+    prefix_column: Annotated[
+        bool, typer.Option("--prefix-column", help="What follows a tab in an input line, the output begins with.")
+    ] = False,
+    prefix_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What each output begins with, a line for each input line.")
+    ] = None,
+    samples: Annotated[
+        int, typer.Option(min=0, help="Draw so many outputs a line at random, separated by tabs, instead of a search.")
+    ] = 0,
+    temperature: Annotated[float, typer.Option(help="Of --samples: what logits are divided by.")] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Of --samples: draw among the K best tokens; 0 for all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Of --samples: draw among the fewest best tokens with probability P together.")
+    ] = 1.0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of --samples: with it and a line's number the same tokens are drawn again.")
+    ] = 0,
+    token_scores: Annotated[
+        bool, typer.Option("--token-scores", help="The log-probability of each token, in jsonl.")
+    ] = False,
+    batch_size: BatchSize = 32,
+    input_format: InputFormatOption = None,
+    output_format: Annotated[
+        Literal["text", "tokens", "ids", "jsonl"] | None,
+        typer.Option(help="text by default; ids have no bos, and eos when it came; jsonl has status and scores."),
+    ] = None,
+    workers: Workers = None,
+    threads: Threads = None,
+    share_weights: Annotated[
+        bool,
+        typer.Option(
+            "--share-weights",
+            help="Have packed weights in memory once with other such commands; they are kept in ~/.cache/tfexport.",
+        ),
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the -o FILE that an interrupted run of the same command began.")
+    ] = False,
+) -> None:
+    """Decode sentences: one output line for each input line, always.
+
+    A line that cannot be decoded (too long, not UTF-8) gives an empty line, a warning, and its status in jsonl.
+    """
+    from tfexport.batching import Prepared, Split
+    from tfexport.bundle import MANIFEST, file_sha256, open_bundle
+    from tfexport.certificate import missing
+    from tfexport.next_tokens import suppressed
+    from tfexport.runtimes import load_runtime, require_workers, takes_workers
+    from tfexport.search import SearchOptions
+    from tfexport.translate import Reader, Writer, translate, window_size
+    from tfexport.watch import watched
+
+    if prefix_column and prefix_file is not None:
+        raise TfexportError("--prefix-column and --prefix-file both say what outputs begin with. Give one of them.")
+    if token_scores and output_format != "jsonl":
+        raise TfexportError("--token-scores are written in jsonl alone. Add --output-format jsonl.")
+
+    def search_options(suppressed: tuple[int, ...] = (), suppressed_first: tuple[int, ...] = ()) -> SearchOptions:
+        return SearchOptions.for_profile(
+            search_profile,
+            beam=beam,
+            nbest=nbest,
+            early_stopping=early_stopping,
+            length_penalty=length_penalty,
+            min_length=min_length,
+            max_length=max_length,
+            max_length_ratio=max_length_ratio,
+            repetition_penalty=repetition_penalty,
+            no_repeat_ngram=no_repeat_ngram,
+            suppress=suppressed,
+            suppress_first=suppressed_first,
+            samples=samples,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            token_scores=token_scores,
+        )
+
+    search_options()  # what is wrong with them is told before a bundle is read
+    with watched(directory) as watch:
+        bundle = open_bundle(directory)
+        chosen = precisions_of(precision)[0] if precision else None
+        reader, writer = Reader.of(bundle, input_format), Writer.of(bundle, output_format)
+        options = search_options(writer.token_ids(suppress), writer.token_ids(suppress_first))
+        suppressed(bundle.config, options)
+        if input_format is None and reader.format == "ids":
+            say(f"note: {directory} has no source vocabulary: the input is read as ids")
+        if output_format is None and writer.format == "ids":
+            say(f"note: {directory} has no target vocabulary: the output is written as ids")
+        with contextlib.ExitStack() as files:
+            lines = files.enter_context(opened(source))
+            outputs = writer.reader() if prefix_column else None
+            if prefix_file is not None:
+                outputs = writer.reader(lines=files.enter_context(opened(prefix_file)))
+            window = 1 if lines.isatty() else None  # a person at a terminal is answered line by line
+            at_once = window is None and takes_workers(runtime, bundle, chosen)
+            split = Split.of(workers, threads, at_once=at_once)
+            require_workers(runtime, bundle, chosen, split.workers)
+            model = load_runtime(runtime, bundle, precision=chosen, threads=split.threads, share_weights=share_weights)
+            if isinstance(model, Prepared):
+                model.prepare(options.width)
+            about = {
+                "bundle": file_sha256(directory / MANIFEST),
+                "runtime": runtime,
+                "precision": model.precision,
+                "search": asdict(options),
+                "input": [str(source), reader.format],
+                "prefixes": str(prefix_file) if prefix_file else prefix_column,
+                "output": writer.format,
+            }
+            watch.loaded()
+            size = window or window_size(batch_size, split.workers)
+            with writing(output, about, resume=resume, window=size) as out:
+                if at_once and (workers is None or threads is None):
+                    say(f"note: decoding with {split}; choose with --workers and --threads")
+                if reason := missing(bundle, model.name, model.precision):
+                    say(f"note: {reason}: tfexport parity {directory} INPUT")
+                results = translate(
+                    model,
+                    reader,
+                    lines,
+                    options,
+                    batch_size=batch_size,
+                    window=size,
+                    workers=split.workers,
+                    done=out.done,
+                    outputs=outputs,
+                )
+                for result in warned(with_progress(watch.over(results), "decoding lines")):
+                    print(writer.line(result), file=out.file, flush=window == 1)

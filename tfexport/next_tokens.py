@@ -1,0 +1,185 @@
+"""Which tokens may come next, how likely they are, and which of them a search looks at.
+
+Where the answer is the same for all rows, as with tokens that are suppressed, the runtime's own ranking (`best`) serves:
+some more of its best tokens are asked for, and those that may not come are left out. What depends on a row's past, on its
+source, or on all probabilities needs the logits of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfexport.config import ModelConfig
+from tfexport.errors import TfexportError
+from tfexport.runtimes.base import Best, FloatArray, IntArray, Runtime, State, top_k
+from tfexport.sampling import Streams, draw
+from tfexport.search_options import SearchOptions, Source
+
+Scores = NDArray[np.float64]
+History = Callable[[], IntArray]
+"""The tokens of each row so far, [rows, length], bos first; called only where a rule asks for it."""
+
+
+class NextTokens:
+    """The rules of one search.
+
+    Args:
+        limits: most tokens of each source, [batch].
+
+    Raises:
+        TfexportError: an option names an id that the model has not, or eos as one that is suppressed.
+    """
+
+    def __init__(self, runtime: Runtime[Any], options: SearchOptions, sources: Sequence[Source], limits: IntArray):
+        self.config = runtime.config
+        self._runtime, self._options, self._limits = runtime, options, limits
+        self._never = suppressed(runtime.config, options)
+        longest = max((len(source.prefix) for source in sources), default=0)
+        # [batch, longest]: the forced token of each place, -1 where none is.
+        self._forced = np.full((len(sources), longest), -1, dtype=np.int64)
+        for row, source in zip(self._forced, sources, strict=True):
+            row[: len(source.prefix)] = source.prefix
+        self._streams = Streams(options.seed, [source.line for source in sources], options.samples)
+        # Transformers penalises log-probabilities in beam search; the paper and all others logits.
+        self._penalises_logits = options.beam == 1 or options.rules.renormalises
+
+    def best(
+        self, state: State, tokens: IntArray, count: int, length: int, sentence: IntArray, history: History
+    ) -> tuple[Best, State]:
+        """The `count` best tokens of each row after `tokens` [rows], which is to be token `length` of its output.
+
+        When sampling, the one token that is drawn. A token that may not come, which only fills up a row of a vocabulary
+        that has too few others, has log-probability -inf.
+
+        Args:
+            sentence: [sentences]: the sources that groups of rows decode.
+
+        Raises:
+            TfexportError: the runtime gave something that is not a number.
+        """
+        banned = self._banned(length)
+        if not self._needs_logits(length, sentence, banned):
+            best, state = self._runtime.best(state, tokens, count + len(banned))
+            _require_numbers(best.log_probs[:, 0])
+            return without(best, banned, count), state
+        logits, state = self._runtime.step(state, tokens)
+        _require_numbers(logits.max(axis=1))
+        scores = self._scores(logits, banned, length, np.repeat(sentence, len(tokens) // len(sentence)), history)
+        if self._options.samples:
+            ids = draw(scores, self._streams.uniform(sentence, length), self._options)[:, None]
+        else:
+            ids = top_k(scores, min(count, scores.shape[1]))
+        return Best(np.take_along_axis(scores, ids, axis=1), ids), state
+
+    def _banned(self, length: int) -> list[int]:
+        """Ids that no row may have as token `length`, each once."""
+        early = [self.config.eos_id] if length <= self._options.min_length else []
+        first = self._options.suppress_first if length == 1 else ()
+        return list(dict.fromkeys([*early, *self._never, *first]))
+
+    def _needs_logits(self, length: int, sentence: IntArray, banned: list[int]) -> bool:
+        options = self._options
+        return bool(
+            options.samples
+            or options.repetition_penalty != 1
+            or options.no_repeat_ngram
+            or length <= self._forced.shape[1]
+            or (banned and options.rules.renormalises)
+            or self._must_end(length, sentence).any()
+        )
+
+    def _must_end(self, length: int, rows: IntArray) -> NDArray[np.bool_]:
+        """Which of these sources may have nothing but eos as token `length`."""
+        return (self._limits[rows] == length) & (self._options.rules.at_limit == "eos")
+
+    def _past(self, history: History) -> IntArray:
+        return history() if self._options.rules.bos_came else history()[:, 1:]
+
+    def _scores(self, logits: FloatArray, banned: list[int], length: int, source: IntArray, history: History) -> Scores:
+        """Log-probabilities [rows, vocab] as the rules leave them, -inf for what may not come; `source` is [rows]."""
+        options, eos = self._options, self.config.eos_id
+        scores = logits.astype(np.float64) if self._penalises_logits else log_softmax(logits)
+        if options.repetition_penalty != 1:
+            penalise_repetition(scores, self._past(history), options.repetition_penalty)
+        if self._penalises_logits:
+            scores = log_softmax(scores)
+        allowed = np.ones(scores.shape, dtype=bool)
+        allowed[:, banned] = False
+        if options.no_repeat_ngram:
+            ban_repeated_ngrams(allowed, self._past(history), options.no_repeat_ngram)
+        # Where nothing may come any more an output ends.
+        stuck = ~(allowed & (scores > -np.inf)).any(axis=1)
+        allowed[stuck | self._must_end(length, source)] = np.arange(scores.shape[1]) == eos
+        if length <= self._forced.shape[1]:
+            forced = self._forced[source, length - 1]
+            rows = np.flatnonzero(forced >= 0)
+            allowed[rows] = np.arange(scores.shape[1]) == forced[rows, None]
+        scores = np.where(allowed, scores, -np.inf)
+        return log_softmax(scores) if options.rules.renormalises else scores
+
+
+def penalise_repetition(scores: Scores, history: IntArray, penalty: float) -> None:
+    """Make the tokens of `history` [rows, length] less likely in `scores` [rows, vocab], logits or log-probabilities, in
+    place: divided by the penalty where above 0, multiplied elsewhere; once, however often a token came."""
+    seen = np.take_along_axis(scores, history, axis=1)
+    np.put_along_axis(scores, history, np.where(seen < 0, seen * penalty, seen / penalty), axis=1)
+
+
+def ban_repeated_ngrams(allowed: NDArray[np.bool_], history: IntArray, n: int) -> None:
+    """Take from `allowed` [rows, vocab], in place, what would end `n` tokens that `history` [rows, length] has already."""
+    if history.shape[1] < n:
+        return
+    ngrams = np.lib.stride_tricks.sliding_window_view(history, n, axis=1)  # [rows, places, n]
+    last = history[:, history.shape[1] - (n - 1) :]
+    rows, places = np.nonzero((ngrams[..., :-1] == last[:, None]).all(axis=2))
+    allowed[rows, ngrams[rows, places, -1]] = False
+
+
+def log_softmax(logits: NDArray[Any]) -> Scores:
+    """Log-probabilities of `logits` [rows, vocab], each row of which has a finite one, in float64."""
+    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+def without(best: Best, banned: Sequence[int], count: int) -> Best:
+    """The `count` best tokens of each row that are not `banned`.
+
+    `best` has as many more as are banned, where the vocabulary has: each is one token of a row at most. The
+    log-probabilities stay the model's own.
+    """
+    if not banned or not (is_banned := np.isin(best.ids, banned)).any():
+        return Best(best.log_probs[:, :count], best.ids[:, :count])
+    # A stable sort by "is banned" keeps the order of the others.
+    order = np.argsort(is_banned, axis=1, kind="stable")[:, :count]
+    every = np.arange(len(order))[:, None]
+    return Best(np.where(is_banned, -np.inf, best.log_probs)[every, order], best.ids[every, order])
+
+
+def suppressed(config: ModelConfig, options: SearchOptions) -> list[int]:
+    """The ids that are never generated.
+
+    Raises:
+        TfexportError: an option names an id that the model has not, or eos.
+    """
+    special = {"pad": config.pad_id, "unk": config.unk_id}
+    given = (*options.suppress, *options.suppress_first)
+    wrong = [index for index in given if not 0 <= index < config.tgt_vocab_size]
+    if wrong:
+        raise TfexportError(f"{wrong[0]} is to be suppressed, but ids go from 0 to {config.tgt_vocab_size - 1}.")
+    if config.eos_id in given:
+        raise TfexportError("the end of a sentence cannot be suppressed. Use --min-length for longer outputs.")
+    # bos and eos may be the padding or the unknown token too, in some models: these are outputs.
+    never = {special[name] for name in options.rules.never} - {config.eos_id, -1}
+    return [*options.suppress, *never]
+
+
+def _require_numbers(values: NDArray[Any]) -> None:
+    if not np.isfinite(values).all():
+        raise TfexportError(
+            "the model gave logits that are not finite numbers. Compare this runtime with `tfexport parity`, and check "
+            "the checkpoint's weights for NaN or infinity."
+        )
