@@ -29,7 +29,7 @@ from torch import Tensor
 
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Best, best_of
-from tfexport.search import COMPACT_BELOW, Hypothesis, SearchOptions, _without_early_eos, pad, search
+from tfexport.search import COMPACT_BELOW, Hypothesis, SearchOptions, _allowed, pad, search
 
 # A sum of -inf and inf, or a limit that overflows, first shows as a warning of NumPy.
 pytestmark = pytest.mark.filterwarnings("error")
@@ -454,10 +454,11 @@ def test_best_tokens_of_what_cannot_be_sorted_are_refused_by_the_search(broken: 
     assert best.ids.shape == best.log_probs.shape == (2, 2)
     assert np.isnan(best.log_probs[1]).all()
     with pytest.raises(TfexportError, match="not finite numbers"):
-        _without_early_eos(best, 1, 2, EOS, SearchOptions())
+        _allowed(best, 1, 2, tiny_config(), SearchOptions())
 
 
 EARLY = SearchOptions(min_length=3, max_length=9)
+CONFIG = tiny_config()
 
 
 def candidates(*ids: int) -> Best:
@@ -470,29 +471,58 @@ def shown(best: Best) -> list[tuple[int, float]]:
 
 
 def test_an_early_eos_is_taken_out_and_the_others_keep_their_order_and_log_probabilities() -> None:
-    assert shown(_without_early_eos(candidates(5, EOS, 7, 8), 3, 3, EOS, EARLY)) == [(5, -1), (7, -3), (8, -4)]
-    assert shown(_without_early_eos(candidates(EOS, 5, 7, 8), 1, 3, EOS, EARLY)) == [(5, -2), (7, -3), (8, -4)]
-    assert shown(_without_early_eos(candidates(5, 7, 8, EOS), 1, 3, EOS, EARLY)) == [(5, -1), (7, -2), (8, -3)]
+    assert shown(_allowed(candidates(5, EOS, 7, 8), 3, 3, CONFIG, EARLY)) == [(5, -1), (7, -3), (8, -4)]
+    assert shown(_allowed(candidates(EOS, 5, 7, 8), 1, 3, CONFIG, EARLY)) == [(5, -2), (7, -3), (8, -4)]
+    assert shown(_allowed(candidates(5, 7, 8, EOS), 1, 3, CONFIG, EARLY)) == [(5, -1), (7, -2), (8, -3)]
 
 
 def test_where_eos_is_no_candidate_the_one_too_many_goes() -> None:
-    assert shown(_without_early_eos(candidates(5, 6, 7, 8), 1, 3, EOS, EARLY)) == [(5, -1), (6, -2), (7, -3)]
+    assert shown(_allowed(candidates(5, 6, 7, 8), 1, 3, CONFIG, EARLY)) == [(5, -1), (6, -2), (7, -3)]
 
 
 def test_eos_stays_once_the_minimal_length_is_reached() -> None:
     for best in (candidates(5, EOS, 7), candidates(5, EOS, 7, 8)):
-        assert shown(_without_early_eos(best, 4, 3, EOS, EARLY)) == [(5, -1), (EOS, -2), (7, -3)]
+        assert shown(_allowed(best, 4, 3, CONFIG, EARLY)) == [(5, -1), (EOS, -2), (7, -3)]
 
 
 def test_of_a_vocabulary_smaller_than_the_beam_an_early_eos_comes_last_and_is_impossible() -> None:
-    found = shown(_without_early_eos(candidates(1, EOS, 0), 2, 6, EOS, EARLY))
+    found = shown(_allowed(candidates(1, EOS, 0), 2, 6, CONFIG, EARLY))
     assert found == [(1, -1), (0, -3), (EOS, -math.inf)]
 
 
 def test_an_early_eos_is_taken_out_of_each_row_by_itself() -> None:
     rows = [candidates(5, EOS, 7), candidates(5, 6, 7), candidates(EOS, 6, 7)]
     best = Best(np.concatenate([row.log_probs for row in rows]), np.concatenate([row.ids for row in rows]))
-    assert _without_early_eos(best, 1, 2, EOS, EARLY).ids.tolist() == [[5, 7], [5, 6], [6, 7]]
+    assert _allowed(best, 1, 2, CONFIG, EARLY).ids.tolist() == [[5, 7], [5, 6], [6, 7]]
+
+
+def test_suppressed_tokens_are_taken_out_at_every_step() -> None:
+    config = tiny_config(suppressed_ids=(5, 7))
+    assert shown(_allowed(candidates(5, EOS, 7, 8), 9, 2, config, EARLY)) == [(EOS, -2), (8, -4)]
+    assert shown(_allowed(candidates(5, EOS, 8, 6, 7), 1, 2, config, EARLY)) == [(8, -3), (6, -4)]
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_suppressed_token_is_never_said(beam: int) -> None:
+    runtime = ScriptedRuntime(random_model(0, 7), tiny_config(tgt_vocab_size=7))
+    options = SearchOptions(beam=beam, min_length=3, max_length=8)
+    (plain,) = search(runtime, [[4]], options)
+    word = next(token for token in plain[0].ids if token != EOS)
+    silenced = ScriptedRuntime(random_model(0, 7), tiny_config(tgt_vocab_size=7, suppressed_ids=(word,)))
+    (found,) = search(silenced, [[4]], options)
+    assert all(word not in hypothesis.ids for hypothesis in found)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_forced_first_token_is_said_and_costs_nothing(beam: int) -> None:
+    config = tiny_config(tgt_vocab_size=7, forced_first_id=5)
+    (found,) = search(
+        ScriptedRuntime(random_model(0, 7), config), [[4]], SearchOptions(beam=beam, nbest=beam, max_length=8)
+    )
+    assert len(found) == beam
+    assert all(hypothesis.ids[0] == 5 for hypothesis in found)
+    first = SearchOptions(beam=beam, max_length=1)
+    assert search(ScriptedRuntime(random_model(0, 7), config), [[4]], first)[0][0].log_prob == 0.0
 
 
 # --- helpers and the fake itself

@@ -44,7 +44,8 @@ def _embedded(emitter: Emitter, side: str, ids: Value, positions: Value) -> Valu
         states = emitter.node("Gather", emitter.weight(f"{table}.tokens.weight"), ids)
         if config.embedding_scale != 1.0:
             states = emitter.node("Mul", states, emitter.number(config.embedding_scale))
-        return emitter.node("Add", states, positions)
+        states = emitter.node("Add", states, positions)
+    return emitter.normed(f"{side}.embedding_norm", states) if config.embedding_norm else states
 
 
 def encoder_stack(emitter: Emitter, states: Value, attention: Sublayer) -> Value:

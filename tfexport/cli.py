@@ -173,7 +173,7 @@ def export(
     tokenizers = vocabularies_of(src_vocab, tgt_vocab, src_tokenizer, lowercase, hints.get("unk_id"))
     loaded = load_checkpoint(checkpoint, hints, tokenizers=tokenizers, family=family)
     directory = output or checkpoint.with_suffix("")
-    if directory == checkpoint:
+    if directory == checkpoint or (output is None and checkpoint.is_dir()):
         directory = checkpoint.with_name(f"{checkpoint.name}.bundle")
     precision, automatic = automatic_of(precision or ("fp16" if target == "tensorrt" else "fp32"))
     budgets = budgets_of(loaded, automatic, budget, budget_input, budget_targets)

@@ -17,6 +17,7 @@ _SIZES = (
 )
 
 Positions = Literal["sinusoidal", "learned", "stored"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +55,14 @@ class ModelConfig:
     """The encoder's input starts with `bos_id`."""
     source_eos: bool = True
     """The encoder's input ends with `eos_id`."""
+    forced_first_id: int = -1
+    """The first token of every output, whatever the model says, such as a language; -1 for none."""
+    suppressed_ids: tuple[int, ...] = ()
+    """Target ids that are never generated."""
 
     # Arithmetic.
-    activation: Literal["relu", "gelu"] = "relu"
+    activation: Activation = "relu"
+    """`gelu_tanh` is GELU in its approximation by tanh, `silu` (Swish) is x * sigmoid(x)."""
     norm_first: bool = False
     """Pre-norm, x + sublayer(norm(x)), instead of post-norm, norm(x + sublayer(x))."""
     final_norm: bool = False
@@ -64,6 +70,8 @@ class ModelConfig:
     shared_norm: bool = False
     """One LayerNorm serves all sublayers of a layer."""
     norm_eps: float = 1e-5
+    embedding_norm: bool = False
+    """A norm of the embeddings, positions added, before the first layer of each stack."""
     positions: Positions = "sinusoidal"
     """`stored` is a frozen table that came with the checkpoint."""
     position_offset: int = 0
@@ -120,6 +128,16 @@ class ModelConfig:
         for name, needed in (("pad_id", True), ("bos_id", self.source_bos), ("eos_id", self.source_eos)):
             value = getattr(self, name)
             require(not needed or 0 <= value < self.src_vocab_size, f"{name} {value} is not in the source vocabulary")
+            require(
+                -1 <= self.forced_first_id < self.tgt_vocab_size,
+                f"forced_first_id {self.forced_first_id} is not in the target vocabulary (-1 is for none)",
+            )
+            for suppressed in self.suppressed_ids:
+                require(
+                    0 <= suppressed < self.tgt_vocab_size and suppressed != self.eos_id,
+                    f"suppressed_ids has {suppressed}, which is eos or not in the target vocabulary",
+                )
+            require(len(self.suppressed_ids) < self.tgt_vocab_size - 1, "suppressed_ids leave nothing to generate")
         unk = self.unk_id
         require(-1 <= unk < self.src_vocab_size, f"unk_id {unk} is not in the source vocabulary (-1 is for none)")
         require(self.position_offset >= 0, f"position_offset is {self.position_offset}, below 0")
@@ -144,7 +162,7 @@ class ModelConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON-ready fields; `from_dict` reads them back."""
-        return dataclasses.asdict(self)
+        return {**dataclasses.asdict(self), "suppressed_ids": list(self.suppressed_ids)}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any], *, where: str = "the configuration") -> ModelConfig:
@@ -163,7 +181,10 @@ class ModelConfig:
                 missing
             )
             raise ConfigError(f"{where} does not describe a model ({'; '.join(parts)}). Correct these fields.")
-        return cls(**fields)
+        given = dict(fields)
+        if isinstance(given.get("suppressed_ids"), list):  # as JSON writes a tuple
+            given["suppressed_ids"] = tuple(given["suppressed_ids"])
+        return cls(**given)
 
 
 def _type_problems(config: ModelConfig) -> list[str]:
@@ -178,6 +199,9 @@ def _type_problems(config: ModelConfig) -> list[str]:
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if not is_number or (isinstance(value, int) and abs(value) > 10**30):  # Python's integers outgrow floats
                 problems.append(f"{name} is {repr(value)[:30]}, not a floating-point number")
+        elif get_origin(kind) is tuple:
+            if not isinstance(value, tuple) or not all(type(item) is int for item in value):
+                problems.append(f"{name} is {repr(value)[:30]}, not a list of int")
         elif type(value) is not kind:
             problems.append(f"{name} is {value!r}, not {kind.__name__}")
     return problems

@@ -182,8 +182,11 @@ class Emitter:
         return self.node("Reshape", states, self.sizes(*shape))
 
     def activated(self, states: Value) -> Value:
-        if self.config.activation == "gelu":
-            return self.node("Gelu", states)
+        if self.config.activation == "silu":
+            return self.node("Mul", states, self.node("Sigmoid", states))
+        if self.config.activation != "relu":
+            approximate = "tanh" if self.config.activation == "gelu_tanh" else "none"
+            return self.node("Gelu", states, attributes={"approximate": approximate})
         rectified = self.node("Relu", states)  # in float32 ONNX Runtime makes it a part of the Gemm before it
         self._rectified.add(rectified)
         return rectified

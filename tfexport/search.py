@@ -121,8 +121,8 @@ def _greedy(runtime: Runtime[State], state: State, limits: IntArray, options: Se
     lengths = limits.copy()
 
     for length in range(1, limits.max() + 1):
-        best, state = runtime.best(state, tokens, 1 + (length <= options.min_length))
-        best = _without_early_eos(best, length, 1, eos, options)
+        best, state = runtime.best(state, tokens, 1 + len(_banned(length, runtime.config, options)))
+        best = _allowed(best, length, 1, runtime.config, options)
         tokens = best.ids[:, 0]
         output[length - 1, sentence] = tokens
         log_probs[length - 1, sentence] = best.log_probs[:, 0]
@@ -180,8 +180,8 @@ def _beam(runtime: Runtime[State], state: State, limits: IntArray, options: Sear
         return tuple(reversed(ids))
 
     for length in range(1, limits.max() + 1):
-        best, state = runtime.best(state, tokens, 2 * beam + (length <= options.min_length))
-        best = _without_early_eos(best, length, 2 * beam, config.eos_id, options)
+        best, state = runtime.best(state, tokens, 2 * beam + len(_banned(length, config, options)))
+        best = _allowed(best, length, 2 * beam, config, options)
         totals, origin, found = _best_continuations(best, scores, 2 * beam)  # each [live batch, candidates]
         is_eos = found == config.eos_id
         every = np.arange(len(sentence))[:, None]
@@ -242,11 +242,16 @@ def _sentence_is_done(finished: list[Hypothesis], best_live: float, length: int,
     return len(finished) == options.beam and options.normalise(best_live, length) <= finished[-1].score
 
 
-def _without_early_eos(best: Best, length: int, count: int, eos: int, options: SearchOptions) -> Best:
-    """The `count` best tokens of each row, without eos where it may not come yet.
+def _banned(length: int, config: ModelConfig, options: SearchOptions) -> list[int]:
+    """The tokens that may not be the output's token number `length`."""
+    return [*config.suppressed_ids, *([config.eos_id] if length <= options.min_length else [])]
 
-    `best` has one token more than `count` then (where the vocabulary has): eos is one token of a row at most. The
-    log-probabilities stay the model's own.
+
+def _allowed(best: Best, length: int, count: int, config: ModelConfig, options: SearchOptions) -> Best:
+    """The `count` best tokens of each row, without those that may not come; a forced first token is certain.
+
+    `best` has as many tokens more than `count` as are banned (where the vocabulary has): each is one token of a row at most.
+    The log-probabilities stay the model's own.
 
     Raises:
         TfexportError: the runtime gave something that is not a number.
@@ -256,9 +261,14 @@ def _without_early_eos(best: Best, length: int, count: int, eos: int, options: S
             "the model gave logits that are not finite numbers. Compare this runtime with `tfexport parity`, and check "
             "the checkpoint's weights for NaN or infinity."
         )
-    if length > options.min_length or not (is_eos := best.ids == eos).any():
+    if length == 1 and config.forced_first_id >= 0:
+        forced = Best(np.full_like(best.log_probs[:, :count], -np.inf), best.ids[:, :count].copy())
+        forced.log_probs[:, 0], forced.ids[:, 0] = 0.0, config.forced_first_id
+        return forced
+    banned = _banned(length, config, options)
+    if not banned or not (is_banned := np.isin(best.ids, banned)).any():
         return Best(best.log_probs[:, :count], best.ids[:, :count])
-    # A stable sort by "is eos" keeps the order of the others.
-    order = np.argsort(is_eos, axis=1, kind="stable")[:, :count]
+    # A stable sort by "is banned" keeps the order of the others.
+    order = np.argsort(is_banned, axis=1, kind="stable")[:, :count]
     every = np.arange(len(order))[:, None]
-    return Best(np.where(is_eos, -np.inf, best.log_probs)[every, order], best.ids[every, order])
+    return Best(np.where(is_banned, -np.inf, best.log_probs)[every, order], best.ids[every, order])

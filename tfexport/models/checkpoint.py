@@ -16,7 +16,7 @@ from torch import Tensor
 from tfexport.bundle import file_sha256
 from tfexport.config import ModelConfig
 from tfexport.errors import CheckpointError, ConfigError
-from tfexport.models import annotated, native, per_head, tutorial
+from tfexport.models import annotated, hugging_face, native, per_head, tutorial
 from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.family import Family
 from tfexport.models.files import RawCheckpoint, read_file, some
@@ -81,7 +81,7 @@ def load_checkpoint(
     """Read, recognise and convert a checkpoint.
 
     Args:
-        path: a `.pt`/`.pth`/`.ckpt` file of plain tensors, or safetensors.
+        path: a `.pt`/`.pth`/`.ckpt` file of plain tensors, or safetensors, or a folder of the transformers library.
         hints: `ModelConfig` fields that the user gives; they win over what the file tells.
         tokenizers: the user's vocabularies; a native checkpoint has its own.
         family: a family's name, where recognising it is not wanted.
@@ -90,8 +90,7 @@ def load_checkpoint(
         CheckpointError: the file cannot be read, is of no known family, or its weights are not those of its config.
         ConfigError: what the file cannot tell has not been given, or contradicts the file.
     """
-    raw = read_file(path)
-    found, told, own_tokenizers = _describe(path, raw, family)
+    raw, found, told, own_tokenizers = _read(path, family)
     _check_lengths(path, told, hints)
     tokenizers = own_tokenizers.replaced_by(tokenizers)
     fields, missing = _complete(told, hints, tokenizers)
@@ -114,7 +113,7 @@ def load_checkpoint(
     config, weights = _tie(config, weights)
     return Checkpoint(
         path=path,
-        sha256=file_sha256(path),
+        sha256=hugging_face.sha256(path) if path.is_dir() else file_sha256(path),
         family=NATIVE if found is None else found.name,
         config=config,
         weights=weights,
@@ -132,8 +131,7 @@ def inspect_checkpoint(
     Raises:
         CheckpointError: the file cannot be read or is of no known family.
     """
-    raw = read_file(path)
-    found, told, own_tokenizers = _describe(path, raw, family)
+    raw, found, told, own_tokenizers = _read(path, family)
     tokenizers = own_tokenizers.replaced_by(tokenizers)
     fields, missing = _complete(told, hints, tokenizers)
     # The shapes of the weights depend on none of the fields that a file cannot tell, so any value serves to check them.
@@ -158,6 +156,17 @@ def build_model(config: ModelConfig, weights: Mapping[str, Tensor]) -> Transform
         model = EncoderClassifier(config) if config.is_classifier else Transformer(config)
     model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, assign=True)
     return model.eval()
+
+
+def _read(path: Path, family: str | None) -> tuple[RawCheckpoint, Family | None, dict[str, Any], Tokenizers]:
+    """The weights of a file or folder, and what it tells: see `_describe`."""
+    if not path.is_dir():
+        raw = read_file(path)
+        return raw, *_describe(path, raw, family)
+    folder = hugging_face.read_folder(path)
+    if family not in (None, folder.family.name):
+        raise CheckpointError(f"{path} is of the family {folder.family.name}, not {family}. Leave out --family.")
+    return RawCheckpoint(folder.weights), folder.family, folder.fields, Tokenizers(None, None)
 
 
 def _describe(path: Path, raw: RawCheckpoint, family: str | None) -> tuple[Family | None, dict[str, Any], Tokenizers]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfexport.config import ModelConfig
+from tfexport.config import Activation, ModelConfig
 
 
 class KeyValue(NamedTuple):
@@ -99,6 +100,14 @@ class PointwiseConv(nn.Conv1d):
         return F.linear(states, self.weight.squeeze(-1), self.bias)
 
 
+_ACTIVATIONS: dict[Activation, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "gelu_tanh": partial(nn.GELU, approximate="tanh"),
+    "silu": nn.SiLU,
+}
+
+
 class FeedForward(nn.Module):
     """Position-wise feed-forward network (section 3.3), [batch, length, d_model] to the same."""
 
@@ -111,10 +120,14 @@ class FeedForward(nn.Module):
         else:
             self.hidden = nn.Linear(d, d_ff, bias=bias)
             self.output = nn.Linear(d_ff, d, bias=bias)
-        self.activation = nn.ReLU() if config.activation == "relu" else nn.GELU()
+        self.activation = _ACTIVATIONS[config.activation]()
 
     def forward(self, states: Tensor) -> Tensor:
         return self.output(self.activation(self.hidden(states)))
+
+
+def _norm(config: ModelConfig) -> nn.Module:
+    return nn.LayerNorm(config.d_model, config.norm_eps)
 
 
 class Layer(nn.Module):
@@ -123,7 +136,7 @@ class Layer(nn.Module):
     def __init__(self, config: ModelConfig, n_sublayers: int):
         super().__init__()
         n_norms = 1 if config.shared_norm else n_sublayers
-        self.norms = nn.ModuleList(nn.LayerNorm(config.d_model, config.norm_eps) for _ in range(n_norms))
+        self.norms = nn.ModuleList(_norm(config) for _ in range(n_norms))
         self.dropout = nn.Dropout(config.dropout)
         self.norm_first = config.norm_first
 
@@ -219,13 +232,14 @@ class Stack(nn.Module):
         super().__init__()
         self.tokens = _embedding(vocab_size, config.d_model) if vocab_size else None
         self.positions = PositionTable(config, max_length)
-        self.norm = nn.LayerNorm(config.d_model, config.norm_eps) if config.final_norm else nn.Identity()
+        self.embedding_norm = _norm(config) if config.embedding_norm else nn.Identity()
+        self.norm = _norm(config) if config.final_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         self.scale = config.embedding_scale
 
     def embed(self, ids: Tensor, position: Tensor, table: Tensor) -> Tensor:
         """`ids` [batch, length] at `position` [length] or [batch, length] to [batch, length, d_model]."""
-        return self.dropout(F.embedding(ids, table) * self.scale + self.positions(position))
+        return self.dropout(self.embedding_norm(F.embedding(ids, table) * self.scale + self.positions(position)))
 
 
 class Encoder(Stack):
