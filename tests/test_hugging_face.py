@@ -88,16 +88,54 @@ def m2m_100() -> Any:
     return model
 
 
+T5 = {
+    "vocab_size": VOCAB,
+    "d_model": 24,
+    "d_kv": 7,
+    "num_heads": 3,
+    "d_ff": 52,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "relative_attention_num_buckets": 12,
+    "relative_attention_max_distance": 15,
+    "decoder_start_token_id": 0,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+}
+"""Heads that are not equal parts of d_model, and distances shorter than the sentences."""
+
+
+def t5() -> Any:
+    """The first version: ReLU, and a tied output that is scaled."""
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(**T5, feed_forward_proj="relu"))
+
+
+def t5_gated() -> Any:
+    """Version 1.1: a gate, and an output of its own."""
+    sizes = {**T5, "d_kv": 8}
+    config = transformers.T5Config(**sizes, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+    model = transformers.T5ForConditionalGeneration(config)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    return model
+
+
+def mt5() -> Any:
+    return transformers.MT5ForConditionalGeneration(transformers.MT5Config(**T5))
+
+
 MODELS: dict[str, Callable[[], Any]] = {
     "marian": marian,
     "bart": bart,
     "mbart": mbart,
     "pegasus": pegasus,
     "m2m_100": m2m_100,
+    "t5": t5,
+    "t5-gated": t5_gated,
+    "mt5": mt5,
 }
 
 
-SEEDS = {"marian": 9, "bart": 4, "mbart": 5, "pegasus": 1, "m2m_100": 5}
+SEEDS = {"marian": 9, "bart": 4, "mbart": 5, "pegasus": 1, "m2m_100": 5, "t5": 5, "t5-gated": 5, "mt5": 5}
 """Of models that say different things of different sentences, and end some of them."""
 
 

@@ -145,6 +145,13 @@ class Emitter:
         array = np.asarray(value, _HALVES.get(self.graph.precision, np.float32))
         return self._initializer(f"number.{value}", ir.tensor(array))  # the same name in every precision
 
+    def hidden_score(self) -> Value:
+        """Added to the score of a key that is not to be seen, in the type that the graph computes in: its weight is exactly 0,
+        whatever the score. Not -inf, which would be NaN in a row that sees nothing; half of the least number, so that a score
+        added to it stays finite."""
+        least = float(ml_dtypes.finfo(_HALVES.get(self.graph.precision, np.float32)).min)
+        return self.number(least / 2)
+
     def sizes(self, *values: int) -> Value:
         """A constant shape, or a part of one."""
         return self.constant(values, np.int64)
@@ -196,10 +203,13 @@ class Emitter:
         return states in self._rectified
 
     def normed(self, path: str, states: Value) -> Value:
-        """LayerNorm of the module at `path`."""
+        """The norm of the module at `path`."""
+        attributes = {"axis": -1, "epsilon": float(self.config.norm_eps)}
         with self.at(path):
-            scale, bias = self.weight(f"{path}.weight"), self.weight(f"{path}.bias")
-            attributes = {"axis": -1, "epsilon": float(self.config.norm_eps)}
+            scale = self.weight(f"{path}.weight")
+            if self.config.norm == "rms":
+                return self.node("RMSNormalization", states, scale, attributes=attributes)
+            bias = self.weight(f"{path}.bias")
             return self.node("LayerNormalization", states, scale, bias, attributes=attributes)
 
     def model(self) -> ir.Model:

@@ -262,7 +262,9 @@ def _convert(
         converted = family.adjust(converted)
     for side, most in (("encoder", config.max_source_length), ("decoder", config.max_target_length)):
         name = f"{side}.positions.table"
-        if name in converted and converted[name].dim():  # the user may limit the lengths of a model with a longer table
+        if (
+            name in converted and converted[name].dim() and config.positions != "relative"
+        ):  # the user may limit the lengths of a model with a longer table
             converted[name] = converted[name][: most + config.position_offset]
     with torch.device("meta"):
         model = EncoderClassifier(config) if config.is_classifier else Transformer(config)
@@ -309,6 +311,8 @@ def _unshared(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _check_lengths(path: Path, told: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
+    if told.get("positions") == "relative":  # which go on for ever
+        return
     for name in ("max_source_length", "max_target_length"):
         if name in hints and told["n_decoder_layers"] and hints[name] > told[name]:
             raise ConfigError(

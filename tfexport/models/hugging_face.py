@@ -1,7 +1,8 @@
 """Folders that the `transformers` library saves: config.json, weights and tokenizer files.
 
-Five kinds of model share one layout of names (BART's) and differ in what their config says; a row of `_KINDS` each. What a
-config says is read here, and used or refused by name: a setting that is passed over in silence is a wrong model.
+Five kinds of model share one layout of names (BART's) and differ in what their config says; a row of `_KINDS` each. T5 and
+mT5 have their own (`_t5`). What a config says is read here, and used or refused by name: a setting that is passed over in
+silence is a wrong model.
 """
 
 from __future__ import annotations
@@ -114,7 +115,10 @@ class Settings:
         raise ConfigError(f"{self.path / CONFIG} has {name} {value!r}: only one id is supported.")
 
     def activation(self, name: str) -> str:
-        value = self.get(name)
+        """The activation that a setting names."""
+        return self.known_activation(name, self.get(name))
+
+    def known_activation(self, name: str, value: Any) -> str:
         if value not in _ACTIVATIONS:
             raise ConfigError(
                 f"{self.path / CONFIG} has {name} {value!r}, which is not supported. There are {', '.join(_ACTIVATIONS)}."
@@ -210,16 +214,17 @@ def read_folder(path: Path) -> Folder:
     generation_path = path / "generation_config.json"
     settings = Settings(path, config, _json(generation_path) if generation_path.is_file() else {})
     model_type = config.get("model_type")
-    if model_type not in _KINDS:
+    if model_type not in (*_KINDS, *_T5):
         raise ConfigError(
-            f"{path / CONFIG} has model_type {model_type!r}, which is not supported. There are {', '.join(_KINDS)}."
+            f"{path / CONFIG} has model_type {model_type!r}, which is not supported. There are "
+            f"{', '.join((*_KINDS, *_T5))}."
         )
     if config.get("quantization_config"):
         raise ConfigError(
             f"{path / CONFIG} has a quantization_config. Give the folder of the model before quantization."
         )
     weights = _read_weights(path)
-    return _bart_like(model_type, settings, weights)
+    return (_t5 if model_type in _T5 else _bart_like)(model_type, settings, weights)
 
 
 def sha256(path: Path) -> str:
@@ -300,6 +305,87 @@ def _bart_like(model_type: str, settings: Settings, weights: dict[str, Tensor]) 
     return Folder(_family(model_type, kind.about, _BART_NAMES, settings), fields, weights)
 
 
+_T5 = {"t5": "T5, Flan-T5", "mt5": "mT5"}
+_USUAL_LENGTH = 512
+"""Relative positions have no end. This is what T5 was trained with, and a bundle has where nothing else is said."""
+
+
+def _t5(model_type: str, settings: Settings, weights: dict[str, Tensor]) -> Folder:
+    """T5's layout: RMS norms, no biases, relative positions, and no scales, which are folded into the weights.
+
+    Its scores are not divided by sqrt(head_dim), so queries are multiplied by that; its tied output is divided by
+    sqrt(d_model), and so is the norm before it.
+    """
+    settings.require({"is_encoder_decoder": True})
+    d_model, n_heads, d_head = (settings.number(name) for name in ("d_model", "num_heads", "d_kv"))
+    layers = settings.number("num_layers")
+    gate, dash, activation = str(settings.get("feed_forward_proj", "relu")).rpartition("-")
+    if gate not in ("", "gated"):
+        raise ConfigError(
+            f"{settings.path / CONFIG} has feed_forward_proj {gate}{dash}{activation}, which is not supported."
+        )
+    # What the library calls gated-gelu is the approximation.
+    activation = "gelu_new" if (gate, activation) == ("gated", "gelu") else activation
+    settings.require({"dense_act_fn": activation, "is_gated_act": bool(gate)})
+    max_distance = settings.number("relative_attention_max_distance", 128)
+    length = settings.number("n_positions", _USUAL_LENGTH)
+    # mT5 is not scaled, whatever its config says; of T5, those whose output is tied.
+    scaled = model_type == "t5" and settings.flag("scale_decoder_outputs", settings.flag("tie_word_embeddings", True))
+    for name in list(weights):
+        if name.endswith("EncDecAttention.relative_attention_bias.weight"):
+            del weights[name]  # of an early version, which never used it
+        elif name.endswith("relative_attention_bias.weight"):
+            both_ways = name.startswith("encoder.")
+            weights[name] = _by_distance(settings, weights[name], max_distance, both_ways=both_ways)
+        elif name.endswith("Attention.q.weight"):
+            weights[name] = weights[name].float() * math.sqrt(d_head)
+        elif name == "decoder.final_layer_norm.weight" and scaled:
+            weights[name] = weights[name].float() * d_model**-0.5
+    fields = {
+        "d_model": d_model,
+        "n_heads": n_heads,
+        "d_head": d_head if d_head * n_heads != d_model else 0,
+        "d_ff": settings.number("d_ff"),
+        "n_encoder_layers": layers,
+        "n_decoder_layers": settings.number("num_decoder_layers", layers),
+        "max_source_length": length,
+        "max_target_length": length,
+        "source_eos": True,
+        "activation": settings.known_activation("feed_forward_proj", activation),
+        "norm_first": True,
+        "final_norm": True,
+        "norm": "rms",
+        "norm_eps": settings.get("layer_norm_epsilon", 1e-6),
+        "positions": "relative",
+        "max_distance": max_distance,
+        "gated": bool(gate),
+        "attention_bias": False,
+        "feed_forward_bias": False,
+        **_embeddings(settings, weights),
+        **_special_ids(settings),
+    }
+    return Folder(_family(model_type, _T5[model_type], _T5_NAMES, settings), fields, weights)
+
+
+def _by_distance(settings: Settings, buckets: Tensor, max_distance: int, *, both_ways: bool) -> Tensor:
+    """T5's table of buckets [buckets, heads] as one of distances, as `DistanceTable` has it: it is the same, written out.
+
+    Half of the buckets are for distances of their own, the others for ranges that grow as logarithms do; where a key may
+    also come after its query, it has a half of the buckets for itself (Raffel et al. 2020, section 2.1).
+    """
+    if len(buckets) != settings.number("relative_attention_num_buckets", 32):
+        raise CheckpointError(
+            f"a table of relative positions in {settings.path} has {len(buckets)} buckets. Check config.json."
+        )
+    n = len(buckets) // 2 if both_ways else len(buckets)
+    distance = torch.arange(-max_distance if both_ways else 0, max_distance + 1)  # of the query from the key
+    far, exact = distance.abs(), n // 2
+    # In float32, as the model has computed it: a bucket begins where that says.
+    growth = torch.log(far.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (n - exact)
+    bucket = torch.where(far < exact, far, (exact + growth.long()).clamp(max=n - 1))
+    return buckets[bucket + n * (distance < 0)]
+
+
 def _embeddings(settings: Settings, weights: dict[str, Tensor]) -> dict[str, Any]:
     """Leave each different matrix once in `weights`, under the name of its first use; returns sizes and what is tied."""
     shared = weights.pop("shared.weight", None)
@@ -377,6 +463,33 @@ _BART_NAMES = {
     **_bart_names("decoder", {"self_attn": "self_attention", "encoder_attn": "cross_attention"}),
     "lm_head.weight": "output_weight",
     "final_logits_bias": "output_bias",
+}
+
+
+def _t5_names(side: str, attentions: Mapping[str, str]) -> dict[str, str]:
+    block, layer = f"{side}.block.{{i}}.layer", f"{side}.layers.{{i}}"
+    last = len(attentions)
+    return {
+        f"{side}.embed_tokens.weight": f"{side}.tokens.weight",
+        f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight": f"{side}.positions.table",
+        f"{side}.final_layer_norm.weight": f"{side}.norm.weight",
+        **{f"{block}.{k}.layer_norm.weight": f"{layer}.norms.{k}.weight" for k in range(last + 1)},
+        **{
+            f"{block}.{k}.{theirs}.{part}.weight": f"{layer}.{ours}.{name}.weight"
+            for k, (theirs, ours) in enumerate(attentions.items())
+            for part, name in (("q", "query"), ("k", "key"), ("v", "value"), ("o", "output"))
+        },
+        **{
+            f"{block}.{last}.DenseReluDense.{theirs}.weight": f"{layer}.feed_forward.{ours}.weight"
+            for theirs, ours in (("wi", "hidden"), ("wi_0", "hidden"), ("wi_1", "gate"), ("wo", "output"))
+        },
+    }
+
+
+_T5_NAMES = {
+    **_t5_names("encoder", {"SelfAttention": "self_attention"}),
+    **_t5_names("decoder", {"SelfAttention": "self_attention", "EncDecAttention": "cross_attention"}),
+    "lm_head.weight": "output_weight",
 }
 
 
