@@ -146,9 +146,7 @@ class Emitter:
         return self._initializer(f"number.{value}", ir.tensor(array))  # the same name in every precision
 
     def hidden_score(self) -> Value:
-        """Added to the score of a key that is not to be seen, in the type that the graph computes in: its weight is exactly 0,
-        whatever the score. Not -inf, which would be NaN in a row that sees nothing; half of the least number, so that a score
-        added to it stays finite."""
+        """What `ort_graphs.HIDDEN` is, in the type that the graph computes in."""
         least = float(ml_dtypes.finfo(_HALVES.get(self.graph.precision, np.float32)).min)
         return self.number(least / 2)
 
