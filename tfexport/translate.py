@@ -108,6 +108,7 @@ class Reader:
         if not ids:
             raise Unreadable("empty", "")
         config = self.config
+        ids = [*self.tokenizer.before, *ids, *self.tokenizer.after]
         return [config.bos_id] * config.source_bos + ids + [config.eos_id] * config.source_eos
 
 

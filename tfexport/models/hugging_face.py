@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from tfexport.bundle import file_sha256
 from tfexport.errors import CheckpointError, ConfigError
 from tfexport.models.family import Family
 from tfexport.models.files import read_file
+from tfexport.models.hugging_face_text import TextOptions, read_text
+from tfexport.models.native import Tokenizers
 from tfexport.models.transformer import sinusoids
 
 CONFIG = "config.json"
@@ -66,6 +68,9 @@ class Folder:
     fields: dict[str, Any]
     """Of `ModelConfig`."""
     weights: dict[str, Tensor]
+    tokenizers: Tokenizers = field(default_factory=lambda: Tokenizers(None, None))
+    given: dict[str, Any] = field(default_factory=dict)
+    """Fields that the user's languages tell."""
 
 
 class Settings:
@@ -203,8 +208,8 @@ _KINDS = {
 }
 
 
-def read_folder(path: Path) -> Folder:
-    """Read config and weights of a folder that `save_pretrained` wrote.
+def read_folder(path: Path, options: TextOptions | None = None) -> Folder:
+    """Read config, weights and tokenizers of a folder that `save_pretrained` wrote.
 
     Raises:
         CheckpointError: the folder lacks a file, or a file cannot be read.
@@ -224,7 +229,24 @@ def read_folder(path: Path) -> Folder:
             f"{path / CONFIG} has a quantization_config. Give the folder of the model before quantization."
         )
     weights = _read_weights(path)
-    return (_t5 if model_type in _T5 else _bart_like)(model_type, settings, weights)
+    folder = (_t5 if model_type in _T5 else _bart_like)(model_type, settings, weights)
+    text = read_text(path, model_type, folder.fields, options or TextOptions())
+    given = {} if text.language is None else _spoken(folder.fields, text.language)
+    return replace(
+        folder,
+        family=replace(folder.family, notes=(*folder.family.notes, *text.notes)),
+        fields={**folder.fields, **text.fields, **given},
+        tokenizers=text.tokenizers,
+        given=given,
+    )
+
+
+def _spoken(fields: Mapping[str, Any], language: int) -> dict[str, Any]:
+    """Where a model is told the target language: as the first token of the output, or of the decoder."""
+    first = fields.get("bos_id")
+    if "forced_first_id" in fields or (first is not None and first in (fields.get("eos_id"), fields.get("pad_id"))):
+        return {"forced_first_id": language}
+    return {"bos_id": language}
 
 
 def sha256(path: Path) -> str:
