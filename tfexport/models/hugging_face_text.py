@@ -18,6 +18,14 @@ from tfexport.tokenizers import TextTokenizer
 _HOW = "Save one there: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR), or give --src-vocab and --tgt-vocab."
 
 
+_M2M_LANGUAGES = """
+    af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu hy
+    id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru
+    sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu
+"""
+"""Of M2M-100, in the order of their ids, which follow those of vocab.json and are in no file."""
+
+
 @dataclass(frozen=True)
 class TextOptions:
     """What the user says of texts; a folder of many languages cannot know which are meant."""
@@ -64,7 +72,7 @@ def read_text(path: Path, model_type: str, ids: Mapping[str, Any], options: Text
         target = _pieces(path / "target.spm", _vocabulary(theirs) if theirs.is_file() else vocabulary)
         before, after = (), (_of(vocabulary, "</s>", path),)
     elif model_type == "m2m_100" and (path / "vocab.json").is_file() and _models(path):
-        vocabulary = _vocabulary(path / "vocab.json") | _added(path)
+        vocabulary = _with_languages(_vocabulary(path / "vocab.json"), path) | _added(path)
         source = target = _pieces(_models(path)[0], vocabulary)
         language = options.source_language or _json(path / "tokenizer_config.json").get("src_lang")
         if language is None:
@@ -144,6 +152,14 @@ def _vocabulary(path: Path) -> dict[str, int]:
             f"{path} is no vocabulary of words and ids with <unk>. Check that it was copied completely."
         )
     return vocabulary
+
+
+def _with_languages(vocabulary: Mapping[str, int], path: Path) -> dict[str, int]:
+    """The vocabulary of an M2M-100 and its languages, where these are M2M-100's own."""
+    if _json(path / "tokenizer_config.json").get("language_codes", "m2m100") != "m2m100":
+        return dict(vocabulary)
+    languages = enumerate(_M2M_LANGUAGES.split(), len(vocabulary))
+    return {**vocabulary, **{f"__{language}__": index for index, language in languages}}
 
 
 def _added(path: Path) -> dict[str, int]:
