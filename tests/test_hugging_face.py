@@ -29,7 +29,7 @@ from tfexport.models.native import Tokenizers
 from tfexport.runtimes import load_runtime
 from tfexport.search import SearchOptions, pad, search
 from tfexport.tokenizers import TextTokenizer
-from tfexport.translate import Reader, Writer
+from tfexport.translate import Reader, Writer, translate
 
 transformers = pytest.importorskip("transformers")
 
@@ -345,7 +345,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
             }  # its languages
             sizes |= {f"{kind}_token_id": index for kind, index in ids.items()}
             class_ = getattr(transformers, model)
-            class_(class_.config_class(**{**sizes, "decoder_start_token_id": ids["eos"]})).save_pretrained(folder)
+            config = class_.config_class(**{**sizes, "decoder_start_token_id": ids["eos"]})
+            randomised(class_(config)).save_pretrained(folder)
             folders[name] = folder, tokenizer
         return folders[name]
 
@@ -408,6 +409,35 @@ def test_a_prefix_is_put_before_every_source(texts: Callable[[str], tuple[Path, 
     folder, tokenizer = texts("marian")
     checkpoint = load_checkpoint(folder, {}, text=TextOptions(prefix=">>fra<< "))
     assert read_ids(checkpoint, "bread") == tokenizer(">>fra<< bread")["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("marian", TextOptions()), ("nllb", TextOptions("deu_Latn", "eng_Latn"))]
+)
+def test_text_through_a_bundle_is_what_the_library_makes_of_it(
+    texts: Callable[[str], tuple[Path, Any]], tmp_path: Path, name: str, options: TextOptions
+) -> None:
+    folder, tokenizer = texts(name)
+    export(load_checkpoint(folder, {}, text=options), tmp_path / "bundle")
+    bundle = open_bundle(tmp_path / "bundle")
+    reader, writer = Reader.of(bundle, None), Writer.of(bundle, None)
+    assert (reader.format, writer.format) == ("text", "text")
+    lines = [text.encode() for text in TEXTS[:5]]
+    found = translate(load_runtime("ort-cpu", bundle), reader, lines, SearchOptions(max_length=MAX_NEW))
+    model = getattr(transformers, TEXT_MODELS[name][1]).from_pretrained(folder).eval()
+    forced = tokenizer.convert_tokens_to_ids(options.target_language) if options.target_language else None
+    tokenizer.src_lang = options.source_language
+    for text, result in zip(TEXTS, found, strict=False):
+        with torch.no_grad():
+            (ids,) = model.generate(
+                **tokenizer(text, return_tensors="pt"),
+                max_new_tokens=MAX_NEW,
+                num_beams=1,
+                do_sample=False,
+                forced_bos_token_id=forced,
+            ).tolist()
+        assert list(result.hypotheses[0].ids) == ids[1:]
+        assert writer.line(result) == " ".join(tokenizer.decode(ids, skip_special_tokens=True).split())
 
 
 # --- what is refused
