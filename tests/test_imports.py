@@ -44,7 +44,19 @@ DECODE_SIDE = (
     "tfexport.batching",
     "tfexport.translate",
 )
-SHARED = ("config", "contract", "bundle", "bundle_writer", "tokenizers", "errors", "gpu", "kept", "cpus", "certificate")
+SHARED = (
+    "config",
+    "contract",
+    "bundle",
+    "bundle_writer",
+    "tokenizers",
+    "pieces",
+    "errors",
+    "gpu",
+    "kept",
+    "cpus",
+    "certificate",
+)
 PYTORCH_RUNTIMES = ("tfexport.runtimes.pytorch", "tfexport.runtimes.pytorch_static")
 HEAVY = {"torch", "onnx", "onnx_ir", "safetensors", "lightning", "cuda", "tensorrt", "tensorrt_rtx"}
 

@@ -493,6 +493,29 @@ def test_an_early_eos_is_taken_out_of_each_row_by_itself() -> None:
     assert without(best, [EOS], 2).ids.tolist() == [[5, 7], [5, 6], [6, 7]]
 
 
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_suppressed_token_is_never_said(beam: int) -> None:
+    runtime = ScriptedRuntime(random_model(0, 7), tiny_config(tgt_vocab_size=7))
+    options = SearchOptions(beam=beam, min_length=3, max_length=8)
+    (plain,) = search(runtime, [[4]], options)
+    word = next(token for token in plain[0].ids if token != EOS)
+    silenced = ScriptedRuntime(random_model(0, 7), tiny_config(tgt_vocab_size=7, suppressed_ids=(word,)))
+    (found,) = search(silenced, [[4]], options)
+    assert all(word not in hypothesis.ids for hypothesis in found)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_forced_first_token_is_said_and_costs_nothing(beam: int) -> None:
+    config = tiny_config(tgt_vocab_size=7, forced_first_id=5)
+    (found,) = search(
+        ScriptedRuntime(random_model(0, 7), config), [[4]], SearchOptions(beam=beam, nbest=beam, max_length=8)
+    )
+    assert len(found) == beam
+    assert all(hypothesis.ids[0] == 5 for hypothesis in found)
+    first = SearchOptions(beam=beam, max_length=1)
+    assert search(ScriptedRuntime(random_model(0, 7), config), [[4]], first)[0][0].log_prob == 0.0
+
+
 # --- helpers and the fake itself
 
 

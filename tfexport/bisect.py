@@ -38,7 +38,7 @@ from tfexport.projections import decoder_projections, encoder_projections
 from tfexport.rounded import rounded
 from tfexport.selfcheck import SIZES, TOLERANCE, case_of, output_errors, relative_error, session_of
 
-COMPARED = (nn.Linear, PointwiseConv, nn.LayerNorm, PositionTable)
+COMPARED = (nn.Linear, PointwiseConv, nn.LayerNorm, nn.RMSNorm, PositionTable)
 
 Seen = Mapping[str, list[tuple[Tensor, Tensor]]]
 """By the path of a module, what went into it and came out of it at each call."""

@@ -19,6 +19,8 @@ Sublayer = Callable[[str, Value], Value]
 def source_embedded(emitter: Emitter) -> Value:
     """`src_ids` [batch, src] to states [batch, src, d_model]."""
     ids, offset = emitter.inputs["src_ids"], emitter.config.position_offset
+    if emitter.config.positions == "relative":
+        return _embedded(emitter, "encoder", ids, None)
     with emitter.at("encoder.positions"):
         start, end = emitter.sizes(offset), emitter.shape_of(ids, 1)
         end = emitter.shape_node("Add", end, start) if offset else end
@@ -29,6 +31,8 @@ def source_embedded(emitter: Emitter) -> Value:
 def target_embedded(emitter: Emitter) -> Value:
     """`tokens` at `position` to states [*tokens.shape, d_model]."""
     position, offset = emitter.inputs["position"], emitter.config.position_offset
+    if emitter.config.positions == "relative":
+        return _embedded(emitter, "decoder", emitter.inputs["tokens"], None)
     with emitter.at("decoder.positions"):
         if offset:
             dtype = np.int32 if emitter.graph.dialect == "ort" else np.int64
@@ -37,14 +41,40 @@ def target_embedded(emitter: Emitter) -> Value:
     return _embedded(emitter, "decoder", emitter.inputs["tokens"], positions)
 
 
-def _embedded(emitter: Emitter, side: str, ids: Value, positions: Value) -> Value:
+def _embedded(emitter: Emitter, side: str, ids: Value, positions: Value | None) -> Value:
     config = emitter.config
     table = "encoder" if config.tie_source_target else side
     with emitter.at(f"{side}.tokens"):
         states = emitter.node("Gather", emitter.weight(f"{table}.tokens.weight"), ids)
         if config.embedding_scale != 1.0:
             states = emitter.node("Mul", states, emitter.number(config.embedding_scale))
-        return emitter.node("Add", states, positions)
+        if positions is not None:
+            states = emitter.node("Add", states, positions)
+    return emitter.normed(f"{side}.embedding_norm", states) if config.embedding_norm else states
+
+
+def source_distances(emitter: Emitter) -> Value:
+    """What relative positions add to the scores of the encoder's self-attention: [1, heads, src, src]."""
+    with emitter.at("encoder.positions"):
+        size = emitter.shape_node("Squeeze", emitter.shape_of(emitter.inputs["src_ids"], 1))
+        every = emitter.node("Range", emitter.constant(0, np.int64), size, emitter.constant(1, np.int64))
+        distance = emitter.node("Sub", emitter.node("Unsqueeze", every, emitter.sizes(1)), every)
+        most = emitter.config.max_distance
+        low, high = emitter.constant(-most, np.int64), emitter.constant(most, np.int64)
+        rows = emitter.node("Add", emitter.node("Clip", distance, low, high), high)
+        added = emitter.node("Gather", emitter.weight("encoder.positions.table"), rows)  # [src, src, heads]
+        added = emitter.node("Transpose", added, attributes={"perm": (2, 0, 1)})
+        return emitter.node("Unsqueeze", added, emitter.sizes(0))
+
+
+def target_distances(emitter: Emitter, distance: Value) -> Value:
+    """The same for the decoder, where a key is `distance` [rows, queries, keys] (int64, not below 0) before a query:
+    [rows, heads, queries, keys]."""
+    with emitter.at("decoder.positions"):
+        most = emitter.constant(emitter.config.max_distance, np.int64)
+        rows = emitter.node("Clip", distance, emitter.constant(0, np.int64), most)
+        added = emitter.node("Gather", emitter.weight("decoder.positions.table"), rows)
+        return emitter.node("Transpose", added, attributes={"perm": (0, 3, 1, 2)})
 
 
 def encoder_stack(emitter: Emitter, states: Value, attention: Sublayer) -> Value:
@@ -80,4 +110,8 @@ def _fed_forward(emitter: Emitter, path: str, inner: Value) -> Value:
     hidden = emitter.projected(f"{path}.feed_forward.hidden", inner)
     with emitter.at(f"{path}.feed_forward"):
         hidden = emitter.activated(hidden)
+    if emitter.config.gated:
+        gate = emitter.projected(f"{path}.feed_forward.gate", inner)
+        with emitter.at(f"{path}.feed_forward"):
+            hidden = emitter.node("Mul", hidden, gate)
     return emitter.projected(f"{path}.feed_forward.output", hidden)

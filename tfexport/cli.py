@@ -108,6 +108,16 @@ def export(
     pad: Annotated[int | None, typer.Option(min=0, help="Id of padding.")] = None,
     bos: Annotated[int | None, typer.Option(min=0, help="Id that begins a sequence.")] = None,
     eos: Annotated[int | None, typer.Option(min=0, help="Id that ends a sequence.")] = None,
+    src_lang: Annotated[
+        str | None, typer.Option(help="Language of the sources, as a folder's vocabulary writes it: deu_Latn.")
+    ] = None,
+    tgt_lang: Annotated[str | None, typer.Option(help="Language to translate to.")] = None,
+    prefix: Annotated[
+        str,
+        typer.Option(
+            help="Put before every source text: 'translate German to English: ' for T5, '>>fra<< ' for Marian."
+        ),
+    ] = "",
     max_length: Annotated[
         int | None, typer.Option(min=1, help="Most source ids and generated tokens; by default the model's positions.")
     ] = None,
@@ -153,6 +163,7 @@ def export(
     """Export a checkpoint to a bundle: ONNX graphs, weights, tokenizers and a manifest, checked against PyTorch."""
     from tfexport.export import export as run_export
     from tfexport.models.checkpoint import load_checkpoint
+    from tfexport.models.hugging_face_text import TextOptions
     from tfexport.parity import gate
     from tfexport.targets import EnginesTarget, GraphsTarget, TritonTarget, telling_of_lost_engines
 
@@ -168,9 +179,10 @@ def export(
         max_target_length=max_length,
     )
     tokenizers = vocabularies_of(src_vocab, tgt_vocab, src_tokenizer, lowercase, hints.get("unk_id"))
-    loaded = load_checkpoint(checkpoint, hints, tokenizers=tokenizers, family=family)
+    text = TextOptions(src_lang, tgt_lang, prefix)
+    loaded = load_checkpoint(checkpoint, hints, tokenizers=tokenizers, family=family, text=text)
     directory = output or checkpoint.with_suffix("")
-    if directory == checkpoint:
+    if directory == checkpoint or (output is None and checkpoint.is_dir()):
         directory = checkpoint.with_name(f"{checkpoint.name}.bundle")
     precision, automatic = automatic_of(precision or ("fp16" if target == "tensorrt" else "fp32"))
     budgets = budgets_of(loaded, automatic, budget, budget_input, budget_targets)

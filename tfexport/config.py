@@ -12,11 +12,12 @@ from tfexport.errors import ConfigError
 
 _LAYERS = ("n_encoder_layers", "n_decoder_layers")
 _SIZES = (
-    *("d_model", "n_heads", "d_ff", "src_vocab_size", "tgt_vocab_size", "n_classes"),
-    *("max_source_length", "max_target_length", "position_offset"),
+    *("d_model", "n_heads", "d_ff", "d_head", "src_vocab_size", "tgt_vocab_size", "n_classes"),
+    *("max_source_length", "max_target_length", "position_offset", "max_distance"),
 )
 
-Positions = Literal["sinusoidal", "learned", "stored"]
+Positions = Literal["sinusoidal", "learned", "stored", "relative"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,8 @@ class ModelConfig:
     d_model: int
     n_heads: int
     d_ff: int
+    d_head: int = 0
+    """Size of a head, where heads are not equal parts of d_model; 0 where they are."""
     n_encoder_layers: int
     n_decoder_layers: int
     src_vocab_size: int
@@ -54,22 +57,36 @@ class ModelConfig:
     """The encoder's input starts with `bos_id`."""
     source_eos: bool = True
     """The encoder's input ends with `eos_id`."""
+    forced_first_id: int = -1
+    """The first token of every output, whatever the model says, such as a language; -1 for none."""
+    suppressed_ids: tuple[int, ...] = ()
+    """Target ids that are never generated."""
 
     # Arithmetic.
-    activation: Literal["relu", "gelu"] = "relu"
+    activation: Activation = "relu"
+    """`gelu_tanh` is GELU in its approximation by tanh, `silu` (Swish) is x * sigmoid(x)."""
     norm_first: bool = False
     """Pre-norm, x + sublayer(norm(x)), instead of post-norm, norm(x + sublayer(x))."""
     final_norm: bool = False
     """One more norm after the last layer of each stack."""
     shared_norm: bool = False
     """One LayerNorm serves all sublayers of a layer."""
+    norm: Literal["layer", "rms"] = "layer"
+    """`rms` divides by the root mean square and has no bias (Zhang and Sennrich 2019)."""
     norm_eps: float = 1e-5
+    embedding_norm: bool = False
+    """A norm of the embeddings, positions added, before the first layer of each stack."""
     positions: Positions = "sinusoidal"
-    """`stored` is a frozen table that came with the checkpoint."""
+    """`stored` is a frozen table that came with the checkpoint. `relative` adds nothing to the embeddings, but a number for
+    each head and distance to the scores of self-attention (Raffel et al. 2020, section 2.1)."""
+    max_distance: int = 0
+    """Of relative positions: tokens further apart are as if they were so far apart."""
     position_offset: int = 0
     """Token t is given row t + position_offset of the position table."""
     feed_forward: Literal["linear", "conv1d"] = "linear"
     """`conv1d` has kernel 1: the same arithmetic, other weight shapes ([out, in, 1])."""
+    gated: bool = False
+    """The activated hidden states of the feed-forward are multiplied by a second projection (Shazeer 2020)."""
     attention_bias: bool = True
     feed_forward_bias: bool = True
     output_bias: bool = False
@@ -99,7 +116,7 @@ class ModelConfig:
         for name, most in (*((name, 2**31 - 1) for name in _SIZES), *((name, 1000) for name in _LAYERS)):
             require(getattr(self, name) <= most, f"{name} is {getattr(self, name)}, above {most}")
         require(
-            self.n_heads <= 0 or self.d_model % self.n_heads == 0,
+            self.n_heads <= 0 or self.d_head > 0 or self.d_model % self.n_heads == 0,
             f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}",
         )
         if self.n_classes:
@@ -117,11 +134,29 @@ class ModelConfig:
                 not self.tie_source_target or self.src_vocab_size == self.tgt_vocab_size,
                 f"tied embeddings need vocabularies of one size, not {self.src_vocab_size} and {self.tgt_vocab_size}",
             )
+            require(
+                -1 <= self.forced_first_id < self.tgt_vocab_size,
+                f"forced_first_id {self.forced_first_id} is not in the target vocabulary (-1 is for none)",
+            )
+            for suppressed in self.suppressed_ids:
+                require(
+                    0 <= suppressed < self.tgt_vocab_size and suppressed != self.eos_id,
+                    f"suppressed_ids has {suppressed}, which is eos or not in the target vocabulary",
+                )
+            require(len(self.suppressed_ids) < self.tgt_vocab_size - 1, "suppressed_ids leave nothing to generate")
         for name, needed in (("pad_id", True), ("bos_id", self.source_bos), ("eos_id", self.source_eos)):
             value = getattr(self, name)
             require(not needed or 0 <= value < self.src_vocab_size, f"{name} {value} is not in the source vocabulary")
         unk = self.unk_id
         require(-1 <= unk < self.src_vocab_size, f"unk_id {unk} is not in the source vocabulary (-1 is for none)")
+        require(self.d_head >= 0, f"d_head is {self.d_head}, below 0")
+        require(
+            self.max_distance > 0 if self.positions == "relative" else self.max_distance == 0,
+            f"max_distance is {self.max_distance}, and positions are {self.positions}",
+        )
+        require(self.positions != "relative" or self.position_offset == 0, "relative positions have no position_offset")
+        require(self.positions != "relative" or not self.is_classifier, "a classifier has no relative positions")
+        require(not self.gated or self.feed_forward == "linear", "a gated feed_forward is linear")
         require(self.position_offset >= 0, f"position_offset is {self.position_offset}, below 0")
         require(0 <= self.dropout < 1, f"dropout is {self.dropout}, not in [0, 1)")
         require(0 < self.norm_eps < 1, f"norm_eps is {self.norm_eps}, not in (0, 1)")
@@ -132,7 +167,12 @@ class ModelConfig:
 
     @property
     def head_dim(self) -> int:
-        return self.d_model // self.n_heads
+        return self.d_head or self.d_model // self.n_heads
+
+    @property
+    def d_attention(self) -> int:
+        """All heads of a token side by side: as many numbers as d_model, but for models that have a `d_head`."""
+        return self.n_heads * self.head_dim
 
     @property
     def is_classifier(self) -> bool:
@@ -144,7 +184,7 @@ class ModelConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON-ready fields; `from_dict` reads them back."""
-        return dataclasses.asdict(self)
+        return {**dataclasses.asdict(self), "suppressed_ids": list(self.suppressed_ids)}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any], *, where: str = "the configuration") -> ModelConfig:
@@ -163,7 +203,10 @@ class ModelConfig:
                 missing
             )
             raise ConfigError(f"{where} does not describe a model ({'; '.join(parts)}). Correct these fields.")
-        return cls(**fields)
+        given = dict(fields)
+        if isinstance(given.get("suppressed_ids"), list):  # as JSON writes a tuple
+            given["suppressed_ids"] = tuple(given["suppressed_ids"])
+        return cls(**given)
 
 
 def _type_problems(config: ModelConfig) -> list[str]:
@@ -178,6 +221,9 @@ def _type_problems(config: ModelConfig) -> list[str]:
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if not is_number or (isinstance(value, int) and abs(value) > 10**30):  # Python's integers outgrow floats
                 problems.append(f"{name} is {repr(value)[:30]}, not a floating-point number")
+        elif get_origin(kind) is tuple:
+            if not isinstance(value, tuple) or not all(type(item) is int for item in value):
+                problems.append(f"{name} is {repr(value)[:30]}, not a list of int")
         elif type(value) is not kind:
             problems.append(f"{name} is {value!r}, not {kind.__name__}")
     return problems

@@ -232,8 +232,11 @@ def runtime_dialects(graphs: Iterable[GraphSpec]) -> dict[str, dict[str, Dialect
 
 
 def groups_queries(config: ModelConfig) -> bool:
-    """Whether ONNX Runtime's GroupQueryAttention takes these heads; if not, greedy search is a beam of one."""
-    return config.head_dim % 8 == 0
+    """Whether ONNX Runtime's GroupQueryAttention takes these heads; if not, greedy search is a beam of one.
+
+    So it is with relative positions too: what they add differs from row to row, and the operator takes that for one row.
+    """
+    return config.head_dim % 8 == 0 and config.positions != "relative"
 
 
 def short_name(precision: Precision) -> str:
@@ -256,9 +259,9 @@ def float32_islands(graph: GraphSpec) -> dict[str, str]:
     return FLOAT32_ISLANDS if has_logits and graph.precision in ("float16", "bfloat16") else {}
 
 
-def aligned_length(d_model: int, precision: Precision) -> int:
+def aligned_length(d_attention: int, precision: Precision) -> int:
     """What the length of a tensor [rows, heads, length, head_dim] must be a multiple of so that it ends aligned."""
-    return ALIGNMENT // math.gcd(ALIGNMENT, d_model * ITEM_SIZES[precision])
+    return ALIGNMENT // math.gcd(ALIGNMENT, d_attention * ITEM_SIZES[precision])
 
 
 def weights_file(precision: Precision) -> str:

@@ -145,6 +145,11 @@ class Emitter:
         array = np.asarray(value, _HALVES.get(self.graph.precision, np.float32))
         return self._initializer(f"number.{value}", ir.tensor(array))  # the same name in every precision
 
+    def hidden_score(self) -> Value:
+        """What `ort_graphs.HIDDEN` is, in the type that the graph computes in."""
+        least = float(ml_dtypes.finfo(_HALVES.get(self.graph.precision, np.float32)).min)
+        return self.number(least / 2)
+
     def sizes(self, *values: int) -> Value:
         """A constant shape, or a part of one."""
         return self.constant(values, np.int64)
@@ -182,8 +187,11 @@ class Emitter:
         return self.node("Reshape", states, self.sizes(*shape))
 
     def activated(self, states: Value) -> Value:
-        if self.config.activation == "gelu":
-            return self.node("Gelu", states)
+        if self.config.activation == "silu":
+            return self.node("Mul", states, self.node("Sigmoid", states))
+        if self.config.activation != "relu":
+            approximate = "tanh" if self.config.activation == "gelu_tanh" else "none"
+            return self.node("Gelu", states, attributes={"approximate": approximate})
         rectified = self.node("Relu", states)  # in float32 ONNX Runtime makes it a part of the Gemm before it
         self._rectified.add(rectified)
         return rectified
@@ -193,10 +201,13 @@ class Emitter:
         return states in self._rectified
 
     def normed(self, path: str, states: Value) -> Value:
-        """LayerNorm of the module at `path`."""
+        """The norm of the module at `path`."""
+        attributes = {"axis": -1, "epsilon": float(self.config.norm_eps)}
         with self.at(path):
-            scale, bias = self.weight(f"{path}.weight"), self.weight(f"{path}.bias")
-            attributes = {"axis": -1, "epsilon": float(self.config.norm_eps)}
+            scale = self.weight(f"{path}.weight")
+            if self.config.norm == "rms":
+                return self.node("RMSNormalization", states, scale, attributes=attributes)
+            bias = self.weight(f"{path}.bias")
             return self.node("LayerNormalization", states, scale, bias, attributes=attributes)
 
     def model(self) -> ir.Model:

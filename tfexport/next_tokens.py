@@ -38,11 +38,13 @@ class NextTokens:
         self.config = runtime.config
         self._runtime, self._options, self._limits = runtime, options, limits
         self._never = suppressed(runtime.config, options)
-        longest = max((len(source.prefix) for source in sources), default=0)
+        first = [self.config.forced_first_id] * (self.config.forced_first_id >= 0)
+        prefixes = [[*first, *source.prefix] for source in sources]
+        longest = max(map(len, prefixes), default=0)
         # [batch, longest]: the forced token of each place, -1 where none is.
         self._forced = np.full((len(sources), longest), -1, dtype=np.int64)
-        for row, source in zip(self._forced, sources, strict=True):
-            row[: len(source.prefix)] = source.prefix
+        for row, prefix in zip(self._forced, prefixes, strict=True):
+            row[: len(prefix)] = prefix
         self._streams = Streams(options.seed, [source.line for source in sources], options.samples)
         # Transformers penalises log-probabilities in beam search; the paper and all others logits.
         self._penalises_logits = options.beam == 1 or options.rules.renormalises
@@ -61,6 +63,10 @@ class NextTokens:
         Raises:
             TfexportError: the runtime gave something that is not a number.
         """
+        if length == 1 and self.config.forced_first_id >= 0:
+            best, state = self._runtime.best(state, tokens, count)
+            _require_numbers(best.log_probs[:, 0])
+            return certain(best, self.config.forced_first_id, count), state
         banned = self._banned(length)
         if not self._needs_logits(length, sentence, banned):
             best, state = self._runtime.best(state, tokens, count + len(banned))
@@ -159,6 +165,13 @@ def without(best: Best, banned: Sequence[int], count: int) -> Best:
     return Best(np.where(is_banned, -np.inf, best.log_probs)[every, order], best.ids[every, order])
 
 
+def certain(best: Best, token: int, count: int) -> Best:
+    """`count` tokens of each row, of which `token` has probability 1 and comes first, whatever the model says."""
+    forced = Best(np.full_like(best.log_probs[:, :count], -np.inf), best.ids[:, :count].copy())
+    forced.log_probs[:, 0], forced.ids[:, 0] = 0.0, token
+    return forced
+
+
 def suppressed(config: ModelConfig, options: SearchOptions) -> list[int]:
     """The ids that are never generated.
 
@@ -174,7 +187,7 @@ def suppressed(config: ModelConfig, options: SearchOptions) -> list[int]:
         raise TfexportError("the end of a sentence cannot be suppressed. Use --min-length for longer outputs.")
     # bos and eos may be the padding or the unknown token too, in some models: these are outputs.
     never = {special[name] for name in options.rules.never} - {config.eos_id, -1}
-    return [*options.suppress, *never]
+    return [*options.suppress, *config.suppressed_ids, *never]
 
 
 def _require_numbers(values: NDArray[Any]) -> None:

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from tfexport.models.native import Tokenizers
     from tfexport.targets import EngineRequest
 
-Checkpoint = Annotated[Path, typer.Argument(metavar="CKPT", help="A state_dict: .pt, .pth, .ckpt or .safetensors.")]
+Checkpoint = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CKPT", help="A state_dict: .pt, .pth, .ckpt or .safetensors; or a folder with config.json."
+    ),
+]
 BundleDir = Annotated[Path, typer.Argument(metavar="DIR", help="A bundle that `tfexport export` wrote.")]
 Input = Annotated[Path | None, typer.Argument(metavar="[INPUT]", help="A sentence a line; - or nothing reads stdin.")]
 FamilyOption = Annotated[str | None, typer.Option("--family", help="Checkpoint family, where it is not recognised.")]

@@ -19,7 +19,14 @@ import numpy as np
 import onnx_ir as ir
 
 from tfexport import contract
-from tfexport.blocks import decoder_stack, encoder_stack, source_embedded, target_embedded
+from tfexport.blocks import (
+    decoder_stack,
+    encoder_stack,
+    source_distances,
+    source_embedded,
+    target_distances,
+    target_embedded,
+)
 from tfexport.config import ModelConfig
 from tfexport.emitter import CONTRIB, Emitter, Linear, Value
 from tfexport.projections import Projection, decoder_projections, encoder_projections
@@ -68,7 +75,8 @@ def _encoder(emitter: Emitter) -> None:
     """src_ids [batch, src] and src_len [batch] to `cross`, the cross keys and values of all layers."""
     config = emitter.config
     length, size = emitter.inputs["src_len"], emitter.shape_of(emitter.inputs["src_ids"])
-    grid = _shape(emitter, size, config.d_model)
+    grid = _shape(emitter, size, config.d_attention)
+    added = source_distances(emitter) if config.positions == "relative" else None
 
     def attended(path: str, inner: Value) -> Value:
         query, key, value = (
@@ -76,7 +84,7 @@ def _encoder(emitter: Emitter) -> None:
             for part in ("query", "key", "value")
         )
         with emitter.at(f"{path}.self_attention"):
-            mixed = _attention(emitter, query, key, value, length=length, bias=None)
+            mixed = _attention(emitter, query, key, value, length=length, bias=added)
         return emitter.projected(f"{path}.self_attention.output", mixed)
 
     states = encoder_stack(emitter, _two_axes(emitter, source_embedded(emitter)), attended)
@@ -88,8 +96,8 @@ def _encoder(emitter: Emitter) -> None:
 
 
 SelfAttention = Callable[["Emitter", int, Value], Value]
-"""Writes the new keys and values of a layer to its cache and attends to it: `query_key_value` [.., 3 * d_model] to
-[.., d_model]."""
+"""Writes the new keys and values of a layer to its cache and attends to it: `query_key_value` [.., 3 * d_attention] to
+[.., d_attention]."""
 
 
 def _step(emitter: Emitter, self_attention: SelfAttention) -> None:
@@ -99,10 +107,10 @@ def _step(emitter: Emitter, self_attention: SelfAttention) -> None:
     # The hypotheses of a sentence are so many queries to its one set of cross keys and values.
     if emitter.graph.role == "beam_step":
         states = _two_axes(emitter, states)
-        grid = _shape(emitter, emitter.shape_of(inputs["tokens"]), config.d_model)
+        grid = _shape(emitter, emitter.shape_of(inputs["tokens"]), config.d_attention)
     else:
-        grid = emitter.sizes(-1, 1, config.d_model)
-        states = states if _is_flat(emitter) else emitter.node("Reshape", states, grid)
+        grid = emitter.sizes(-1, 1, config.d_attention)
+        states = states if _is_flat(emitter) else emitter.reshaped(states, -1, 1, config.d_model)
 
     def attended(path: str, inner: Value) -> Value:
         layer = int(path.rpartition(".")[2])
@@ -133,8 +141,13 @@ def _is_flat(emitter: Emitter) -> bool:
 
 
 def _two_axes(emitter: Emitter, states: Value) -> Value:
-    """States of attention as projections take them: [n, d_model] in float32."""
+    """States [.., d_model] as projections take them: [n, d_model] in float32."""
     return emitter.reshaped(states, -1, emitter.config.d_model) if _is_flat(emitter) else states
+
+
+def _mixed(emitter: Emitter, states: Value) -> Value:
+    """The same of what attention gives, [.., d_attention]."""
+    return emitter.reshaped(states, -1, emitter.config.d_attention) if _is_flat(emitter) else states
 
 
 def _three_axes(emitter: Emitter, states: Value, shape: Value) -> Value:
@@ -150,9 +163,9 @@ def _shape(emitter: Emitter, size: Value, *more: int) -> Value:
 def _attention(
     emitter: Emitter, query: Value, key: Value, value: Value, *, length: Value | None, bias: Value | None
 ) -> Value:
-    """Attention of `query` [batch, queries, d_model], to states for a projection.
+    """Attention of `query` [batch, queries, d_attention], to states for a projection.
 
-    Keys and values are [batch, keys, d_model] or, as caches are, [batch, heads, keys, head_dim]. `length` int32
+    Keys and values are [batch, keys, d_attention] or, as caches are, [batch, heads, keys, head_dim]. `length` int32
     [batch] says how many of them count, `bias` [batch, 1, queries, keys] is added to the scores.
     """
     mixed = emitter.node(
@@ -161,13 +174,13 @@ def _attention(
         attributes={"num_heads": emitter.config.n_heads, "mask_filter_value": HIDDEN},
         domain=CONTRIB,
     )
-    return _two_axes(emitter, mixed)
+    return _mixed(emitter, mixed)
 
 
 def _own_caches(emitter: Emitter, layer: int, query_key_value: Value) -> Value:
     """Each row has a cache of its own, of which `position` slots are filled.
 
-        query_key_value [rows, 1, 3 * d_model] ──> GroupQueryAttention ──> [rows, 1, d_model]
+        query_key_value [rows, 1, 3 * d_attention] > GroupQueryAttention > [rows, 1, d_attention]
         past [rows, heads, cache, head_dim] ─────>                     ──> present, the same buffer, one slot more
 
     As many key heads as query heads: the operator is taken for its in-place cache, and because it reads no empty slot.
@@ -175,27 +188,27 @@ def _own_caches(emitter: Emitter, layer: int, query_key_value: Value) -> Value:
     config, inputs = emitter.config, emitter.inputs
     mixed, *_ = emitter.nodes(
         "GroupQueryAttention",
-        _three_axes(emitter, query_key_value, emitter.sizes(-1, 1, 3 * config.d_model)),
+        _three_axes(emitter, query_key_value, emitter.sizes(-1, 1, 3 * config.d_attention)),
         *(None, None, inputs[f"past.{layer}.key"], inputs[f"past.{layer}.value"]),
         *(inputs["position"], inputs["total"]),
         outputs=("", f"present.{layer}.key", f"present.{layer}.value"),
         attributes={"num_heads": config.n_heads, "kv_num_heads": config.n_heads},
         domain=CONTRIB,
     )
-    return _two_axes(emitter, mixed)
+    return _mixed(emitter, mixed)
 
 
 def _shared_cache(emitter: Emitter, layer: int, query_key_value: Value) -> Value:
     """The hypotheses of a sentence share one cache; `mask` tells each its own past in it.
 
-    Split ── query ──────────────────────────────────────────> MultiHeadAttention [batch, beam, d_model]
+    Split ── query ──────────────────────────────────────────> MultiHeadAttention [batch, beam, d_attention]
           ── key, value [batch, heads, beam, head_dim] ── TensorScatter at `slot` ──>    keys, values [.., cache, ..]
     mask ── Where(mask, 0, HIDDEN) ───────────────────────────────────────────────>      bias [batch, 1, beam, cache]
     """
     config, inputs = emitter.config, emitter.inputs
     parts = emitter.nodes("Split", query_key_value, outputs=3, attributes={"axis": -1, "num_outputs": 3})
     size = emitter.shape_of(inputs["tokens"])
-    query = _three_axes(emitter, parts[0], _shape(emitter, size, config.d_model))
+    query = _three_axes(emitter, parts[0], _shape(emitter, size, config.d_attention))
     heads = _shape(emitter, size, config.n_heads, config.head_dim)
     present = []
     for part, new in zip(("key", "value"), parts[1:], strict=True):
@@ -208,6 +221,23 @@ def _shared_cache(emitter: Emitter, layer: int, query_key_value: Value) -> Value
                 output=f"present.{layer}.{part}",
             )
         )
-    seen, hidden = emitter.constant(0.0, np.float32), emitter.constant(HIDDEN, np.float32)
+    hidden = emitter.constant(HIDDEN, np.float32)
+    seen = _slot_distances(emitter) if config.positions == "relative" else emitter.constant(0.0, np.float32)
     bias = emitter.node("Where", inputs["mask"], seen, hidden)
     return _attention(emitter, query, present[0], present[1], length=None, bias=bias)
+
+
+def _slot_distances(emitter: Emitter) -> Value:
+    """What relative positions add to the scores of a shared cache's slots: [batch, heads, beam, cache].
+
+    The slots of a hypothesis are in the order of its tokens: so many of them up to a slot as `mask` tells are that many
+    tokens, of its position and one.
+    """
+    with emitter.at("decoder.positions"):
+        ours = emitter.node("Cast", emitter.inputs["mask"], attributes={"to": int(ir.DataType.INT64)})
+        ours = emitter.node("Squeeze", ours, emitter.sizes(1))  # [batch, beam, cache]
+        upto = emitter.node("CumSum", ours, emitter.constant(2, np.int64))
+        position = emitter.node("Cast", emitter.inputs["position"], attributes={"to": int(ir.DataType.INT64)})
+        all_of_them = emitter.node("Add", position, emitter.constant(1, np.int64))
+        all_of_them = emitter.node("Unsqueeze", all_of_them, emitter.sizes(2))
+        return target_distances(emitter, emitter.node("Sub", all_of_them, upto))

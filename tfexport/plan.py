@@ -73,11 +73,11 @@ class LengthPlan:
         Raises:
             EngineError: the model has fewer positions than one aligned length.
         """
-        step = contract.aligned_length(config.d_model, precision)
+        step = contract.aligned_length(config.d_attention, precision)
         source = min(self.max_source, config.max_source_length) // step * step
         if not source:
             raise EngineError(
-                f"d_model {config.d_model} in {contract.short_name(precision)} needs sources padded to {step} ids, and "
+                f"d_model {config.d_attention} in {contract.short_name(precision)} needs sources padded to {step} ids, and "
                 f"there may be {min(self.max_source, config.max_source_length)}. Raise --max-source, use fp32, or decode "
                 "with ort-cuda."
             )
@@ -101,12 +101,12 @@ class LengthPlan:
             "cache": (cache, cache, cache),
         }
         if graph.role == "select_rows":  # over a self-attention cache or over cross keys and values
-            widths = [config.d_model * length for length in (*self.cache, self.max_source)]
+            widths = [config.d_attention * length for length in (*self.cache, self.max_source)]
             blocks = 2 * config.n_decoder_layers
             sizes |= {
                 "blocks": (blocks, blocks, blocks),
                 "from": sizes["rows"],
-                "width": (config.d_model, config.d_model * self.cache[0], max(widths)),
+                "width": (config.d_attention, config.d_attention * self.cache[0], max(widths)),
             }
         shapes = {tensor.name: contract.shape(tensor, config) for tensor in graph.inputs}
         return {
@@ -129,7 +129,7 @@ class LengthPlan:
         """Estimated bytes on the GPU, by what they are for."""
         item = ITEM_SIZES[precision]
         weights = weight_bytes(config, precision)
-        token_bytes = 2 * config.n_decoder_layers * config.d_model * item  # keys and values of one token
+        token_bytes = 2 * config.n_decoder_layers * config.d_attention * item  # keys and values of one token
         return {
             "weights of the encoder": weights["encoder"],
             f"weights of {len(self.cache)} decoder steps": len(self.cache) * weights["decoder_step"],
@@ -195,12 +195,13 @@ def cost(
 def weight_bytes(config: ModelConfig, precision: Precision) -> dict[str, int]:
     """Bytes of the matrices in the encoder and in a decoder step; vectors count for little and are left out."""
     item, d = ITEM_SIZES[precision], config.d_model
+    projection, fed = d * config.d_attention, (3 if config.gated else 2) * d * config.d_ff
     encoder = (config.src_vocab_size + config.max_source_length) * d
-    encoder += config.n_encoder_layers * (4 * d * d + 2 * d * config.d_ff) + config.n_decoder_layers * 2 * d * d
+    encoder += config.n_encoder_layers * (4 * projection + fed) + config.n_decoder_layers * 2 * projection
     step = (config.tgt_vocab_size + config.max_target_length) * d
-    step += config.n_decoder_layers * (6 * d * d + 2 * d * config.d_ff)
-    projection = config.tgt_vocab_size * d * ITEM_SIZES["float32"]
-    return {"encoder": encoder * item, "decoder_step": step * item + projection}
+    step += config.n_decoder_layers * (6 * projection + fed)
+    output = config.tgt_vocab_size * d * ITEM_SIZES["float32"]
+    return {"encoder": encoder * item, "decoder_step": step * item + output}
 
 
 def _up(number: int, multiple: int) -> int:

@@ -72,6 +72,6 @@ def decoder_projections(config: ModelConfig, *, own_output: bool = False) -> Ite
 
 
 def _feed_forward(config: ModelConfig, layer: str) -> Iterator[Projection]:
-    for part in ("hidden", "output"):
+    for part in ("hidden", "gate", "output") if config.gated else ("hidden", "output"):
         path = f"{layer}.feed_forward.{part}"
         yield Projection.of(path, [path], bias=config.feed_forward_bias)

@@ -4,6 +4,8 @@ Both are the same but for how attention is told which keys count, `length` of th
 
     onnx24          Range(keys) < length ── Unsqueeze ── Expand over queries ──> Attention(q, k, v, mask)
     onnx24-lengths  length ────────────────────────────────────────────────────> Attention(q, k, v, nonpad_kv_seqlen)
+
+What relative positions add to scores takes the place of the mask: in onnx24 with the mask in it, Where(mask, added, hidden).
 """
 
 from __future__ import annotations
@@ -14,7 +16,14 @@ import numpy as np
 import onnx_ir as ir
 
 from tfexport import contract
-from tfexport.blocks import decoder_stack, encoder_stack, source_embedded, target_embedded
+from tfexport.blocks import (
+    decoder_stack,
+    encoder_stack,
+    source_distances,
+    source_embedded,
+    target_distances,
+    target_embedded,
+)
 from tfexport.config import ModelConfig
 from tfexport.emitter import Emitter, Value
 from tfexport.islands import MixedEmitter
@@ -80,10 +89,12 @@ def _encoded(emitter: Emitter) -> Value:
         query, key, value = (
             _heads(emitter, path, emitter.projected(f"{path}.{part}", inner)) for part in ("query", "key", "value")
         )
-        mixed = _attention(emitter, path, query, key, value, emitter.inputs["src_len"], keys=keys, queries=keys)
+        added = source_distances(emitter) if emitter.config.positions == "relative" else None
+        length = emitter.inputs["src_len"]
+        mixed = _attention(emitter, path, query, key, value, length, keys=keys, queries=keys, added=added)
         with emitter.at(path):
             mixed = emitter.node("Transpose", mixed, attributes={"perm": (0, 2, 1, 3)})
-            mixed = emitter.reshaped(mixed, 0, 0, emitter.config.d_model)
+            mixed = emitter.reshaped(mixed, 0, 0, emitter.config.d_attention)
         return emitter.projected(f"{path}.output", mixed)
 
     return encoder_stack(emitter, source_embedded(emitter), attended)
@@ -102,6 +113,8 @@ def _decoder_step(emitter: Emitter) -> None:
         "Concat", batch, beam, emitter.sizes(config.n_heads, config.head_dim), attributes={"axis": 0}
     )
 
+    added = _cache_distances(emitter, cache) if config.positions == "relative" else None
+
     def attended(path: str, inner: Value) -> Value:
         layer, path = path.rpartition(".")[2], f"{path}.self_attention"
         query, *new = (emitter.projected(f"{path}.{part}", inner) for part in ("query", "key", "value"))
@@ -116,9 +129,9 @@ def _decoder_step(emitter: Emitter) -> None:
                 for part, states in zip(("key", "value"), new, strict=True)
             )
             query = _one_slot(emitter, query)
-        mixed = _attention(emitter, path, query, key, value, filled, keys=cache, queries=None)
+        mixed = _attention(emitter, path, query, key, value, filled, keys=cache, queries=None, added=added)
         with emitter.at(path):
-            mixed = emitter.reshaped(mixed, -1, config.d_model)
+            mixed = emitter.reshaped(mixed, -1, config.d_attention)
         return emitter.projected(f"{path}.output", mixed)
 
     def crossed(path: str, inner: Value) -> Value:
@@ -131,13 +144,22 @@ def _decoder_step(emitter: Emitter) -> None:
         mixed = _attention(emitter, path, query, key, value, inputs["src_len"], keys=src, queries=beam)
         with emitter.at(path):
             mixed = emitter.node("Transpose", mixed, attributes={"perm": (0, 2, 1, 3)})
-            mixed = emitter.reshaped(mixed, -1, config.d_model)
+            mixed = emitter.reshaped(mixed, -1, config.d_attention)
         return emitter.projected(f"{path}.output", mixed)
 
     states = decoder_stack(emitter, target_embedded(emitter), attended, crossed)
     logits = emitter.projected("output", _float32(emitter, states))
     emitter.is_output(logits, "logits")
     _best(emitter, logits)
+
+
+def _cache_distances(emitter: Emitter, keys: Value) -> Value:
+    """What relative positions add to the scores of the cache's slots: [rows, heads, 1, cache]."""
+    zero, one = emitter.constant(0, np.int64), emitter.constant(1, np.int64)
+    with emitter.at("decoder.positions"):
+        every = emitter.node("Range", zero, emitter.shape_node("Squeeze", keys), one)
+        position = emitter.node("Unsqueeze", emitter.inputs["position"], emitter.sizes(1, 2))
+        return target_distances(emitter, emitter.node("Sub", position, every))
 
 
 def _one_slot(emitter: Emitter, states: Value) -> Value:
@@ -162,16 +184,22 @@ def _attention(
     *,
     keys: Value,
     queries: Value | None,
+    added: Value | None = None,
 ) -> Value:
     """Attention [.., heads, queries, head_dim] to the first `length` [batch] of [.., heads, keys, head_dim].
 
     Args:
         keys, queries: their numbers [1]; no `queries` where there is one.
+        added: to the scores, [.., heads, queries, keys].
     """
     if emitter.graph.dialect == "onnx24-lengths":
-        told: tuple[Value | None, ...] = (None, None, None, length)
+        told: tuple[Value | None, ...] = (added, None, None, length)
     else:
-        told = (_mask(emitter, length, keys, queries),)
+        mask = _mask(emitter, length, keys, queries)
+        if added is not None:
+            with emitter.at("mask"):
+                mask = emitter.node("Where", mask, added, emitter.hidden_score())
+        told = (mask,)
     with emitter.at(path):
         scale = {"scale": emitter.config.head_dim**-0.5}
         return emitter.node("Attention", query, key, value, *told, attributes=scale)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from tfexport.errors import RuntimeUnavailable, TokenizerError
+from tfexport.errors import RuntimeUnavailable, TfexportError, TokenizerError
+from tfexport.pieces import Pieces
 
 SPECIAL_NAMES = {
     "unk": ("<unk>", "[UNK]", "<UNK>"),
@@ -30,9 +31,17 @@ BPE_SPECIALS = ("<unk>", "<pad>", "<s>", "</s>")
 class TextTokenizer:
     """One side's tokenizer. Ids never include bos or eos: those belong to the model, not to the text."""
 
-    inner: Tokenizer
+    inner: Tokenizer | Pieces
     spacy_language: str | None = None
     """Split text with spaCy's rules for this language before looking words up."""
+    before: tuple[int, ...] = ()
+    """Ids that a source begins with, such as its language; `framed` puts them there."""
+    after: tuple[int, ...] = ()
+    """Ids that a source ends with, before the model's eos."""
+    prefix: str = ""
+    """Put before every text."""
+    skips_special: bool = False
+    """Readable text has none of the vocabulary's special tokens."""
 
     @property
     def size(self) -> int:
@@ -45,6 +54,9 @@ class TextTokenizer:
         Raises:
             TokenizerError: a word is not in the vocabulary, which has no unknown token.
         """
+        text = self.prefix + text
+        if isinstance(self.inner, Pieces):
+            return self.inner.encode(text)
         words: Any = text if self.spacy_language is None else [word.text for word in self._spacy(text)]
         try:
             return list(
@@ -64,7 +76,8 @@ class TextTokenizer:
         return [self._id(token) for token in tokens]
 
     def _id(self, token: str) -> int:
-        for candidate in (token, getattr(self.inner.model, "unk_token", None)):
+        unknown = self.inner.unknown if isinstance(self.inner, Pieces) else getattr(self.inner.model, "unk_token", None)
+        for candidate in (token, unknown):
             found = None if candidate is None else self.inner.token_to_id(candidate)
             if found is not None:
                 return found
@@ -76,7 +89,7 @@ class TextTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Readable text; a word vocabulary joins its words with spaces."""
-        return str(self.inner.decode(list(ids), skip_special_tokens=False)).strip()
+        return str(self.inner.decode(list(ids), skip_special_tokens=self.skips_special)).strip()
 
     def special_id(self, kind: str) -> int | None:
         """The id of the vocabulary's own token for `kind` (unk, pad, bos, eos), if it has one under a usual name."""
@@ -85,14 +98,46 @@ class TextTokenizer:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; `from_dict` reads it back."""
-        return {"tokenizer": json.loads(self.inner.to_str()), "spacy_language": self.spacy_language}
+        if isinstance(self.inner, Pieces):
+            inner = {"pieces": self.inner.to_dict()}
+        else:
+            inner = {"tokenizer": json.loads(self.inner.to_str())}
+        about = {
+            "before": list(self.before),
+            "after": list(self.after),
+            "prefix": self.prefix,
+            "skips_special": self.skips_special,
+        }
+        return {
+            **inner,
+            "spacy_language": self.spacy_language,
+            **{name: value for name, value in about.items() if value},
+        }
+
+    @classmethod
+    def from_inner(cls, inner: Tokenizer | Pieces, *, skips_special: bool) -> TextTokenizer:
+        """A tokenizer that reads text as text, whatever it spells."""
+        read = inner if isinstance(inner, Pieces) else _as_text_reader(inner)
+        return cls(read, skips_special=skips_special)
+
+    def framed(self, before: Iterable[int], after: Iterable[int], prefix: str) -> TextTokenizer:
+        """This tokenizer for sources that have these ids before and after them, and begin with this text."""
+        return replace(self, before=tuple(before), after=tuple(after), prefix=prefix)
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any], *, where: str) -> TextTokenizer:
         """Raises: TokenizerError if the fields are not those of `to_dict`."""
         try:
-            inner = Tokenizer.from_str(json.dumps(fields["tokenizer"]))
-            return cls(_as_text_reader(inner), fields.get("spacy_language"))
+            inner = (
+                Pieces.from_dict(fields["pieces"])
+                if "pieces" in fields
+                else _as_text_reader(Tokenizer.from_str(json.dumps(fields["tokenizer"])))
+            )
+            before, after = (tuple(map(int, fields.get(side, []))) for side in ("before", "after"))
+            about = (str(fields.get("prefix", "")), bool(fields.get("skips_special", False)))
+            return cls(inner, fields.get("spacy_language"), before, after, *about)
+        except TfexportError:
+            raise
         except Exception as error:  # the library raises plain Exception
             raise TokenizerError(f"{where} is not a tokenizer: {error}. Export the model again.") from error
 

@@ -81,8 +81,9 @@ class Reader:
         if not text:
             raise Unreadable("empty", "")
         ids = _ids_in(text, self.format, self.tokenizer, self.config.src_vocab_size)
-        if self.format != "ids":
-            ids = [self.config.bos_id] * self.config.source_bos + ids + [self.config.eos_id] * self.config.source_eos
+        if self.tokenizer is not None and self.format != "ids":
+            config, ids = self.config, [*self.tokenizer.before, *ids, *self.tokenizer.after]
+            ids = [config.bos_id] * config.source_bos + ids + [config.eos_id] * config.source_eos
         if len(ids) > self.config.max_source_length:
             most = self.config.max_source_length
             raise Unreadable("too_long", f"{len(ids)} ids, the model reads at most {most}: split the line")

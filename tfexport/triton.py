@@ -273,6 +273,11 @@ def _about_graph(graph: GraphSpec, config: ModelConfig) -> list[str]:
             "  that the step before gave. When beams change places, so must the rows of past.*",
             f"The first step has tokens {config.bos_id} (bos) at position 0, the next the tokens chosen then at position 1,",
             f"and so on until {config.eos_id} (eos).",
+            *(
+                [f"The first token of an output is {config.forced_first_id} in any case."]
+                * (config.forced_first_id >= 0)
+            ),
+            *([f"Never choose {', '.join(map(str, config.suppressed_ids))}."] * bool(config.suppressed_ids)),
         ]
     if config.source_bos:
         about.append(f"A sentence begins with {config.bos_id} (bos).")

@@ -16,10 +16,11 @@ from torch import Tensor
 from tfexport.bundle import file_sha256
 from tfexport.config import ModelConfig
 from tfexport.errors import CheckpointError, ConfigError
-from tfexport.models import annotated, native, per_head, tutorial
+from tfexport.models import annotated, hugging_face, native, per_head, tutorial
 from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.family import Family
 from tfexport.models.files import RawCheckpoint, read_file, some
+from tfexport.models.hugging_face_text import TextOptions
 from tfexport.models.native import Tokenizers
 from tfexport.models.transformer import Transformer
 
@@ -76,25 +77,31 @@ class Inspection:
 
 
 def load_checkpoint(
-    path: Path, hints: Mapping[str, Any], *, tokenizers: Tokenizers | None = None, family: str | None = None
+    path: Path,
+    hints: Mapping[str, Any],
+    *,
+    tokenizers: Tokenizers | None = None,
+    family: str | None = None,
+    text: TextOptions | None = None,
 ) -> Checkpoint:
     """Read, recognise and convert a checkpoint.
 
     Args:
-        path: a `.pt`/`.pth`/`.ckpt` file of plain tensors, or safetensors.
+        path: a `.pt`/`.pth`/`.ckpt` file of plain tensors, or safetensors, or a folder of the transformers library.
         hints: `ModelConfig` fields that the user gives; they win over what the file tells.
         tokenizers: the user's vocabularies; a native checkpoint has its own.
         family: a family's name, where recognising it is not wanted.
+        text: the languages and the prefix of sources and targets, of folders that know languages.
 
     Raises:
         CheckpointError: the file cannot be read, is of no known family, or its weights are not those of its config.
         ConfigError: what the file cannot tell has not been given, or contradicts the file.
     """
-    raw = read_file(path)
-    found, told, own_tokenizers = _describe(path, raw, family)
+    raw, found, told, own_tokenizers, spoken = _read(path, family, text)
     _check_lengths(path, told, hints)
+    hints = {**spoken, **hints}
+    fields, missing = _complete(told, hints, _telling(path, own_tokenizers, tokenizers))
     tokenizers = own_tokenizers.replaced_by(tokenizers)
-    fields, missing = _complete(told, hints, tokenizers)
     if missing:
         usual = {} if found is None else found.usual
         known = ", ".join(f"{_FLAGS[name]} {usual[name]}" for name in missing if name in usual)
@@ -110,11 +117,12 @@ def load_checkpoint(
             f"the weights in {path} are not those of its configuration: {'; '.join(problems)}. Check --family, --config "
             "and that the file was saved completely."
         )
-    notes = (*(found.notes if found else ()), *_check_vocabularies(tokenizers, config))
+    odd = _check_vocabularies(tokenizers, config)
+    notes = (*(found.notes if found else ()), *(() if path.is_dir() else odd))
     config, weights = _tie(config, weights)
     return Checkpoint(
         path=path,
-        sha256=file_sha256(path),
+        sha256=hugging_face.sha256(path) if path.is_dir() else file_sha256(path),
         family=NATIVE if found is None else found.name,
         config=config,
         weights=weights,
@@ -132,10 +140,9 @@ def inspect_checkpoint(
     Raises:
         CheckpointError: the file cannot be read or is of no known family.
     """
-    raw = read_file(path)
-    found, told, own_tokenizers = _describe(path, raw, family)
+    raw, found, told, own_tokenizers, _ = _read(path, family)
+    fields, missing = _complete(told, hints, _telling(path, own_tokenizers, tokenizers))
     tokenizers = own_tokenizers.replaced_by(tokenizers)
-    fields, missing = _complete(told, hints, tokenizers)
     # The shapes of the weights depend on none of the fields that a file cannot tell, so any value serves to check them.
     stand_ins = {"n_heads": 1, "pad_id": 0, "bos_id": 0, "eos_id": 0}
     config = ModelConfig.from_dict({**fields, **{name: stand_ins[name] for name in missing}}, where=str(path))
@@ -158,6 +165,28 @@ def build_model(config: ModelConfig, weights: Mapping[str, Tensor]) -> Transform
         model = EncoderClassifier(config) if config.is_classifier else Transformer(config)
     model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, assign=True)
     return model.eval()
+
+
+def _telling(path: Path, own: Tokenizers, given: Tokenizers | None) -> Tokenizers:
+    """The tokenizers whose special tokens are the model's. Those of a folder need not be: its config says what is what."""
+    return (given or Tokenizers(None, None)) if path.is_dir() else own.replaced_by(given)
+
+
+def _read(
+    path: Path, family: str | None, text: TextOptions | None = None
+) -> tuple[RawCheckpoint, Family | None, dict[str, Any], Tokenizers, dict[str, Any]]:
+    """The weights of a file or folder, and what it tells: see `_describe`. The last are fields that `text` tells."""
+    if not path.is_dir():
+        if text:
+            raise ConfigError(
+                f"{path} is a file, and --src-lang, --tgt-lang and --prefix are for folders. Leave them out."
+            )
+        raw = read_file(path)
+        return raw, *_describe(path, raw, family), {}
+    folder = hugging_face.read_folder(path, text)
+    if family not in (None, folder.family.name):
+        raise CheckpointError(f"{path} is of the family {folder.family.name}, not {family}. Leave out --family.")
+    return RawCheckpoint(folder.weights), folder.family, folder.fields, folder.tokenizers, folder.given
 
 
 def _describe(path: Path, raw: RawCheckpoint, family: str | None) -> tuple[Family | None, dict[str, Any], Tokenizers]:
@@ -253,7 +282,9 @@ def _convert(
         converted = family.adjust(converted)
     for side, most in (("encoder", config.max_source_length), ("decoder", config.max_target_length)):
         name = f"{side}.positions.table"
-        if name in converted and converted[name].dim():  # the user may limit the lengths of a model with a longer table
+        if (
+            name in converted and converted[name].dim() and config.positions != "relative"
+        ):  # the user may limit the lengths of a model with a longer table
             converted[name] = converted[name][: most + config.position_offset]
     with torch.device("meta"):
         model = EncoderClassifier(config) if config.is_classifier else Transformer(config)
@@ -300,6 +331,8 @@ def _unshared(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _check_lengths(path: Path, told: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
+    if told.get("positions") == "relative":  # which go on for ever
+        return
     for name in ("max_source_length", "max_target_length"):
         if name in hints and told["n_decoder_layers"] and hints[name] > told[name]:
             raise ConfigError(

@@ -29,8 +29,11 @@ class RawCheckpoint:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_file(path: Path) -> RawCheckpoint:
+def read_file(path: Path, *, unwrap: bool = True) -> RawCheckpoint:
     """Read a file of plain tensors.
+
+    Args:
+        unwrap: take off what training scripts put around a state_dict and before its names.
 
     Raises:
         CheckpointError: the file is missing, cut, holds anything but tensors by name, or would run code.
@@ -43,7 +46,7 @@ def read_file(path: Path) -> RawCheckpoint:
         if head[8:9] == b"{":  # after the header's length in 8 bytes
             with safe_open(path, framework="pt") as tensors:
                 weights = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 (not a dict)
-                return RawCheckpoint(_unwrap(path, weights), tensors.metadata() or {})
+                return RawCheckpoint(_unwrap(path, weights) if unwrap else weights, tensors.metadata() or {})
         if not head.startswith((b"PK", b"\x80")):
             raise CheckpointError(
                 f"{path} was written by neither torch.save nor safetensors: it begins with {head!r}. Check that it was "
@@ -51,7 +54,8 @@ def read_file(path: Path) -> RawCheckpoint:
             )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is wrong with a file is told below, once
-            return RawCheckpoint(_unwrap(path, torch.load(path, map_location="cpu", weights_only=True)))
+            content = torch.load(path, map_location="cpu", weights_only=True)
+            return RawCheckpoint(_unwrap(path, content) if unwrap else _bare(path, content))
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path} is not a file of plain tensors: {_first_line(error)} Nothing in it was run. Save the weights alone, "
@@ -80,6 +84,14 @@ def _first_line(error: Exception) -> str:
     for advice in (" In PyTorch 2.6", " Please use ", " was not an allowed global"):
         sentence = sentence.split(advice)[0]
     return sentence if sentence.endswith(".") else f"{sentence}."
+
+
+def _bare(path: Path, content: Any) -> dict[str, Tensor]:
+    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise CheckpointError(
+            f"{path} holds no state_dict, but {_what(content)}. Check that it is the model's own file."
+        )
+    return {str(name): tensor for name, tensor in content.items()}
 
 
 def _unwrap(path: Path, content: Any) -> dict[str, Tensor]:

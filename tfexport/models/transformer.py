@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfexport.config import ModelConfig
+from tfexport.config import Activation, ModelConfig
 
 
 class KeyValue(NamedTuple):
@@ -64,12 +65,12 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        d, bias = config.d_model, config.attention_bias
+        d, inner, bias = config.d_model, config.d_attention, config.attention_bias
         self.n_heads, self.head_dim = config.n_heads, config.head_dim
-        self.query = nn.Linear(d, d, bias=bias)
-        self.key = nn.Linear(d, d, bias=bias)
-        self.value = nn.Linear(d, d, bias=bias)
-        self.output = nn.Linear(d, d, bias=bias)
+        self.query = nn.Linear(d, inner, bias=bias)
+        self.key = nn.Linear(d, inner, bias=bias)
+        self.value = nn.Linear(d, inner, bias=bias)
+        self.output = nn.Linear(inner, d, bias=bias)
 
     def _heads(self, states: Tensor) -> Tensor:
         return states.reshape(*states.shape[:2], self.n_heads, self.head_dim).transpose(
@@ -81,7 +82,10 @@ class Attention(nn.Module):
         return KeyValue(self._heads(self.key(states)), self._heads(self.value(states)))
 
     def forward(self, states: Tensor, memory: KeyValue, mask: Tensor) -> Tensor:
-        """`states` [batch, queries, d_model] attend to `memory`; `mask` broadcasts to [batch, heads, queries, keys]."""
+        """`states` [batch, queries, d_model] attend to `memory`.
+
+        `mask` broadcasts to [batch, heads, queries, keys]: bool, or float to be added to the scores.
+        """
         query = self._heads(self.query(states))
         mixed = F.scaled_dot_product_attention(query, *memory, attn_mask=mask, scale=self.head_dim**-0.5)
         return self.output(mixed.transpose(1, 2).flatten(2))
@@ -99,6 +103,14 @@ class PointwiseConv(nn.Conv1d):
         return F.linear(states, self.weight.squeeze(-1), self.bias)
 
 
+_ACTIVATIONS: dict[Activation, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "gelu_tanh": partial(nn.GELU, approximate="tanh"),
+    "silu": nn.SiLU,
+}
+
+
 class FeedForward(nn.Module):
     """Position-wise feed-forward network (section 3.3), [batch, length, d_model] to the same."""
 
@@ -111,10 +123,17 @@ class FeedForward(nn.Module):
         else:
             self.hidden = nn.Linear(d, d_ff, bias=bias)
             self.output = nn.Linear(d_ff, d, bias=bias)
-        self.activation = nn.ReLU() if config.activation == "relu" else nn.GELU()
+        self.gate = nn.Linear(d, d_ff, bias=bias) if config.gated else None
+        self.activation = _ACTIVATIONS[config.activation]()
 
     def forward(self, states: Tensor) -> Tensor:
-        return self.output(self.activation(self.hidden(states)))
+        hidden = self.activation(self.hidden(states))
+        return self.output(hidden if self.gate is None else hidden * self.gate(states))
+
+
+def _norm(config: ModelConfig) -> nn.Module:
+    kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
+    return kind(config.d_model, config.norm_eps)
 
 
 class Layer(nn.Module):
@@ -123,7 +142,7 @@ class Layer(nn.Module):
     def __init__(self, config: ModelConfig, n_sublayers: int):
         super().__init__()
         n_norms = 1 if config.shared_norm else n_sublayers
-        self.norms = nn.ModuleList(nn.LayerNorm(config.d_model, config.norm_eps) for _ in range(n_norms))
+        self.norms = nn.ModuleList(_norm(config) for _ in range(n_norms))
         self.dropout = nn.Dropout(config.dropout)
         self.norm_first = config.norm_first
 
@@ -207,6 +226,23 @@ class PositionTable(nn.Module):
         return F.embedding(position + self.offset, self.table)
 
 
+class DistanceTable(nn.Module):
+    """What relative positions add to the scores of all self-attentions of a stack: [distances, heads].
+
+    Row d of the decoder is for a key d tokens before the query. In the encoder row 0 is for the furthest key after it.
+    """
+
+    def __init__(self, config: ModelConfig, *, both_ways: bool):
+        super().__init__()
+        self.most, self.least = config.max_distance, -config.max_distance if both_ways else 0
+        self.table = nn.Parameter(torch.zeros(self.most - self.least + 1, config.n_heads))
+
+    def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Positions of queries [.., queries] and keys [keys] to what is added, [.., heads, queries, keys]."""
+        distance = queries[..., :, None] - keys
+        return self.table[distance.clamp(self.least, self.most) - self.least].movedim(-1, -3)
+
+
 def _embedding(vocab_size: int, d_model: int) -> nn.Embedding:
     """Token vectors that are not initialised yet: see `initialise`."""
     return nn.Embedding(vocab_size, d_model, _weight=torch.empty(vocab_size, d_model))
@@ -215,30 +251,42 @@ def _embedding(vocab_size: int, d_model: int) -> nn.Embedding:
 class Stack(nn.Module):
     """What encoder and decoder share: embeddings, position table and a final norm around the layers."""
 
-    def __init__(self, config: ModelConfig, max_length: int, vocab_size: int | None):
+    def __init__(self, config: ModelConfig, max_length: int, vocab_size: int | None, *, both_ways: bool):
         super().__init__()
         self.tokens = _embedding(vocab_size, config.d_model) if vocab_size else None
-        self.positions = PositionTable(config, max_length)
-        self.norm = nn.LayerNorm(config.d_model, config.norm_eps) if config.final_norm else nn.Identity()
+        self.is_relative = config.positions == "relative"
+        self.positions = (
+            DistanceTable(config, both_ways=both_ways) if self.is_relative else PositionTable(config, max_length)
+        )
+        self.embedding_norm = _norm(config) if config.embedding_norm else nn.Identity()
+        self.norm = _norm(config) if config.final_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         self.scale = config.embedding_scale
 
     def embed(self, ids: Tensor, position: Tensor, table: Tensor) -> Tensor:
         """`ids` [batch, length] at `position` [length] or [batch, length] to [batch, length, d_model]."""
-        return self.dropout(F.embedding(ids, table) * self.scale + self.positions(position))
+        states = F.embedding(ids, table) * self.scale
+        if not self.is_relative:
+            states = states + self.positions(position)
+        return self.dropout(self.embedding_norm(states))
+
+    def biased(self, mask: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+        """The `mask` of self-attention, which broadcasts to [.., heads, queries, keys], with what positions add there."""
+        return torch.where(mask, self.positions(queries, keys), -math.inf) if self.is_relative else mask
 
 
 class Encoder(Stack):
     tokens: nn.Embedding
 
     def __init__(self, config: ModelConfig):
-        super().__init__(config, config.max_source_length, config.src_vocab_size)
+        super().__init__(config, config.max_source_length, config.src_vocab_size, both_ways=True)
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.n_encoder_layers))
 
     def forward(self, src_ids: Tensor, src_len: Tensor) -> Tensor:
         """`src_ids` [batch, src], `src_len` [batch] to states [batch, src, d_model]; anything may follow `src_len`."""
-        states = self.embed(src_ids, torch.arange(src_ids.shape[1], device=src_ids.device), self.tokens.weight)
-        mask = length_mask(src_len, src_ids.shape[1])
+        position = torch.arange(src_ids.shape[1], device=src_ids.device)
+        states = self.embed(src_ids, position, self.tokens.weight)
+        mask = self.biased(length_mask(src_len, src_ids.shape[1]), position, position)
         for layer in self.layers:
             states = layer(states, mask)
         return self.norm(states)
@@ -247,7 +295,7 @@ class Encoder(Stack):
 class Decoder(Stack):
     def __init__(self, config: ModelConfig):
         own_vocab = None if config.tie_source_target else config.tgt_vocab_size
-        super().__init__(config, config.max_target_length, own_vocab)
+        super().__init__(config, config.max_target_length, own_vocab, both_ways=False)
         layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.n_decoder_layers))
         self.layers: Sequence[DecoderLayer] = layers  # type: ignore[assignment]
 
@@ -313,7 +361,7 @@ class Transformer(nn.Module):
         cross = self.encode(src_ids, src_len)
         position = torch.arange(tgt_ids.shape[1], device=tgt_ids.device)
         states = self.decoder.embed(tgt_ids, position, self._target_table())
-        causal = (position[:, None] >= position)[None, None]
+        causal = self.decoder.biased((position[:, None] >= position)[None, None], position, position)
         cross_mask = length_mask(src_len, src_ids.shape[1])
         all_queries = []
         for layer, memory in zip(self.decoder.layers, cross, strict=True):
@@ -342,7 +390,8 @@ class Transformer(nn.Module):
         of batch = rows / beam sentences. `past` itself is not changed, unless by `write_in_place`.
         """
         states = self.decoder.embed(tokens[:, None], position[:, None], self._target_table())  # [rows, 1, d_model]
-        mask = length_mask(position + 1, past[0].key.shape[2])
+        slots = torch.arange(past[0].key.shape[2], device=position.device)
+        mask = self.decoder.biased(length_mask(position + 1, len(slots)), position[:, None], slots)
         cross_mask = length_mask(src_len, cross[0].key.shape[2])
         present = []
         for layer, old, memory in zip(self.decoder.layers, past, cross, strict=True):

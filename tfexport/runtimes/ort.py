@@ -89,7 +89,7 @@ def cpu_buckets(max_target_length: int, block: int = CACHE_BLOCK) -> Buckets:
 def cuda_buckets(bundle: Bundle, precision: Precision) -> Buckets:
     """Few shapes, so that their recorded graphs are soon met again."""
     config = bundle.config
-    step = max(SRC_BLOCK, aligned_length(config.d_model, precision))
+    step = max(SRC_BLOCK, aligned_length(config.d_attention, precision))
     cache = [step]
     while cache[-1] < config.max_target_length:
         cache.append(2 * cache[-1])

@@ -158,7 +158,7 @@ def buckets_of(bundle: Bundle, engines: Sequence[Engine]) -> Buckets:
     encoder = next(engine for engine in engines if engine.role == "encoder")
     steps = [engine for engine in engines if engine.role == "decoder_step"]
     most_batch, most_src = encoder.profile["src_ids"][2]
-    block = max(SRC_BLOCK, aligned_length(bundle.config.d_model, encoder.precision))
+    block = max(SRC_BLOCK, aligned_length(bundle.config.d_attention, encoder.precision))
     batch = [2**power for power in range(most_batch.bit_length()) if 2**power < most_batch]
     return Buckets(
         tuple(sorted(engine.cache for engine in steps)),

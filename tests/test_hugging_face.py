@@ -1,0 +1,519 @@
+"""Folders of the transformers library against the library itself: the same logits, the same tokens.
+
+Its models are made here with random weights at uneven sizes, saved by the library, read, exported and decoded. Norms and
+biases are random too: ones and zeros would hide a swapped pair.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import assert_same_model
+from tiny import randomised
+from torch import Tensor
+
+from tfexport.bundle import Bundle, open_bundle
+from tfexport.errors import TfexportError
+from tfexport.export import export
+from tfexport.models.checkpoint import Checkpoint, inspect_checkpoint, load_checkpoint
+from tfexport.models.hugging_face_text import TextOptions
+from tfexport.models.native import Tokenizers
+from tfexport.runtimes import load_runtime
+from tfexport.search import SearchOptions, pad, search
+from tfexport.tokenizers import TextTokenizer
+from tfexport.translate import Reader, Writer, translate
+
+transformers = pytest.importorskip("transformers")
+
+VOCAB, LENGTH, MAX_NEW = 53, 40, 14
+PAD, EOS = 1, 2
+BART = {
+    "vocab_size": VOCAB,
+    "d_model": 24,
+    "encoder_layers": 2,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 3,
+    "decoder_attention_heads": 3,
+    "encoder_ffn_dim": 52,
+    "decoder_ffn_dim": 52,
+    "max_position_embeddings": LENGTH,
+    "pad_token_id": PAD,
+    "eos_token_id": EOS,
+    "bos_token_id": 0,
+    "forced_eos_token_id": None,
+}
+FORCED = 7
+
+
+def marian() -> Any:
+    """Two vocabularies, and pad as the first token of the decoder, as OPUS-MT has it."""
+    config = transformers.MarianConfig(
+        **{**BART, "d_model": 26, "encoder_attention_heads": 2, "decoder_attention_heads": 2},
+        activation_function="swish",
+        decoder_start_token_id=PAD,
+        scale_embedding=True,
+        decoder_vocab_size=VOCAB - 6,
+        share_encoder_decoder_embeddings=False,
+    )
+    return transformers.MarianMTModel(config)
+
+
+def bart() -> Any:
+    config = transformers.BartConfig(
+        **BART, activation_function="gelu", decoder_start_token_id=EOS, scale_embedding=True
+    )
+    return transformers.BartForConditionalGeneration(config)
+
+
+def mbart() -> Any:
+    """The first token of the decoder is a language."""
+    config = transformers.MBartConfig(**BART, activation_function="gelu_new", decoder_start_token_id=FORCED)
+    return transformers.MBartForConditionalGeneration(config)
+
+
+def pegasus() -> Any:
+    config = transformers.PegasusConfig(
+        **BART, activation_function="relu", decoder_start_token_id=PAD, scale_embedding=False
+    )
+    return transformers.PegasusForConditionalGeneration(config)
+
+
+def m2m_100() -> Any:
+    """The first token of every output is a language."""
+    config = transformers.M2M100Config(
+        **BART, activation_function="relu", decoder_start_token_id=EOS, scale_embedding=True
+    )
+    model = transformers.M2M100ForConditionalGeneration(config)
+    model.generation_config.forced_bos_token_id = FORCED
+    return model
+
+
+T5 = {
+    "vocab_size": VOCAB,
+    "d_model": 24,
+    "d_kv": 7,
+    "num_heads": 3,
+    "d_ff": 52,
+    "num_layers": 3,  # with fewer than in the decoder, the library's own `generate` fails
+    "num_decoder_layers": 2,
+    "relative_attention_num_buckets": 12,
+    "relative_attention_max_distance": 15,
+    "decoder_start_token_id": 0,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+}
+"""Heads that are not equal parts of d_model, and distances shorter than the sentences."""
+
+
+def t5() -> Any:
+    """The first version: ReLU, and a tied output that is scaled."""
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(**T5, feed_forward_proj="relu"))
+
+
+def t5_gated() -> Any:
+    """Version 1.1: a gate, and an output of its own."""
+    sizes = {**T5, "d_kv": 8}
+    config = transformers.T5Config(**sizes, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+    model = transformers.T5ForConditionalGeneration(config)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    return model
+
+
+def mt5() -> Any:
+    return transformers.MT5ForConditionalGeneration(transformers.MT5Config(**T5))
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "marian": marian,
+    "bart": bart,
+    "mbart": mbart,
+    "pegasus": pegasus,
+    "m2m_100": m2m_100,
+    "t5": t5,
+    "t5-gated": t5_gated,
+    "mt5": mt5,
+}
+
+
+SEEDS = {"marian": 9, "bart": 4, "mbart": 5, "pegasus": 1, "m2m_100": 5, "t5": 1, "t5-gated": 3, "mt5": 13}
+"""Of models that say different things of different sentences, and end some of them."""
+
+
+def made(name: str) -> Any:
+    """A random model of the library, in evaluation mode, that ends some sentences and runs on in others."""
+    torch.manual_seed(1)
+    model = randomised(MODELS[name](), seed=SEEDS[name])
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            # Random layers change a token little, and a tied output then repeats it for ever.
+            if ("encoder_attn." in parameter_name or "EncDecAttention.o" in parameter_name) and parameter_name.endswith(
+                "weight"
+            ):
+                parameter *= 4.0
+            elif parameter_name.endswith("self_attn.out_proj.weight"):
+                parameter *= 3.0
+            elif (
+                parameter_name.endswith(("embed_positions.weight", "attn_layer_norm.weight"))
+                and parameter.requires_grad
+            ):
+                parameter *= 2.0
+            elif parameter_name.endswith("norm.bias"):
+                parameter *= 0.3
+            elif parameter_name.endswith("shared.weight") or "embed_tokens" in parameter_name:
+                parameter[EOS] *= 2.0
+    if getattr(model, "final_logits_bias", None) is not None:
+        model.final_logits_bias.normal_(std=0.5)
+        model.final_logits_bias[0, EOS] += 1.0
+    # A trained model never gives padding; the library keeps it out by this setting.
+    model.generation_config.bad_words_ids = [[model.config.pad_token_id]]
+    model.generation_config.num_beams = 1
+    return model
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model of the library, its folder, and what became of it."""
+
+    model: Any
+    folder: Path
+    checkpoint: Checkpoint
+    bundle: Bundle
+    sources: list[list[int]]
+
+    def generated(self, **options: Any) -> list[list[int]]:
+        """What the library generates, without the decoder's first token, to eos."""
+        ids, lengths = pad(self.sources, self.model.config.pad_token_id)
+        mask = torch.arange(ids.shape[1]) < torch.from_numpy(lengths)[:, None]
+        given = {"input_ids": torch.from_numpy(ids), "attention_mask": mask.long()}
+        with torch.no_grad():
+            found = self.model.generate(**given, do_sample=False, max_new_tokens=MAX_NEW, **options)
+        eos = self.model.config.eos_token_id
+        rows = [row.tolist()[1:] for row in found]
+        return [row[: row.index(eos) + 1] if eos in row else row[:MAX_NEW] for row in rows]
+
+    def decoded(self, beam: int, runtime: str = "ort-cpu") -> list[list[int]]:
+        options = SearchOptions(beam=beam, length_penalty=0.0, max_length=MAX_NEW)
+        found = search(load_runtime(runtime, self.bundle), self.sources, options)
+        return [list(hypotheses[0].ids) for hypotheses in found]
+
+
+def sources_of(model: Any, count: int) -> list[list[int]]:
+    """Sentences of all lengths, without padding, that end in eos."""
+    random = np.random.default_rng(3)
+    lengths = random.integers(1, 20, count)
+    eos = model.config.eos_token_id
+    return [[*random.integers(eos + 1, VOCAB, length).tolist(), eos] for length in lengths]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    model = made(request.param)
+    folder = tmp_path_factory.mktemp(request.param) / "model"
+    model.save_pretrained(folder)
+    checkpoint = load_checkpoint(folder, {})
+    export(checkpoint, folder.with_name("bundle"))
+    return Case(model, folder, checkpoint, open_bundle(folder.with_name("bundle")), sources_of(model, 24))
+
+
+def logits_of(case: Case) -> tuple[Tensor, Tensor]:
+    """Teacher-forced logits [batch, tgt, vocab] of the library and of the canonical model."""
+    config = case.checkpoint.config
+    ids, lengths = (torch.from_numpy(array) for array in pad(case.sources, config.pad_id))
+    random = torch.Generator().manual_seed(2)
+    targets = torch.randint(EOS + 1, config.tgt_vocab_size, (len(ids), 11), generator=random)
+    targets[:, 0] = config.bos_id
+    mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+    with torch.no_grad():
+        wanted = case.model(input_ids=ids, attention_mask=mask, decoder_input_ids=targets).logits
+        return wanted, case.checkpoint.build_model()(ids, lengths, targets)
+
+
+def test_the_library_s_logits(case: Case) -> None:
+    wanted, found = logits_of(case)
+    assert (wanted - found).abs().max() < 1e-4
+    assert wanted.std() > 0.1
+
+
+def test_greedy_tokens_are_the_library_s(case: Case) -> None:
+    wanted = case.generated(num_beams=1)
+    assert case.decoded(1) == wanted
+    assert len({tuple(row) for row in wanted}) >= len(wanted) // 2  # it does not say the same to all
+    assert any(row[-1] == case.checkpoint.config.eos_id for row in wanted)
+
+
+def test_beam_tokens_are_the_library_s(case: Case) -> None:
+    assert case.decoded(4) == case.generated(num_beams=4, length_penalty=0.0, early_stopping=False)
+
+
+# --- text
+
+
+WORDS = (
+    "the cat sat on a mat with dogs and birds while we ate bread in old towns near rivers der hund lief über die straße"
+)
+TEXTS = [
+    "the cat sat on a mat",
+    "über die straße",
+    "cat",
+    "a snow☃man, 12 dogs",
+    "the  cat   ran",
+    "<unk> cat",
+    "Ünïcode ﬁ",
+]
+"""With characters that no vocabulary has, and with what text normalisation changes."""
+
+
+def write_pieces(path: Path, **options: Any) -> Any:
+    """Train a small SentencePiece model; returns its processor."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    random = np.random.default_rng(0)
+    lines = (" ".join(random.choice(WORDS.split(), 8)) for _ in range(300))
+    with path.open("wb") as file:
+        trainer = sentencepiece.SentencePieceTrainer
+        trainer.train(sentence_iterator=lines, model_writer=file, vocab_size=45, minloglevel=2, **options)
+    return sentencepiece.SentencePieceProcessor(model_file=str(path))
+
+
+def write_vocabulary(path: Path, first: list[str], pieces: Any, last: tuple[str, ...] = ()) -> None:
+    known = [pieces.id_to_piece(index) for index in range(3, pieces.get_piece_size())]
+    path.write_text(json.dumps({token: index for index, token in enumerate([*first, *known, *last])}))
+
+
+def marian_text(folder: Path) -> Any:
+    pieces = write_pieces(folder / "source.spm")
+    write_pieces(folder / "target.spm")
+    write_vocabulary(folder / "vocab.json", ["</s>", "<unk>"], pieces, (">>fra<<", "<pad>"))
+    files = [str(folder / name) for name in ("source.spm", "target.spm", "vocab.json")]
+    return transformers.MarianTokenizer(*files)
+
+
+def m2m_100_text(folder: Path) -> Any:
+    pieces = write_pieces(folder / "sentencepiece.bpe.model")
+    write_vocabulary(folder / "vocab.json", ["<s>", "<pad>", "</s>", "<unk>"], pieces)
+    files = [str(folder / name) for name in ("vocab.json", "sentencepiece.bpe.model")]
+    return transformers.M2M100Tokenizer(*files, src_lang="de", tgt_lang="en")
+
+
+def t5_text(folder: Path) -> Any:
+    write_pieces(folder / "spiece.model", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    return transformers.T5Tokenizer.from_pretrained(folder)
+
+
+def mbart_text(folder: Path) -> Any:
+    write_pieces(folder / "sentencepiece.bpe.model")
+    return transformers.MBartTokenizer.from_pretrained(folder, src_lang="de_DE", tgt_lang="en_XX")
+
+
+def nllb_text(folder: Path) -> Any:
+    write_pieces(folder / "sentencepiece.bpe.model")
+    languages = {"extra_special_tokens": ["deu_Latn", "eng_Latn", "fra_Latn"]}
+    return transformers.NllbTokenizer.from_pretrained(folder, src_lang="deu_Latn", tgt_lang="eng_Latn", **languages)
+
+
+TEXT_MODELS = {
+    "marian": (marian_text, "MarianMTModel"),
+    "m2m_100": (m2m_100_text, "M2M100ForConditionalGeneration"),
+    "t5": (t5_text, "T5ForConditionalGeneration"),
+    "mbart": (mbart_text, "MBartForConditionalGeneration"),
+    "nllb": (nllb_text, "M2M100ForConditionalGeneration"),
+}
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
+    """Folders with a tokenizer and a model of its size, by name, and the tokenizers of the library."""
+    folders: dict[str, tuple[Path, Any]] = {}
+
+    def of(name: str) -> tuple[Path, Any]:
+        if name not in folders:
+            folder = tmp_path_factory.mktemp(f"{name}-text")
+            write, model = TEXT_MODELS[name]
+            tokenizer = write(folder)
+            tokenizer.save_pretrained(folder)
+            ids = {kind: getattr(tokenizer, f"{kind}_token_id") for kind in ("pad", "eos")}
+            sizes = {
+                **(T5 if name == "t5" else BART),
+                "vocab_size": len(tokenizer) + 108 * (name == "m2m_100"),
+            }  # its languages
+            sizes |= {f"{kind}_token_id": index for kind, index in ids.items()}
+            class_ = getattr(transformers, model)
+            config = class_.config_class(**{**sizes, "decoder_start_token_id": ids["eos"]})
+            randomised(class_(config)).save_pretrained(folder)
+            folders[name] = folder, tokenizer
+        return folders[name]
+
+    return of
+
+
+def read_ids(checkpoint: Checkpoint, text: str) -> list[int]:
+    return Reader(checkpoint.config, checkpoint.tokenizers.source, "text").ids(text.encode())
+
+
+def as_in_a_bundle(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with its tokenizers written and read again."""
+    sides = (checkpoint.tokenizers.source, checkpoint.tokenizers.target)
+    read = [TextTokenizer.from_dict(json.loads(json.dumps(side.to_dict())), where="here") for side in sides if side]
+    return replace(checkpoint, tokenizers=Tokenizers(*read))
+
+
+@pytest.mark.parametrize("name", TEXT_MODELS)
+def test_text_has_the_library_s_ids_and_they_its_text(texts: Callable[[str], tuple[Path, Any]], name: str) -> None:
+    folder, tokenizer = texts(name)
+    checkpoint = as_in_a_bundle(load_checkpoint(folder, {}))
+    writer = Writer(checkpoint.config, checkpoint.tokenizers.target, "text")
+    # Text that spells a special token is text here: the library makes a token of it.
+    for text in (text for text in TEXTS if "<" not in text):
+        wanted = tokenizer(text)["input_ids"]
+        assert read_ids(checkpoint, text) == wanted
+        target = tokenizer(text_target=text)["input_ids"]
+        hidden = {checkpoint.config.forced_first_id, *(checkpoint.tokenizers.source.before or ())}
+        body = [index for index in target if index not in hidden and not tokenizer.decode([index]).startswith("__")]
+        assert writer.text(target) == " ".join(tokenizer.decode(body, skip_special_tokens=True).split())
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "target", "before", "after"),
+    [
+        ("m2m_100", "fr", "en", ["__fr__"], []),
+        ("nllb", "fra_Latn", "eng_Latn", ["fra_Latn"], []),
+        ("mbart", "fr_XX", "en_XX", [], ["</s>", "fr_XX"]),
+    ],
+)
+def test_languages_are_those_that_are_said(
+    texts: Callable[[str], tuple[Path, Any]], name: str, source: str, target: str, before: list[str], after: list[str]
+) -> None:
+    folder, tokenizer = texts(name)
+    checkpoint = load_checkpoint(folder, {}, text=TextOptions(source, target))
+    tokenizer.src_lang = source
+    assert read_ids(checkpoint, TEXTS[0]) == tokenizer(TEXTS[0])["input_ids"]
+    assert list(checkpoint.tokenizers.source.before) == tokenizer.convert_tokens_to_ids(before)
+    assert list(checkpoint.tokenizers.source.after) == tokenizer.convert_tokens_to_ids(after)
+    language = tokenizer.convert_tokens_to_ids(target if name != "m2m_100" else f"__{target}__")
+    assert checkpoint.config.forced_first_id == language
+    again = load_checkpoint(folder, checkpoint.given, family=checkpoint.family)
+    assert again.config == checkpoint.config  # as a comparison with the checkpoint reads it
+
+
+def test_a_prefix_is_put_before_every_source(texts: Callable[[str], tuple[Path, Any]]) -> None:
+    folder, tokenizer = texts("t5")
+    checkpoint = as_in_a_bundle(load_checkpoint(folder, {}, text=TextOptions(prefix="we ate ")))
+    assert read_ids(checkpoint, "bread") == tokenizer("we ate bread")["input_ids"]
+    folder, tokenizer = texts("marian")
+    checkpoint = load_checkpoint(folder, {}, text=TextOptions(prefix=">>fra<< "))
+    assert read_ids(checkpoint, "bread") == tokenizer(">>fra<< bread")["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("marian", TextOptions()), ("nllb", TextOptions("deu_Latn", "eng_Latn"))]
+)
+def test_text_through_a_bundle_is_what_the_library_makes_of_it(
+    texts: Callable[[str], tuple[Path, Any]], tmp_path: Path, name: str, options: TextOptions
+) -> None:
+    folder, tokenizer = texts(name)
+    export(load_checkpoint(folder, {}, text=options), tmp_path / "bundle")
+    bundle = open_bundle(tmp_path / "bundle")
+    reader, writer = Reader.of(bundle, None), Writer.of(bundle, None)
+    assert (reader.format, writer.format) == ("text", "text")
+    lines = [text.encode() for text in TEXTS[:5]]
+    found = translate(load_runtime("ort-cpu", bundle), reader, lines, SearchOptions(max_length=MAX_NEW))
+    model = getattr(transformers, TEXT_MODELS[name][1]).from_pretrained(folder).eval()
+    forced = tokenizer.convert_tokens_to_ids(options.target_language) if options.target_language else None
+    tokenizer.src_lang = options.source_language
+    for text, result in zip(TEXTS, found, strict=False):
+        with torch.no_grad():
+            (ids,) = model.generate(
+                **tokenizer(text, return_tensors="pt"),
+                max_new_tokens=MAX_NEW,
+                num_beams=1,
+                do_sample=False,
+                forced_bos_token_id=forced,
+            ).tolist()
+        assert list(result.hypotheses[0].ids) == ids[1:]
+        assert writer.line(result) == " ".join(tokenizer.decode(ids, skip_special_tokens=True).split())
+
+
+# --- what is refused
+
+
+def changed(folder: Path, tmp_path: Path, **settings: Any) -> Path:
+    """A copy of a folder with other settings in its config."""
+    copy = Path(shutil.copytree(folder, tmp_path / "changed"))
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, **settings}))
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model_type": "umt5"}, "model_type 'umt5'"),
+        ({"activation_function": "mish"}, "activation_function 'mish'"),
+        ({"decoder_attention_heads": 1}, "encoder_attention_heads 2 and decoder_attention_heads 1"),
+        ({"normalize_before": True}, "normalize_before True"),
+        ({"eos_token_id": [1, 2]}, r"eos_token_id \[1, 2\]"),
+        ({"bad_words_ids": [[3, 4]]}, "bad_words_ids of several"),
+        ({"d_model": "26"}, "d_model '26'"),
+        ({"quantization_config": {"bits": 8}}, "quantization_config"),
+        ({"tie_word_embeddings": False}, "no lm_head.weight"),
+        ({"encoder_layers": 3}, r"missing: encoder\.layers\.2"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    folder = tmp_path / "marian"
+    made("marian").save_pretrained(folder)
+    generation = json.loads((folder / "generation_config.json").read_text())
+    kept = {name: value for name, value in generation.items() if name not in settings}
+    (folder / "generation_config.json").write_text(json.dumps(kept))
+    with pytest.raises(TfexportError, match=message) as caught:
+        load_checkpoint(changed(folder, tmp_path, **settings), {})
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_that_nothing_reads_are_told(tmp_path: Path) -> None:
+    folder = tmp_path / "bart"
+    made("bart").save_pretrained(folder)
+    found = inspect_checkpoint(changed(folder, tmp_path, rope_theta=1e4, num_beams=5), {})
+    assert found.problems == ()
+    assert any("rope_theta" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
+def test_a_folder_without_a_file_is_refused(tmp_path: Path, missing: str) -> None:
+    made("bart").save_pretrained(tmp_path / "bart")
+    (tmp_path / "bart" / missing).unlink()
+    with pytest.raises(TfexportError, match=missing):
+        load_checkpoint(tmp_path / "bart", {})
+
+
+@pytest.mark.parametrize("name", ["bart", "t5"])
+def test_weights_in_shards_and_in_pickles_are_the_same(tmp_path: Path, name: str) -> None:
+    model = made(name)
+    model.save_pretrained(tmp_path / "whole")
+    model.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
+    shutil.copytree(tmp_path / "whole", tmp_path / "pickle")
+    (tmp_path / "pickle" / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pickle" / "pytorch_model.bin")
+    whole = load_checkpoint(tmp_path / "whole", {})
+    for other in ("shards", "pickle"):
+        assert_same_model(load_checkpoint(tmp_path / other, {}), whole)
+
+
+def test_languages_are_for_folders_that_have_them(texts: Callable[[str], tuple[Path, Any]], tmp_path: Path) -> None:
+    folder, _ = texts("m2m_100")
+    with pytest.raises(TfexportError, match="no language 'xx'"):
+        load_checkpoint(folder, {}, text=TextOptions("xx"))
+    folder, _ = texts("t5")
+    with pytest.raises(TfexportError, match="no language before or after a source"):
+        load_checkpoint(folder, {}, text=TextOptions("<extra_id_0>"))
+    made("bart").save_pretrained(tmp_path / "bart")
+    with pytest.raises(TfexportError, match=r"no tokenizer\.json"):
+        load_checkpoint(tmp_path / "bart", {}, text=TextOptions(prefix="a"))
