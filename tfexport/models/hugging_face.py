@@ -28,7 +28,12 @@ def read_folder(path: Path, options: TextOptions | None = None) -> Folder:
         CheckpointError: the folder lacks a file, or a file cannot be read.
         ConfigError: the model is of another kind, or a setting is not supported.
     """
-    config = _json(path / CONFIG, "Give a folder that save_pretrained wrote, or the path of a checkpoint file.")
+    if not (path / CONFIG).is_file():
+        raise CheckpointError(
+            f"there is no file {path / CONFIG}. Give a folder that save_pretrained wrote, or a checkpoint such as "
+            "ckpt.pt."
+        )
+    config = _json(path / CONFIG)
     generation_path = path / "generation_config.json"
     settings = Settings(path, config, _json(generation_path) if generation_path.is_file() else {})
     model_type = config.get("model_type")
@@ -68,7 +73,8 @@ def sha256(path: Path) -> str:
     return hashlib.sha256("".join(file_sha256(path / name) for name in names).encode()).hexdigest()
 
 
-def _json(path: Path, advice: str = "Check that it was copied completely.") -> dict[str, Any]:
+def _json(path: Path) -> dict[str, Any]:
+    advice = "Check that it was copied completely."
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
