@@ -276,3 +276,14 @@ def test_rules_are_those_of_ctranslate2(
     options = SearchOptions.for_profile("opennmt", beam=beam, nbest=beam, max_length=LIMIT, **rules)
     wanted = translated(model, tmp_path / "ct2", sources, options, **theirs)
     assert_same(without_eos(found_by(TorchRuntime(model), sources, options)), wanted)
+
+
+def test_a_forced_beginning_is_that_of_ctranslate2(tmp_path: Path) -> None:
+    """It costs nothing there. Only greedy: in a beam CTranslate2 goes on otherwise after it."""
+    model, sources = model_of(3), sources_of(9, 3)
+    prefixes = [(8 + place % 5,) * (place % 3) for place in range(len(sources))]
+    options = SearchOptions.for_profile("opennmt", max_length=LIMIT)
+    given = [[str(token) for token in prefix] for prefix in prefixes]
+    wanted = translated(model, tmp_path / "ct2", sources, options, target_prefix=given)
+    asked = [Source(source, prefix=prefix) for source, prefix in zip(sources, prefixes, strict=True)]
+    assert_same(without_eos(search(TorchRuntime(model), asked, options)), wanted)

@@ -175,7 +175,6 @@ CT2_OPTIONS: list[dict[str, Any]] = [
     {"length_penalty": 0.0},
     {"length_penalty": 0.0, "nbest": 1},
     {"length_penalty": 0.0, "nbest": 2},
-    {"length_penalty": 0.0, "nbest": 3},
     {"length_penalty": 0.6, "min_length": 3},
     {"length_penalty": -1.0, "nbest": 2},
 ]
@@ -266,7 +265,6 @@ def naive(
             pad=config.pad_id,
             beam=beam,
             max_len=limit - 1,
-            min_len=options.min_length,
             lenpen=penalty,
         )
     return toolkits.marian(after, eos=config.eos_id, unk=config.unk_id, beam=beam, max_length=limit, normalize=penalty)
@@ -306,6 +304,25 @@ def test_fairseq_ends_with_eos_at_the_limit_of_each_sentence() -> None:
         found = search(ScriptedRuntime(never_ends, FAKE), [(7,) * length for length in (1, 3, 2)], options)
         assert [len(hypotheses[0].ids) for hypotheses in found] == [2, 6, 4]
         assert all(h.finished and h.ids[-1] == EOS and EOS not in h.ids[:-1] for hs in found for h in hs)
+
+
+def test_opennmt_without_a_penalty_goes_on_until_the_best_candidate_ends() -> None:
+    """Two outputs end early, as the second best of their steps; the best of the third step is eos, and beats one of them.
+    And it stops there, though fewer than `beam` are finished, where no more are asked for."""
+
+    def model(source: Ids, tokens: Ids) -> np.ndarray:
+        eos, three = {0: (0.4, 0.5), 1: (0.2, 0.7), 2: (0.98, 0.01)}.get(len(tokens), (0.01, 0.98))
+        return np.log(np.array([0.001, 0.001, eos, three, 0.002, 0.001, 0.001], dtype=np.float32))
+
+    def steps(**given: Any) -> tuple[list[Ids], int]:
+        runtime = ScriptedRuntime(model, FAKE)
+        options = SearchOptions.for_profile("opennmt", length_penalty=given.pop("length_penalty", 0.0), **given)
+        [found] = search(runtime, [(5,)], options)
+        return [hypothesis.ids for hypothesis in found], len(runtime.rows[0])
+
+    assert steps(beam=2, nbest=2) == ([(EOS,), (3, 3, EOS)], 3)
+    assert steps(beam=2, nbest=2, length_penalty=1e-9) == ([(EOS,), (3, EOS)], 2)
+    assert steps(beam=4, nbest=1)[1] == 3
 
 
 def test_special_tokens_that_a_toolkit_never_writes() -> None:

@@ -57,7 +57,7 @@ class Profile:
     bos_came: bool = True
     """Whether bos is one of the tokens that came before, for the rules about repetition."""
     renormalises: bool = False
-    """Whether tokens that may not come leave their probability to the others."""
+    """Whether tokens that may not come leave their probability to the others; a forced token then costs nothing."""
 
 
 PROFILES: dict[ProfileName, Profile] = {

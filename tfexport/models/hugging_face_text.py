@@ -15,7 +15,7 @@ from tfexport.models.native import Tokenizers
 from tfexport.pieces import Pieces
 from tfexport.tokenizers import TextTokenizer
 
-_HOW = "Save one there: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR), or give --src-vocab and --tgt-vocab."
+_HOW = "Save one there: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)."
 
 
 _M2M_LANGUAGES = """
@@ -80,7 +80,9 @@ def read_text(path: Path, model_type: str, ids: Mapping[str, Any], options: Text
             return FolderText(Tokenizers(None, None), {}, notes=(note,))
         before, after = (_language(source, str(language), path),), (_of(vocabulary, "</s>", path),)
     elif options:
-        raise ConfigError(f"{path} has no tokenizer.json, so --src-lang, --tgt-lang and --prefix mean nothing. {_HOW}")
+        raise ConfigError(
+            f"{path} has no tokenizer.json, so --src-lang, --tgt-lang and --prefix mean nothing. {_HOW} Or leave them out."
+        )
     else:
         found = [name.name for name in path.glob("*") if name.suffix in (".model", ".spm")]
         notes = (
