@@ -22,6 +22,7 @@ EXPORT_SIDE = (
     "tfexport.selfcheck",
     "tfexport.projections",
     "tfexport.emitter",
+    "tfexport.islands",
     "tfexport.blocks",
     "tfexport.standard_graphs",
     "tfexport.ort_graphs",
@@ -209,9 +210,11 @@ def test_onnx_is_imported_only_by_what_makes_and_changes_graphs() -> None:
         "tfexport.emitter",
         "tfexport.standard_graphs",
         "tfexport.ort_graphs",
+        "tfexport.islands",
         "tfexport.quantize",
+        "tfexport.explicit_rounding",
     }
-    assert found == {*graphs, "tfexport.stored_weights", "tfexport.engine", "tfexport.bisect"}
+    assert found == {*graphs, "tfexport.selfcheck", "tfexport.stored_weights", "tfexport.engine", "tfexport.bisect"}
 
 
 def test_cuda_is_imported_only_by_the_search_for_a_gpu_and_the_memory_of_one() -> None:
