@@ -253,7 +253,7 @@ def resident() -> int:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries give memory back by themselves")
 def test_freed_memory_goes_back_to_the_system_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tfexport.cpus, "_returned", 0.0)
-    for now, returned in ((1000.0, True), (1009.9, False), (1010.1, True)):
+    for now, returned in ((1000.0, True), (1000.9, False), (1001.1, True)):
         monkeypatch.setattr(tfexport.cpus.time, "monotonic", lambda now=now: now)
         pieces = [bytes(range(250)) * 200 for _ in range(1000)]  # 50 MB, too small each for a map of its own
         kept = pieces[::100]  # so that what lies between cannot be given back from the end

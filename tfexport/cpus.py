@@ -13,8 +13,8 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 
-RETURN_EVERY = 10.0
-"""Seconds after which memory is given back again. To touch it anew takes some hundredths of a second."""
+RETURN_EVERY = 1.0
+"""Seconds after which freed memory is given back again; it takes some milliseconds, and so does touching it anew."""
 
 _returned = 0.0
 

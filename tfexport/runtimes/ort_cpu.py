@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from tfexport.bundle import Bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision, Role, graphs_of
-from tfexport.cpus import RETURN_EVERY
 from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, Runtime
 from tfexport.runtimes.ort import cpu_session, ort_cpu_portable
@@ -57,6 +56,9 @@ def ort_cpu(
 PIECE = 512
 """Source ids that are encoded at once, padding included: ONNX Runtime keeps the memory of its largest run, and no product
 is faster with more rows than these."""
+
+SHRINK_EVERY = 10.0
+"""Seconds after which ONNX Runtime gives back the memory of earlier runs. To touch it anew takes some hundredths of a second."""
 
 
 class State(Protocol):
@@ -118,9 +120,9 @@ class OrtCpuRuntime:
             return self._sessions[role]
 
     def binding(self, role: Role) -> Binding:
-        """A new binding of a graph; one in `RETURN_EVERY` shrinks the session's memory."""
+        """A new binding of a graph; one in `SHRINK_EVERY` seconds shrinks the session's memory."""
         session, now = self.session(role), time.monotonic()
-        shrink = now - self._shrunk.setdefault(role, now) >= RETURN_EVERY
+        shrink = now - self._shrunk.setdefault(role, now) >= SHRINK_EVERY
         if shrink:
             self._shrunk[role] = now
         return Binding(session, shrink=shrink)
