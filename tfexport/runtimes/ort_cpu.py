@@ -58,7 +58,7 @@ PIECE = 512
 is faster with more rows than these."""
 
 SHRINK_EVERY = 10.0
-"""Seconds after which ONNX Runtime gives back the memory of earlier runs. To touch it anew takes some hundredths of a second."""
+"""Seconds after which ONNX Runtime gives back the memory of earlier runs. To touch it anew takes hundredths of a second."""
 
 
 class State(Protocol):
