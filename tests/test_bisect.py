@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from onnx import helper, numpy_helper
 from ort_bundles import CONFIG, ONE_CHANGE, configs, random_model, write_bundle
+from safetensors.torch import load_file, save_file
 
 from tfexport import contract
 from tfexport.bisect import Bisection, bisect, bisect_bundle
@@ -72,16 +73,42 @@ def test_clean_quantized_graphs_have_no_fault(quantized_bundle: Path, precision:
     bundle = open_bundle(quantized_bundle)
     model = TorchRuntime.from_bundle(bundle).model
     found = bisect_bundle(bundle, model, "ort-cpu", precision)
-    assert {b.file.split(".")[0] for b in found} == {"encoder", "decoder_step", "beam_step"}
+    assert {b.file.split(".")[0] for b in found} == {"weights", "encoder", "decoder_step", "beam_step"}
     for bisection in found:
         assert bisection.first is None
         assert max(value.error for value in bisection.values) > 1e-3  # it is not float32 that was compared
 
 
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+@pytest.mark.parametrize("change", ["scale", "number"])
+def test_quantized_weights_that_are_not_the_model_s_are_named(
+    quantized_bundle: Path, tmp_path: Path, precision: Any, change: str
+) -> None:
+    folder = tmp_path / "own"
+    shutil.copytree(quantized_bundle, folder)
+    path = folder / f"weights.{precision}.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
+    name = "decoder.layers.0.feed_forward.output"
+    if change == "scale":
+        tensors[f"{name}.scale"] *= 1.3
+    else:
+        tensors[f"{name}.{precision}"][0] ^= 64
+    save_file(tensors, path, {"format": "pt"})
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][path.name]["sha256"] = file_sha256(path)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    bundle = open_bundle(folder)
+    weights, *graphs = bisect_bundle(bundle, TorchRuntime.from_bundle(bundle).model, "ort-cpu", precision)
+    assert weights.first is not None
+    assert weights.first.node == name
+    assert [value.node for value in weights.values if value.error > weights.tolerance] == [name]
+    assert all(graph.first is None for graph in graphs)  # which compute with these weights as they should
+
+
 def test_what_cannot_be_run_here_is_refused(half_bundle: Path) -> None:
     bundle = open_bundle(half_bundle)
     model = TorchRuntime.from_bundle(bundle).model
-    with pytest.raises(RuntimeUnavailable, match=r"encoder\.bf16\.onnx cannot be bisected"):
+    with pytest.raises(RuntimeUnavailable, match=r"encoder\.bf16\.lengths\.onnx cannot be bisected"):
         bisect_bundle(bundle, model, "ort-cuda", "bfloat16")
     with pytest.raises(TfexportError, match="tensorrt runs no graphs that can be bisected"):
         bisect_bundle(bundle, model, "tensorrt", "float16")

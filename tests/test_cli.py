@@ -33,6 +33,7 @@ from tfexport.cli import app
 from tfexport.engine import Builder
 from tfexport.errors import BundleError, EngineError, RuntimeUnavailable
 from tfexport.gpu import Gpu
+from tfexport.invariance import Arrangement, invariance
 
 COMMANDS = ("inspect", "export", "build", "triton", "decode", "score", "parity", "bench", "train", "demo", "version")
 TFEXPORT = Path(sys.executable).with_name("tfexport")
@@ -951,6 +952,29 @@ def test_parity_on_real_input_certifies_and_decode_asks_for_it(run: Run, own_bun
     assert [report["beam"] for report in entry["reports"]] == [1, 4]
     assert not entry["inputs"]["random"]
     assert "PyTorch" not in run("decode", own_bundle, stdin=TEXT).stderr
+
+
+def test_parity_certifies_nothing_that_failed_in_any_way(
+    run: Run, own_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "certified in" in run("parity", own_bundle, "-", stdin=TEXT).stderr
+    assert "note: not certified: --tolerance" in run("parity", own_bundle, "-", "--tolerance", "1", stdin=TEXT).stderr
+    short = run("parity", own_bundle, "-", "--beam", "1", "--max-length", "1", stdin=TEXT)
+    assert "note: not certified: fewer than 10 steps" in short.stderr
+
+    def leaky(*given: object, **options: object) -> object:
+        return replace(invariance(*given, **options), arrangements=(Arrangement("padded", 1, 1, 0),))
+
+    monkeypatch.setattr("tfexport.invariance.invariance", leaky)
+    outcome = run("parity", own_bundle, "-", "--invariance", stdin=TEXT)
+    assert outcome.code == 1
+    assert "certified" not in outcome.stderr
+    assert "was not compared with PyTorch" in run("decode", own_bundle, stdin=TEXT).stderr  # the earlier one is gone
+
+
+def test_parity_says_at_once_that_a_page_has_no_place(run: Run, tiny_bundle: Path, tmp_path: Path) -> None:
+    error = one_error(run("parity", tiny_bundle, "--report", tmp_path / "missing" / "x.html"))
+    assert "there is no folder" in error
 
 
 def test_parity_names_where_graphs_depart(run: Run, own_bundle: Path) -> None:

@@ -203,6 +203,13 @@ def test_onnxruntime_is_imported_only_by_the_self_check_and_the_runtime() -> Non
     assert importers("onnxruntime") == {"tfexport.selfcheck", *runtimes, *comparison}
 
 
+def test_onnxruntime_tells_nobody_of_sessions() -> None:
+    making = {module for module, path in MODULES.items() if "InferenceSession(" in path.read_text(encoding="utf-8")}
+    assert making == {"tfexport.runtimes.ort", "tfexport.selfcheck", "tfexport.machine"}
+    for module in making:
+        assert "onnxruntime.disable_telemetry_events()" in MODULES[module].read_text(encoding="utf-8")
+
+
 def test_onnx_is_imported_only_by_what_makes_and_changes_graphs() -> None:
     found = importers("onnx", "onnx_ir")
     graphs = {

@@ -10,6 +10,7 @@ import pytest
 from tfexport import invariance as module
 from tfexport.bundle import open_bundle
 from tfexport.contract import Precision
+from tfexport.errors import TfexportError
 from tfexport.invariance import Invariance, invariance
 from tfexport.parity import random_sources
 from tfexport.runtimes import load_runtime
@@ -88,3 +89,13 @@ def test_scores_that_are_no_numbers_are_told(tiny_bundle: Path, monkeypatch: pyt
     assert failing(found) == {"poisoned cache"}
     (poisoned,) = (way for way in found.arrangements if way.name == "poisoned cache")
     assert "not finite" in (poisoned.error or "") or "number" in (poisoned.error or "")
+
+
+def test_a_model_that_gives_no_numbers_fails_and_says_so(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_numbers(*_: Any) -> Any:
+        raise TfexportError("the model gave logits that are not finite numbers")
+
+    monkeypatch.setattr(module, "search", no_numbers)
+    found = of(tiny_bundle, "float32", 1)
+    assert failing(found) == {"alone"}
+    assert "not finite" in (found.arrangements[0].error or "")

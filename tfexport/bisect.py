@@ -35,6 +35,7 @@ from tfexport.explicit_rounding import with_explicit_rounding
 from tfexport.models.transformer import PointwiseConv, PositionTable, Transformer
 from tfexport.ort_cases import Case
 from tfexport.projections import decoder_projections, encoder_projections
+from tfexport.quantize import restored
 from tfexport.rounded import rounded
 from tfexport.selfcheck import SIZES, TOLERANCE, case_of, output_errors, relative_error, session_of
 
@@ -98,9 +99,35 @@ def bisect_bundle(bundle: Bundle, model: Transformer, runtime: str, precision: c
         )
     dialect = bundle.dialect(runtime, precision)
     graphs = contract.graphs_of(bundle.config, precision, dialect)
-    if precision in contract.QUANTIZED:
-        model = rounded(model, load_file(bundle.directory / contract.weights_file(precision)))
-    return bisect(model, graphs, bundle.directory)
+    if precision not in contract.QUANTIZED:
+        return bisect(model, graphs, bundle.directory)
+    stored = load_file(bundle.directory / contract.weights_file(precision))
+    return [_bisect_weights(model, precision, stored), *bisect(rounded(model, stored), graphs, bundle.directory)]
+
+
+_STEPS: dict[contract.Precision, tuple[int, float]] = {"int8": (127, 0.51), "int4": (8, 1.01)}
+"""Steps from 0 to the largest weight of a row, and the most of them by which a rounded weight may be off: half of one,
+and in 4 bits a whole one, because the largest has no opposite."""
+
+
+def _bisect_weights(
+    model: Transformer, precision: contract.Precision, stored: Mapping[str, NDArray[np.generic]]
+) -> Bisection:
+    """Whether the tensors of a quantized weights file are the weights of the float32 `model`; errors in rounding's steps."""
+    steps, tolerance = _STEPS[precision]
+    weights = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
+    projections = list(_projections(model.config))
+    found = restored(stored, weights, projections)
+    values = []
+    for projection in projections:
+        error = 0.0
+        for name in projection.weights:
+            if name in found:
+                wanted = weights[name].reshape(len(weights[name]), -1)
+                step = np.maximum(np.abs(wanted).max(axis=1, keepdims=True) / steps, 1e-30)
+                error = float(np.maximum(error, (np.abs(found[name].reshape(wanted.shape) - wanted) / step).max()))
+        values.append(Compared(projection.name, f"weights of {' + '.join(projection.modules)}", error))
+    return Bisection(contract.weights_file(precision), tolerance, tuple(values))
 
 
 def _bisect_graph(model: Transformer, graph: contract.GraphSpec, folder: Path) -> Bisection:
@@ -150,6 +177,10 @@ class _Place:
         return f"{('input', 'output')[self.side]} of {' + '.join(self.modules)}"
 
 
+_LAYOUT = ("Reshape", "Transpose", "Identity")
+"""Operators that compute nothing, so that what is wrong with their output was so before."""
+
+
 def _places(graph: onnx.GraphProto, model: Transformer) -> list[_Place]:
     """In the order in which the graph computes them, each value once."""
     paths = {path for path, module in model.named_modules() if isinstance(module, COMPARED)}
@@ -159,11 +190,15 @@ def _places(graph: onnx.GraphProto, model: Transformer) -> list[_Place]:
         groups.setdefault(node.name.rpartition("/")[0], []).append(node)
     weights = {tensor.name for tensor in graph.initializer}
     makers = {name: (index, node.name) for index, node in enumerate(graph.node) for name in node.output}
+    feeds = {name: node.input[0] for node in graph.node if node.op_type in _LAYOUT for name in node.output}
     found: dict[str, _Place] = {}
 
     def add(value: str, modules: tuple[str, ...], side: int, call: int) -> None:
         if value in makers and value not in found:
-            found[value] = _Place(value, makers[value][1], modules, side, call)
+            computed = value
+            while computed in feeds and feeds[computed] in makers:
+                computed = feeds[computed]
+            found[value] = _Place(value, makers[computed][1], modules, side, call)
 
     for path, nodes in groups.items():
         modules = joined.get(path, (path,))

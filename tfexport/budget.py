@@ -321,13 +321,15 @@ def choose(
             )
         harm = {module: trials.harm([other for other in sizes if other != module]) for module in sizes}
         kept = _fewest(sorted(sizes, key=lambda module: -harm[module]), lambda few: budget.holds(trials.loss(few)))
-        for module in sorted(kept, key=lambda module: -sizes[module]):
-            rest = [other for other in kept if other != module]
-            without = trials.loss(rest)
-            if budget.holds(without):
-                kept = rest
-            else:
-                reasons[module] = without
+        while len(reasons) < len(kept):
+            reasons = {}
+            for module in sorted(kept, key=lambda module: -sizes[module]):
+                rest = [other for other in kept if other != module]
+                without = trials.loss(rest)
+                if budget.holds(without):
+                    kept, reasons = rest, {}  # those measured before were with this one
+                else:
+                    reasons[module] = without
         lost = trials.loss(kept)
     chosen = tuple(Kept(module, reasons[module], sizes[module]) for module in kept)
     return Choice(budget, chosen, len(sizes), lost, lost_without, trials.count, text.sentences)

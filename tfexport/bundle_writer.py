@@ -101,20 +101,21 @@ def new_bundle(
             files cannot be written.
     """
     directory = directory.resolve()  # a link to a bundle stays a link
-    _refuse_to_overwrite(directory, force)
+    refuse_to_overwrite(directory, force)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         with partial_folder(directory) as folder:
             yield folder
             _make_durable(folder)
-            move_into_place(folder, directory, lambda: _refuse_to_overwrite(directory, force))
+            move_into_place(folder, directory, lambda: refuse_to_overwrite(directory, force))
     except OSError as error:
         raise BundleError(
             f"cannot write the bundle {directory}: {error.strerror or error}. Nothing was changed there: {remedy}."
         ) from error
 
 
-def _refuse_to_overwrite(directory: Path, force: bool) -> None:
+def refuse_to_overwrite(directory: Path, force: bool) -> None:
+    """Raises BundleError where something is in the way: `force` replaces bundles, and nothing else."""
     if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
         return
     if not _is_bundle(directory):

@@ -161,6 +161,7 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
 ) -> None:
     """Export a checkpoint to a bundle: ONNX graphs, weights, tokenizers and a manifest, checked against PyTorch."""
+    from tfexport.bundle_writer import refuse_to_overwrite
     from tfexport.export import export as run_export
     from tfexport.models.checkpoint import load_checkpoint
     from tfexport.models.hugging_face_text import TextOptions
@@ -185,7 +186,6 @@ def export(
     if directory == checkpoint or (output is None and checkpoint.is_dir()):
         directory = checkpoint.with_name(f"{checkpoint.name}.bundle")
     precision, automatic = automatic_of(precision or ("fp16" if target == "tensorrt" else "fp32"))
-    budgets = budgets_of(loaded, automatic, budget, budget_input, budget_targets)
     wanted = GraphsTarget(precisions_of(precision))
     if target == "tensorrt":
         request = engine_request(
@@ -202,6 +202,8 @@ def export(
     elif target == "triton":
         wanted = TritonTarget(wanted.precisions, directory, runtime, beam, force)
     wanted.check(loaded.config)
+    refuse_to_overwrite(directory.resolve(), force)  # before a budget's text is decoded
+    budgets = budgets_of(loaded, automatic, budget, budget_input, budget_targets)
     with telling_of_lost_engines(directory):
         with working(f"exporting {checkpoint}"):
             verify = gate if parity else None

@@ -170,7 +170,7 @@ MOST_DIVERGENCES = 10
 
 def print_parity(report: ParityReport) -> None:
     """`tfexport parity` for people."""
-    print(f"{report.runtime} in {short_name(report.precision)} against PyTorch in fp32:")
+    print(f"{report.runtime} in {short_name(report.precision)} against PyTorch in {report.reference}:")
     print(f"  {report.sentences} sentences, {report.steps} steps, beam {report.beam}")
     for name, errors in report.cross.items():
         print(f"  {name:<16} max {errors.max:.1e}  mean {errors.mean:.1e}")

@@ -3,7 +3,7 @@
 The tokens of each sentence decoded alone are held against those of the same sentence
 
     shuffled          in batches of all lengths, in random order
-    padded            in batches whose longest source is as long as the model takes
+    padded            in batches with a source twice as long as the longest, or as long as the model takes
     other cache       in caches that grow by other steps
     poisoned cache    in caches whose unused slots hold NaN (see `_with_poisoned_cache`)
     2 threads         where it was decoded with one
@@ -90,7 +90,10 @@ def invariance(
     runtime = load_runtime(name, bundle, precision=precision, threads=1)
     batch_size = runtime.capacity.batch_size(batch_size, options.beam)
     order = np.random.default_rng(0).permutation(len(sources)).tolist()
-    alone = [search(runtime, [source], options)[0][0] for source in sources]
+    try:
+        alone = [search(runtime, [source], options)[0][0] for source in sources]
+    except TfexportError as error:
+        return Invariance(name, precision, options.beam, len(sources), (Arrangement("alone", 0, 0, 0, str(error)),))
 
     def in_batches(runtime: Runtime[Any]) -> Outputs:
         return _in_order(order, (search(runtime, [sources[i] for i in c], options) for c in _cut(order, batch_size)))

@@ -8,9 +8,15 @@ from pathlib import Path
 
 
 def folder() -> Path:
-    """Where they lie, as the XDG base directory specification says; anything in it may be deleted at any time."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "tfexport"
+    """Where they lie, as the XDG base directory specification says; anything in it may be deleted at any time.
+
+    Raises:
+        OSError: this user has no home.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tfexport"
+    except RuntimeError as error:
+        raise OSError("this user has no home folder: set XDG_CACHE_HOME") from error
 
 
 def load(name: str) -> bytes:
@@ -23,9 +29,10 @@ def load(name: str) -> bytes:
 
 def keep(name: str, content: bytes | memoryview) -> None:
     """Write a file, if that is possible: without it the next process takes longer, and that is all."""
-    path = folder() / name
-    partial = path.with_name(f"{name}.{os.getpid()}.partial")
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = folder() / name
+        partial = path.with_name(f"{name}.{os.getpid()}.partial")
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)  # --share-weights trusts only what nobody else can write to
         partial.write_bytes(content)
         partial.replace(path)

@@ -131,6 +131,7 @@ def _onnx_products(pool: ThreadPoolExecutor, threads: int, dtype: str) -> float 
     except ImportError:
         return None
     model = (files("tfexport") / "assets" / f"gemm.{dtype}.graph").read_bytes()
+    onnxruntime.disable_telemetry_events()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     rows = np.ones((GEMM_SIZE, GEMM_SIZE), dtype=np.uint8 if dtype == "int8" else np.float32)

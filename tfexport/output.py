@@ -66,6 +66,7 @@ def writing(
                 file.truncate(0)
                 with whole_file(notes) as new:
                     new.write(json.dumps(about).encode())
+            own = notes.stat().st_ino
             try:
                 with io.TextIOWrapper(file, encoding="utf-8", newline="\n") as text:
                     yield Output(text, done)
@@ -75,7 +76,9 @@ def writing(
             except (KeyboardInterrupt, SystemExit):
                 say(f"the lines done so far are in {partial}; --resume goes on after them")
                 raise
-        notes.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            if notes.stat().st_ino == own:  # not those of another process that began here since
+                notes.unlink()
 
 
 def _opened_alone(partial: Path) -> io.BufferedRandom:

@@ -282,6 +282,8 @@ def check(
     reports = compare_all(
         reference, loaded, sources, searches, batch_size=batch_size, tolerance=tolerance, random=lines is None
     )
+    for report in reports:
+        report.reference = "fp64" if float64 else "fp32"
     if writer is not None:
         for report in reports:
             report.quality = quality_of(report, writer, wanted)
@@ -324,7 +326,8 @@ def gate(directory: Path) -> None:
                 f"the exported graphs in {contract.short_name(report.precision)} do not decode as PyTorch does with beam "
                 f"{report.beam}: logits differ by {report.logits.max:.1e} (at most {report.limits.error:.0e} is accepted), "
                 f"{report.identical} of {report.sentences} sentences are the same. Nothing was exported: leave this "
-                "precision out, or export with --no-parity and look into it with tfexport parity --bisect."
+                "precision out, give a stricter --budget where it has one, or export with --no-parity and look into it with "
+                "tfexport parity --bisect."
             )
 
 
@@ -398,5 +401,5 @@ def read_pairs(
     if left_out:
         say(f"note: {left_out} lines cannot be decoded (empty, too long, ...) and are not compared")
     if not sources:
-        raise TfexportError("the input has no line that can be decoded. Give real sentences, or none for random ids.")
+        raise TfexportError("the input has no line that can be decoded. Give real sentences.")
     return sources, wanted

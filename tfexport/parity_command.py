@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tfexport.console import opened, print_bisection, print_invariance, print_parity, say, working
-from tfexport.errors import BundleError
+from tfexport.errors import BundleError, TfexportError
 from tfexport.options import (
     AsJson,
     BatchSize,
@@ -26,6 +26,7 @@ from tfexport.options import (
 
 if TYPE_CHECKING:
     from tfexport.bisect import Bisection
+    from tfexport.contract import Precision
     from tfexport.invariance import Invariance
     from tfexport.parity import Comparison
 
@@ -79,6 +80,8 @@ def parity(
     from tfexport.parity import check
     from tfexport.selfcheck import TOLERANCE
 
+    if report is not None and not report.parent.is_dir():
+        raise TfexportError(f"there is no folder {report.parent} for the page. Make it, or give another --report.")
     with (
         working("comparing"),
         contextlib.nullcontext() if source is None else opened(source) as lines,
@@ -100,7 +103,8 @@ def parity(
             threads=threads,
             say=say,
         )
-        bisections = []
+        bisections: list[Bisection] = []
+        bisected: list[tuple[tuple[str, Precision], Bisection]] = []
         variants = comparison.variants if bisect or report is not None else {}
         for name, compared in variants:
             if compared not in TOLERANCE or (not bisect and not name.startswith("ort")):
@@ -109,7 +113,9 @@ def parity(
                         f"note: {short_name(compared)} is not bisected: NumPy, which looks at its values, does not have it"
                     )
                 continue
-            bisections += bisect_bundle(comparison.bundle, comparison.reference.model.float(), name, compared)
+            found_here = bisect_bundle(comparison.bundle, comparison.reference.model.float(), name, compared)
+            bisections += found_here
+            bisected += [((name, compared), bisection) for bisection in found_here]
         arranged = [
             decode_in_arrangements(
                 comparison.bundle, name, compared, comparison.sources, options, batch_size=batch_size
@@ -135,24 +141,35 @@ def parity(
 
         write_page(report, comparison, bisections, arranged)
         say(f"note: written to {report}")
-    if certify and tolerance is None and source is not None:
-        _certify(comparison)
     passed = [
         *(found.passed for found in comparison.reports),
         *(bisection.first is None for bisection in bisections),
         *(arrangements.passed for arrangements in arranged),
     ]
+    if certify and tolerance is not None:
+        say("note: not certified: --tolerance takes the place of the limits that certificates are for")
+    elif certify and source is not None:
+        refuted = {(found.runtime, found.precision) for found in arranged if not found.passed}
+        refuted |= {variant for variant, found in bisected if found.first is not None}
+        _certify(comparison, refuted)
     if not all(passed):
         raise typer.Exit(1)
 
 
-def _certify(comparison: Comparison) -> None:
-    """Keep the certificates of what passed, and drop earlier ones of what failed."""
+ENOUGH_STEPS = 10
+"""Of a comparison that is to be certified: a token or two say nothing."""
+
+
+def _certify(comparison: Comparison, refuted: Collection[tuple[str, Precision]]) -> None:
+    """Keep the certificates of what passed, and drop earlier ones of what failed, here or otherwise (`refuted`)."""
     from tfexport.certificate import certify, write_certificates
 
     passed, failed = [], []
     for (runtime, precision), reports in comparison.variants.items():
-        if all(report.passed for report in reports):
+        if (runtime, precision) not in refuted and all(report.passed for report in reports):
+            if sum(report.steps for report in reports) < ENOUGH_STEPS:
+                say(f"note: not certified: fewer than {ENOUGH_STEPS} steps were compared. Give more sentences.")
+                return
             numbers = [report.summary() for report in reports]
             passed.append(certify(comparison.bundle, runtime, precision, numbers, comparison.inputs, comparison.source))
         else:

@@ -97,8 +97,12 @@ def _wrong(comparison: Comparison, bisections: Sequence[Bisection], arranged: Se
         if not report.passed:
             found.append(f"{escape(_name(report))}: {'; '.join(map(escape, report.failures))}")
     found += [
-        f"{a.runtime} {short_name(a.precision)}, beam {a.beam}, {way.name}: {a.sentences - way.identical - way.ties} of "
-        f"{a.sentences} sentences are decoded otherwise than alone"
+        f"{a.runtime} {short_name(a.precision)}, beam {a.beam}, {way.name}: "
+        + (
+            escape(way.error)
+            if way.error
+            else f"{a.sentences - way.identical - way.ties} of {a.sentences} sentences are decoded otherwise than alone"
+        )
         for a in arranged
         for way in a.arrangements
         if way.identical + way.ties < a.sentences
@@ -117,10 +121,11 @@ def _facts(comparison: Comparison) -> str:
     kind = "sentences of random ids" if inputs["random"] else "sentences"
     runtimes = dict.fromkeys(report.runtime for report in comparison.reports)
     places = "; ".join(f"{name}: {library_of(name)} on {device_of(name)}" for name in runtimes)
+    precision = "float64" if any(report.reference == "fp64" for report in comparison.reports) else "float32"
     reference = "the bundle's own weights" if comparison.source == "bundle" else f"checkpoint {comparison.source[:16]}"
     return (
-        f'<p class="note">{inputs["sentences"]} {kind} (sha256 {inputs["sha256"][:16]}), against PyTorch in float32 with '
-        f"{escape(reference)}. {escape(places)}. tfexport {__version__}.</p>"
+        f'<p class="note">{inputs["sentences"]} {kind} (sha256 {inputs["sha256"][:16]}), against PyTorch in '
+        f"{precision} with {escape(reference)}. {escape(places)}. tfexport {__version__}.</p>"
     )
 
 
@@ -279,12 +284,10 @@ def _sentences(comparison: Comparison) -> str:
     source, target = (comparison.bundle.tokenizer(side) for side in ("source", "target"))
     rows = []
     for report, divergence in found[:MOST_SENTENCES]:
-        wanted, other = (_words(ids, target) for ids in divergence.outputs)
         cells = [
             f"{divergence.sentence}<br><span class=note>{escape(_name(report))}</span>",
-            escape(" ".join(_words(comparison.sources[divergence.sentence - 1], source))),
-            _from(wanted, divergence),
-            _from(other, divergence),
+            escape(_text(comparison.sources[divergence.sentence - 1], source)),
+            *(_from(ids, divergence, target) for ids in divergence.outputs),
             f"{divergence.margin:.1e}{', within the allowed error' if divergence.is_tie else ''}",
         ]
         rows.append(("passed" if divergence.is_tie else "", cells))
@@ -293,11 +296,11 @@ def _sentences(comparison: Comparison) -> str:
     return _table(["sentence", "source", "PyTorch", "this runtime", "PyTorch prefers its own by"], rows) + note
 
 
-def _words(ids: Sequence[int], tokenizer: TextTokenizer | None) -> list[str]:
-    return tokenizer.tokens(ids) if tokenizer is not None else [str(index) for index in ids]
+def _text(ids: Sequence[int], tokenizer: TextTokenizer | None) -> str:
+    return tokenizer.decode(ids) if tokenizer is not None else " ".join(map(str, ids))
 
 
-def _from(words: Sequence[str], divergence: Divergence) -> str:
-    """The words of an output, marked from the one on that differs."""
-    same, rest = " ".join(words[: divergence.step - 1]), " ".join(words[divergence.step - 1 :])
+def _from(ids: Sequence[int], divergence: Divergence, tokenizer: TextTokenizer | None) -> str:
+    """The text of an output, marked from the token on that differs."""
+    same, rest = (_text(part, tokenizer) for part in (ids[: divergence.step - 1], ids[divergence.step - 1 :]))
     return f"{escape(same)} <mark>{escape(rest)}</mark>"

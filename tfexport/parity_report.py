@@ -123,6 +123,8 @@ class ParityReport:
     precision: Precision
     limits: Limits
     beam: int
+    reference: str = "fp32"
+    """What PyTorch computed in: fp32 or fp64."""
     sentences: int = 0
     cross: dict[str, Errors] = field(default_factory=dict)
     """For each cross tensor its errors over real source positions."""

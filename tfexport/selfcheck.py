@@ -18,6 +18,8 @@ from tfexport.graph_modules import Model, arguments_of, grouped, module_of, rand
 from tfexport.models.transformer import Transformer
 from tfexport.ort_cases import Case, case
 
+onnxruntime.disable_telemetry_events()  # ONNX Runtime would tell its makers of each session
+
 ONNX_RUNTIME: str = onnxruntime.__version__
 """The version that graphs are checked with."""
 

@@ -19,6 +19,8 @@ from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.device import Call, Device, DeviceTensor, HostDevice
 from tfexport.runtimes.loop import LoopRuntime
 
+onnxruntime.disable_telemetry_events()  # ONNX Runtime would tell its makers of each session
+
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 CACHE_BLOCK = 16

@@ -80,12 +80,8 @@ def shared_session(bundle: Bundle, graph: Path, threads: int | None) -> onnxrunt
                     return _pack(graph, place, threads, _longest_vector(bundle.config))
             return _mapped(place, threads)
     except (OSError, NotShared, BundleError) as error:
-        reason = getattr(error, "strerror", None) or error
         logging.getLogger(__name__).warning(
-            "warning: the weights of %s are not shared: %s: %s. This process has a copy of its own.",
-            graph.name,
-            kept.folder(),
-            reason,
+            "warning: the weights of %s are not shared: %s. This process has a copy of its own.", graph.name, error
         )
         return cpu_session(graph, threads)
 
@@ -104,13 +100,14 @@ def _folder() -> Path:
         NotShared: others can write to it.
     """
     folder = kept.folder() / "packed"
-    kept.folder().mkdir(parents=True, exist_ok=True)
+    kept.folder().parent.mkdir(parents=True, exist_ok=True)
+    kept.folder().mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     for path in (kept.folder(), folder):
         facts = path.stat()
         if facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise NotShared(
-                "others than this user may write there: chmod go-w, or set XDG_CACHE_HOME to another folder"
+                f"others than this user may write to {path}: chmod go-w it, or set XDG_CACHE_HOME to another folder"
             )
     return folder
 
@@ -131,7 +128,7 @@ def _is_whole(place: Path) -> bool:
     try:
         wanted = json.loads((place / CHECKSUMS).read_text(encoding="utf-8"))
         return bool(wanted == _checksums(place))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
 
 
