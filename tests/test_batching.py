@@ -237,12 +237,21 @@ def test_collections_of_garbage_write_to_nothing_that_workers_share() -> None:
     assert gc.get_freeze_count() == before == 0
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_memory_is_given_back_after_each_task(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    monkeypatch.setattr(tfexport.batching, "return_freed_memory", lambda: calls.append(1))
-    decode_all(runtime(), sources(16), SearchOptions(), batch_size=2, workers=workers)
-    assert len(calls) == (1 if workers == 1 else 4)
+def test_memory_is_given_back_after_each_window_and_task(
+    kind: type[ScriptedRuntime], workers: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told = tmp_path / "told"
+    monkeypatch.setattr(tfexport.batching, "return_freed_memory", lambda: print(os.getpid(), file=told.open("a")))
+    windows = [sources(16)] * 3
+    with Team(runtime(kind), workers, beam=1) as team:
+        list(decode_windows(team, windows, SearchOptions(), batch_size=2))
+    by = [int(line) for line in told.read_text(encoding="ascii").split()]
+    ahead = 1 if workers == 2 else 0
+    assert by.count(os.getpid()) == 3 - ahead
+    forked = kind is Forked and workers == 2
+    assert len(by) - by.count(os.getpid()) == (3 * 4 if forked else 0)
 
 
 def resident() -> int:

@@ -91,9 +91,7 @@ def test_a_run_on_the_cpu_writes_every_row(
         assert row["sentences"] == 5
     for row in (*rows_of(record, "parity", "ort-cpu"), *rows_of(record, "benchmark", "ort-cpu")):
         half = row["precision"] == "bfloat16"
-        assert row["error"] == (
-            "ONNX Runtime cannot compute bf16 on the CPU. Decode with --precision fp32 or fp16." if half else None
-        )
+        assert row["error"] is None if not half else "Export again with --precision bf16" in row["error"]
     assert torch.__version__.startswith(record["machine"]["versions"]["torch"].partition("+")[0])
     assert record["machine"]["gpu"] is None
     assert record["options"]["tokens"] == 5

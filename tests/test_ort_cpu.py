@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -155,27 +154,6 @@ def test_sources_are_encoded_in_pieces_and_give_the_same_numbers(
         assert len(sizes) == pieces
         assert max(sizes) <= max(piece, src_ids.shape[1])
         assert all(np.array_equal(one, other) for one, other in zip(found.cross, whole.cross, strict=True))
-
-
-def test_memory_of_large_runs_goes_back_to_the_system_after_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A hidden layer of 512 rows is 64 MB here."""
-    config = CONFIG.replace(d_ff=32_000, n_decoder_layers=1)
-    bundle = write_bundle(random_model(config), tmp_path / "bundle")
-    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
-    runtime = ort_cpu(bundle, threads=1)
-    large, small = (pad(random_sources(config, [20] * count), 1) for count in (25, 1))
-
-    def resident() -> int:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    for now, returned in ((1000.0, False), (1010.0, True), (1019.9, False)):
-        runtime.encode(*large)
-        full = resident()
-        monkeypatch.setattr(time, "monotonic", lambda now=now: now)
-        runtime.encode(*small)
-        assert (full - resident() > 50e6) == returned
 
 
 # --- long outputs

@@ -170,15 +170,15 @@ def _begin(runtime: Runtime[Any], parent: int) -> None:
 
 def _search_forked(several: Sequence[Sequence[Ids]], options: SearchOptions) -> Found:
     assert _forked is not None
-    return _search(_forked, several, options)
+    found = _search(_forked, several, options)
+    return_freed_memory()
+    return found
 
 
 def _search(
     runtime: Runtime[Any], several: Sequence[Sequence[Ids]], options: SearchOptions, stopped: Event | None = None
 ) -> Found:
-    found = [search(runtime, sources, options) for sources in several if stopped is None or not stopped.is_set()]
-    return_freed_memory()
-    return found
+    return [search(runtime, sources, options) for sources in several if stopped is None or not stopped.is_set()]
 
 
 def _ended() -> TfexportError:
@@ -218,6 +218,7 @@ def decode_windows(
         )
         if len(begun) > ahead:
             yield _placed(begun.popleft())
+            return_freed_memory()
     while begun:
         yield _placed(begun.popleft())
 

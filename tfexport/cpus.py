@@ -50,7 +50,7 @@ def end_with_parent() -> None:
 
 
 def return_freed_memory() -> None:
-    """Give freed memory back to the system, at most once in `RETURN_EVERY`, where the C library is glibc.
+    """Give freed memory back to the system, once a second at most, where the C library is glibc.
 
     By itself glibc keeps much of it, in pieces that what is asked for next may not fit into: over hours of batches of all
     sizes a process would grow.

@@ -4,7 +4,6 @@ the states (`ort_cpu_states.py`)."""
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,9 +56,12 @@ PIECE = 512
 """Source ids that are encoded at once, padding included: ONNX Runtime keeps the memory of its largest run, and no product
 is faster with more rows than these."""
 
+<<<<<<< HEAD
 SHRINK_EVERY = 10.0
 """Seconds after which ONNX Runtime gives back the memory of earlier runs. To touch it anew takes hundredths of a second."""
 
+=======
+>>>>>>> load
 
 class State(Protocol):
     """What `OrtCpuRuntime` asks of the states of both searches."""
@@ -85,7 +87,6 @@ class OrtCpuRuntime:
         self._share_weights = share_weights
         self._sessions: dict[Role, onnxruntime.InferenceSession] = {}
         self._loading = threading.Lock()
-        self._shrunk: dict[Role, float] = {}
         self._greedy: Role = "decoder_step" if bundle.has_graph("decoder_step", precision, "ort") else "beam_step"
         self.session("encoder")
 
@@ -119,14 +120,6 @@ class OrtCpuRuntime:
                 self._sessions[role] = session
             return self._sessions[role]
 
-    def binding(self, role: Role) -> Binding:
-        """A new binding of a graph; one in `SHRINK_EVERY` seconds shrinks the session's memory."""
-        session, now = self.session(role), time.monotonic()
-        shrink = now - self._shrunk.setdefault(role, now) >= SHRINK_EVERY
-        if shrink:
-            self._shrunk[role] = now
-        return Binding(session, shrink=shrink)
-
     def prepare(self, beam: int) -> bool:
         """Load the graphs that a search with this beam runs; whether this process may be forked then.
 
@@ -157,7 +150,7 @@ class OrtCpuRuntime:
 
     def _encode(self, src_ids: IntArray, src_len: NDArray[np.int32], cross: FloatArray) -> None:
         """Write the keys and values of sentences into `cross` [keys_values, batch, heads, src, head_dim]."""
-        binding = self.binding("encoder")
+        binding = Binding(self.session("encoder"))
         binding.input("src_ids", src_ids)
         binding.input("src_len", src_len)
         binding.output("cross", cross)

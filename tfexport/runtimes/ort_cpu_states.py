@@ -54,21 +54,11 @@ COMPACT_BELOW = 0.75
 """Finished sentences leave a beam search's buffers when the live ones are at most this part of them: it costs a copy."""
 
 
-SHRINK = onnxruntime.RunOptions()
-SHRINK.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-
-
 class Binding:
-    """A session bound to arrays, which are read and written where they lie.
+    """A session bound to arrays, which are read and written where they lie."""
 
-    Args:
-        shrink: after the first run, the memory that earlier runs needed goes back to the system. ONNX Runtime keeps it
-            otherwise, in pieces for shapes that may not come again.
-    """
-
-    def __init__(self, session: onnxruntime.InferenceSession, *, shrink: bool = False):
+    def __init__(self, session: onnxruntime.InferenceSession):
         self._session, self._binding = session, session.io_binding()
-        self._options = SHRINK if shrink else None
         self._values: dict[str, Any] = {}  # kept alive, and with them their arrays
 
     def input(self, name: str, array: NDArray[Any]) -> None:
@@ -87,13 +77,12 @@ class Binding:
     def run(self) -> None:
         """Raises BundleError where ONNX Runtime cannot compute the graph."""
         try:
-            self._session.run_with_iobinding(self._binding, self._options)
+            self._session.run_with_iobinding(self._binding)
         except Exception as error:  # the library's errors have no common base
             raise BundleError(
                 f"ONNX Runtime cannot run this graph: {str(error).splitlines()[0]} If memory is short, use a smaller "
                 "--batch-size or --beam; if not, export again."
             ) from error
-        self._options = None
 
 
 class Step:
@@ -105,7 +94,7 @@ class Step:
 
     def __init__(self, runtime: OrtCpuRuntime, role: Role, cross: FloatArray, src_len: NDArray[np.int32], shape: Any):
         self.config = runtime.config
-        self.binding = runtime.binding(role)
+        self.binding = Binding(runtime.session(role))
         self.tokens = np.empty(shape, dtype=np.int64)
         self.position = np.empty(shape, dtype=np.int32)
         self._count = np.zeros(1, dtype=np.int64)
