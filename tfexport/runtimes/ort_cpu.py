@@ -56,12 +56,6 @@ PIECE = 512
 """Source ids that are encoded at once, padding included: ONNX Runtime keeps the memory of its largest run, and no product
 is faster with more rows than these."""
 
-<<<<<<< HEAD
-SHRINK_EVERY = 10.0
-"""Seconds after which ONNX Runtime gives back the memory of earlier runs. To touch it anew takes hundredths of a second."""
-
-=======
->>>>>>> load
 
 class State(Protocol):
     """What `OrtCpuRuntime` asks of the states of both searches."""
