@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -58,6 +58,8 @@ class Memory:
     """The same, of shared pages only this process's part: over processes it adds up to what they take together."""
     uss: float
     """What nobody else has: what one more such process costs."""
+    own: float
+    """Of `pss` what is in no file. Pages of libraries and weights count by how many programs of the machine have them."""
 
     @classmethod
     def of(cls, process: int) -> Memory | None:
@@ -70,14 +72,14 @@ class Memory:
         if "Rss" not in kib:
             return None
         unique = kib["Private_Clean"] + kib["Private_Dirty"]
-        return cls(kib["Rss"] / 1024, kib["Pss"] / 1024, unique / 1024)
+        return cls(kib["Rss"] / 1024, kib["Pss"] / 1024, unique / 1024, kib["Pss_Anon"] / 1024)
 
     @classmethod
     def most(cls, samples: Sequence[Memory]) -> Memory:
-        return cls(*(max(getattr(sample, name) for sample in samples) for name in ("rss", "pss", "uss")))
+        return cls(*(max(getattr(sample, field.name) for sample in samples) for field in fields(cls)))
 
     def rounded(self) -> dict[str, float]:
-        return {name: round(getattr(self, name), 1) for name in ("rss", "pss", "uss")}
+        return {name: round(value, 1) for name, value in asdict(self).items()}
 
 
 class Command:
@@ -285,7 +287,8 @@ def growth(options: argparse.Namespace, text: Sequence[bytes]) -> Iterator[dict[
 def memory_over(
     flags: Sequence[str], lines: Sequence[bytes], *, count: int, every: float = 0.5
 ) -> list[tuple[int, float]]:
-    """Lines done and MiB (PSS of the command and its workers together), while all its `count` processes are there.
+    """Lines done and MiB that the command and its workers have together, what is in files left out, while all of its `count`
+    processes are there.
 
     Raises:
         TfexportError: the command failed.
@@ -302,7 +305,7 @@ def memory_over(
             if command.done and all(found) and len(found) == count:
                 if not samples or command.done > samples[-1][0]:
                     begun = time.monotonic()
-                samples.append((command.done, round(sum(memory.pss for memory in found if memory), 2)))
+                samples.append((command.done, round(sum(memory.own for memory in found if memory), 2)))
         command.wait_for(len(lines))
     return samples
 
@@ -355,8 +358,9 @@ is with `--share-weights`; the first of such commands, which packs, took the sec
 GROWTH = """
 ## {sentences:,} lines through one command
 
-MiB of the command and its workers together (PSS): median between line {settled:,} and line {twice:,}, median of the last
-tenth, and the most that was seen.
+MiB of the command and its workers together, without what is in files (libraries and mapped weights: they grow not, and
+count by how many other programs have them): median between line {settled:,} and line {twice:,}, median of the last tenth,
+and the most that was seen.
 
 | model | | beam | workers | before | at the end | growth | most | seconds |
 |---|---|---|---|---|---|---|---|---|"""
@@ -402,7 +406,7 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
         panel.plot(done, memory, linewidth=1, label=f"{row['precision']}, beam {row['beam']}, workers {row['workers']}")
     panel.set_ylim(bottom=0)
     panel.set_xlabel("lines done")
-    panel.set_ylabel("MiB, workers included")
+    panel.set_ylabel("MiB in no file, workers included")
     panel.grid(color="#dddddd")
     figure.legend(loc="outside right upper", frameon=False)
     figure.savefig(path, dpi=110)

@@ -27,6 +27,7 @@ def test_memory_that_is_written_to_is_unique() -> None:
     assert before is not None
     assert after is not None
     assert after.uss - before.uss == pytest.approx(50, abs=2)
+    assert after.own - before.own == pytest.approx(50, abs=2)
     assert after.uss <= after.pss <= after.rss
 
 
