@@ -15,7 +15,7 @@ import pytest
 import torch
 from checkpoints import NATIVE
 from safetensors.torch import load_file
-from tiny import TinyCheckpoint, randomised
+from tiny import TinyCheckpoint, overflowing, randomised
 
 from tfexport import budget as module
 from tfexport.budget import Budget, Choice, Text, choose, modules_of
@@ -37,15 +37,6 @@ def model_of(**changes: Any) -> Transformer:
     model = randomised(Transformer(NATIVE.replace(**changes)))
     assert isinstance(model, Transformer)
     return model
-
-
-def overflowing(model: Transformer, path: str) -> None:
-    """Let hidden states of a feed-forward be beyond float16, and what it gives be as it was."""
-    feed_forward = model.get_submodule(path)
-    with torch.no_grad():
-        feed_forward.hidden.weight *= 5e4
-        feed_forward.hidden.bias *= 5e4
-        feed_forward.output.weight /= 5e4
 
 
 # --- budgets

@@ -18,7 +18,7 @@ from checkpoints import NATIVE
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from safetensors.torch import load_file
-from tiny import BOS, HINTS, SRC_VOCAB, TGT_VOCAB, TinyCheckpoint, randomised, tiny_classifier
+from tiny import BOS, HINTS, SRC_VOCAB, TGT_VOCAB, TinyCheckpoint, overflowing, randomised, tiny_classifier
 
 from tfexport import contract
 from tfexport.bundle import open_bundle
@@ -371,16 +371,6 @@ def test_the_cpu_rounds_after_every_node_as_pytorch_does(half_bundle: Path, prec
     )
     expected, error = (np.sqrt(np.mean((wanted - other) ** 2)) for other in (rounded, found))
     assert 0.7 * expected < error < 1.3 * expected
-
-
-def overflowing(model: Transformer, path: str) -> None:
-    """Let hidden states of a feed-forward be beyond float16, and what it gives be as it was."""
-    feed_forward = model.get_submodule(path)
-    with torch.no_grad():
-        feed_forward.hidden.weight *= 5e4
-        feed_forward.hidden.bias *= 5e4
-        feed_forward.output.weight /= 5e4
-        assert max(tensor.abs().max() for tensor in model.state_dict().values()) < LARGEST
 
 
 def test_values_beyond_half_precision_are_infinite_on_the_cpu_too(tmp_path: Path) -> None:

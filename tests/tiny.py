@@ -81,3 +81,12 @@ def write_tiny_checkpoint(folder: Path) -> TinyCheckpoint:
     path = folder / "tiny.pt"
     torch.save(model.state_dict(), path)
     return TinyCheckpoint(path, words["src"], words["tgt"], model)
+
+
+def overflowing(model: nn.Module, path: str) -> None:
+    """Let hidden states of a feed-forward be beyond float16, and what it gives be as it was."""
+    feed_forward = model.get_submodule(path)
+    with torch.no_grad():
+        feed_forward.hidden.weight *= 5e4
+        feed_forward.hidden.bias *= 5e4
+        feed_forward.output.weight /= 5e4

@@ -24,7 +24,7 @@ from tfexport.bundle import Bundle, Graph, Origin
 from tfexport.contract import Precision, short_name
 from tfexport.errors import TfexportError
 from tfexport.models.transformer import Transformer
-from tfexport.parity import read_pairs
+from tfexport.parity import as_inputs, read_pairs
 from tfexport.parity_report import kl_divergence
 from tfexport.projections import decoder_projections, encoder_projections
 from tfexport.quality import Quality
@@ -218,7 +218,7 @@ class Text:
         config, outputs = self._reference.config, self._outputs[index * BATCH : (index + 1) * BATCH]
         return _Forced(
             *pad(self._batches[index], config.pad_id),
-            *pad([[config.bos_id, *output[:-1]] for output in outputs], config.pad_id),
+            *as_inputs(config, outputs),
             pad(outputs, -1)[0],
         )
 

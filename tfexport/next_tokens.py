@@ -146,9 +146,9 @@ def ban_repeated_ngrams(allowed: NDArray[np.bool_], history: IntArray, n: int) -
 
 
 def log_softmax(logits: NDArray[Any]) -> Scores:
-    """Log-probabilities of `logits` [rows, vocab], each row of which has a finite one, in float64."""
-    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    """Log-probabilities of `logits` [.., vocab], each row of which has a finite one, in float64."""
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
 def without(best: Best, banned: Sequence[int], count: int) -> Best:

@@ -24,7 +24,8 @@ from tfexport.contract import Precision
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.models.checkpoint import load_checkpoint
 from tfexport.models.transformer import Transformer
-from tfexport.parity_report import LIMITS, Divergence, Errors, ParityReport, Position, log_softmax
+from tfexport.next_tokens import log_softmax
+from tfexport.parity_report import LIMITS, Divergence, Errors, ParityReport, Position
 from tfexport.quality import Quality
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import FloatArray, IntArray, Runtime
@@ -120,13 +121,13 @@ class _Expected:
     def of(cls, reference: TorchRuntime, sources: list[Sequence[int]], options: SearchOptions) -> _Expected:
         src_ids, src_len = pad(sources, reference.config.pad_id)
         best = [hypotheses[0] for hypotheses in search(reference, sources, options)]
-        tgt_ids, tgt_len = _as_inputs(reference.config, [hypothesis.ids for hypothesis in best])
+        tgt_ids, tgt_len = as_inputs(reference.config, [hypothesis.ids for hypothesis in best])
         logits = reference.teacher_forced(src_ids, src_len, tgt_ids)
         cross = reference.encode(src_ids, src_len).cross
         return cls(sources, options, src_ids, src_len, best, cross, tgt_ids, tgt_len, logits)
 
 
-def _as_inputs(config: ModelConfig, outputs: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:
+def as_inputs(config: ModelConfig, outputs: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:
     """What a decoder reads to give `outputs`: padded ids [batch, tgt] that begin with bos, and their lengths."""
     return pad([[config.bos_id, *output[:-1]] for output in outputs], config.pad_id)
 
@@ -199,7 +200,7 @@ def _divergence(
 
 def _score(reference: TorchRuntime, expected: _Expected, index: int, got: Hypothesis) -> float:
     """The reference's score of an output that it did not find."""
-    tgt_ids, _ = _as_inputs(reference.config, [got.ids])
+    tgt_ids, _ = as_inputs(reference.config, [got.ids])
     length = expected.src_len[index : index + 1]
     logits = reference.teacher_forced(expected.src_ids[index : index + 1, : length[0]], length, tgt_ids)[0]
     log_prob = float(log_softmax(logits)[np.arange(len(got.ids)), list(got.ids)].sum())

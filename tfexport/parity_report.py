@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.contract import Precision
+from tfexport.next_tokens import log_softmax
 from tfexport.quality import Quality
 from tfexport.runtimes.base import FloatArray
 
@@ -85,12 +86,6 @@ def kl_divergence(reference: FloatArray, found: FloatArray) -> NDArray[np.float6
     """KL(reference || found) of each row of logits [rows, vocab], in nats, computed in float64."""
     expected, other = log_softmax(reference), log_softmax(found)
     return (np.exp(expected) * (expected - other)).sum(axis=-1)  # type: ignore[no-any-return]
-
-
-def log_softmax(logits: FloatArray) -> NDArray[np.float64]:
-    """Over the last axis, in float64."""
-    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
