@@ -24,8 +24,8 @@ from tfexport.bundle import Bundle, open_bundle
 from tfexport.errors import TfexportError
 from tfexport.export import export
 from tfexport.models.checkpoint import Checkpoint, inspect_checkpoint, load_checkpoint
-from tfexport.models.hugging_face_text import TextOptions
 from tfexport.models.native import Tokenizers
+from tfexport.models.toolkit import TextOptions
 from tfexport.runtimes import load_runtime
 from tfexport.search import SearchOptions, pad, search
 from tfexport.tokenizers import TextTokenizer

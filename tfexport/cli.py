@@ -164,7 +164,7 @@ def export(
     from tfexport.bundle_writer import refuse_to_overwrite
     from tfexport.export import export as run_export
     from tfexport.models.checkpoint import load_checkpoint
-    from tfexport.models.hugging_face_text import TextOptions
+    from tfexport.models.toolkit import TextOptions
     from tfexport.parity import gate
     from tfexport.targets import EnginesTarget, GraphsTarget, TritonTarget, telling_of_lost_engines
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,11 +21,13 @@ from tfexport.models import annotated, hugging_face, native, per_head, tutorial
 from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.family import Family
 from tfexport.models.files import RawCheckpoint, read_file, some
-from tfexport.models.hugging_face_text import TextOptions
 from tfexport.models.native import Tokenizers
+from tfexport.models.toolkit import TextOptions, Toolkit
 from tfexport.models.transformer import Transformer
 
 FAMILIES = (*tutorial.FAMILIES, annotated.FAMILY, per_head.FAMILY)
+TOOLKITS = (hugging_face.TOOLKIT,)
+"""Whose checkpoints say themselves what they are; asked in this order."""
 NATIVE = "native"
 
 _FLAGS = {
@@ -118,11 +121,11 @@ def load_checkpoint(
             "and that the file was saved completely."
         )
     odd = _check_vocabularies(tokenizers, config)
-    notes = (*(found.notes if found else ()), *(() if path.is_dir() else odd))
+    notes = (*(found.notes if found else ()), *(odd if _toolkit(path) is None else ()))
     config, weights = _tie(config, weights)
     return Checkpoint(
         path=path,
-        sha256=hugging_face.sha256(path) if path.is_dir() else file_sha256(path),
+        sha256=_sha256(path),
         family=NATIVE if found is None else found.name,
         config=config,
         weights=weights,
@@ -169,24 +172,38 @@ def build_model(config: ModelConfig, weights: Mapping[str, Tensor]) -> Transform
 
 def _telling(path: Path, own: Tokenizers, given: Tokenizers | None) -> Tokenizers:
     """The tokenizers whose special tokens are the model's. Those of a folder need not be: its config says what is what."""
-    return (given or Tokenizers(None, None)) if path.is_dir() else own.replaced_by(given)
+    return own.replaced_by(given) if _toolkit(path) is None else (given or Tokenizers(None, None))
 
 
 def _read(
     path: Path, family: str | None, text: TextOptions | None = None
 ) -> tuple[RawCheckpoint, Family | None, dict[str, Any], Tokenizers, dict[str, Any]]:
     """The weights of a file or folder, and what it tells: see `_describe`. The last are fields that `text` tells."""
-    if not path.is_dir():
+    toolkit = _toolkit(path)
+    if toolkit is None:
         if text:
             raise ConfigError(
-                f"{path} is a file, and --src-lang, --tgt-lang and --prefix are for folders. Leave them out."
+                f"{path} is not of a toolkit that knows languages: --src-lang, --tgt-lang and --prefix mean nothing. "
+                "Leave them out."
             )
         raw = read_file(path)
         return raw, *_describe(path, raw, family), {}
-    folder = hugging_face.read_folder(path, text)
-    if family not in (None, folder.family.name):
-        raise CheckpointError(f"{path} is of the family {folder.family.name}, not {family}. Leave out --family.")
-    return RawCheckpoint(folder.weights), folder.family, folder.fields, folder.tokenizers, folder.given
+    found = toolkit.read(path, text or TextOptions())
+    if family not in (None, found.family.name):
+        raise CheckpointError(f"{path} is of the family {found.family.name}, not {family}. Leave out --family.")
+    return RawCheckpoint(found.weights), found.family, found.fields, found.tokenizers, found.given
+
+
+def _toolkit(path: Path) -> Toolkit | None:
+    return next((toolkit for toolkit in TOOLKITS if toolkit.recognises(path)), None)
+
+
+def _sha256(path: Path) -> str:
+    """Of a file, or of the sums, in hexadecimal, of the files that a toolkit's checkpoint lies in."""
+    toolkit = _toolkit(path)
+    if toolkit is None or list(files := toolkit.files(path)) == [path]:
+        return file_sha256(path)
+    return hashlib.sha256("".join(map(file_sha256, files)).encode()).hexdigest()
 
 
 def _describe(path: Path, raw: RawCheckpoint, family: str | None) -> tuple[Family | None, dict[str, Any], Tokenizers]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,17 +10,17 @@ from typing import Any
 
 from torch import Tensor
 
-from tfexport.bundle import file_sha256
 from tfexport.errors import CheckpointError, ConfigError
 from tfexport.models.files import read_file
-from tfexport.models.hugging_face_layouts import KINDS, T5, Folder, bart_like, t5
+from tfexport.models.hugging_face_layouts import KINDS, T5, bart_like, t5
 from tfexport.models.hugging_face_settings import CONFIG, Settings
-from tfexport.models.hugging_face_text import TextOptions, read_text
+from tfexport.models.hugging_face_text import read_text
+from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint
 
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
-def read_folder(path: Path, options: TextOptions | None = None) -> Folder:
+def read_folder(path: Path, options: TextOptions) -> ToolkitCheckpoint:
     """Read config, weights and tokenizers of a folder that `save_pretrained` wrote.
 
     Raises:
@@ -48,7 +47,7 @@ def read_folder(path: Path, options: TextOptions | None = None) -> Folder:
         )
     weights = _read_weights(path)
     folder = (t5 if model_type in T5 else bart_like)(model_type, settings, weights)
-    text = read_text(path, model_type, folder.fields, options or TextOptions())
+    text = read_text(path, model_type, folder.fields, options)
     given = {} if text.language is None else _spoken(folder.fields, text.language)
     return replace(
         folder,
@@ -65,12 +64,6 @@ def _spoken(fields: Mapping[str, Any], language: int) -> dict[str, Any]:
     if "forced_first_id" in fields or (first is not None and first in (fields.get("eos_id"), fields.get("pad_id"))):
         return {"forced_first_id": language}
     return {"bos_id": language}
-
-
-def sha256(path: Path) -> str:
-    """The sha256 of what `read_folder` reads: of the files' own sums, in hexadecimal."""
-    names = sorted({CONFIG, *_weight_files(path)})
-    return hashlib.sha256("".join(file_sha256(path / name) for name in names).encode()).hexdigest()
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -105,3 +98,10 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     for name in _weight_files(path):
         weights |= read_file(path / name, unwrap=False).weights
     return {name.removeprefix("model."): tensor for name, tensor in weights.items()}
+
+
+TOOLKIT = Toolkit(
+    recognises=Path.is_dir,
+    read=read_folder,
+    files=lambda path: [path / name for name in sorted({CONFIG, *_weight_files(path)})],
+)

@@ -17,21 +17,8 @@ from torch import Tensor
 from tfexport.errors import CheckpointError, ConfigError
 from tfexport.models.family import Family
 from tfexport.models.hugging_face_settings import CONFIG, Settings
-from tfexport.models.native import Tokenizers
+from tfexport.models.toolkit import ToolkitCheckpoint
 from tfexport.models.transformer import sinusoids
-
-
-@dataclass(frozen=True)
-class Folder:
-    """A folder read: a `Family` of its own, what its config tells, and the weights under the family's names."""
-
-    family: Family
-    fields: dict[str, Any]
-    """Of `ModelConfig`."""
-    weights: dict[str, Tensor]
-    tokenizers: Tokenizers = field(default_factory=lambda: Tokenizers(None, None))
-    given: dict[str, Any] = field(default_factory=dict)
-    """Fields that the user's languages tell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +80,7 @@ KINDS = {
 }
 
 
-def bart_like(model_type: str, settings: Settings, weights: dict[str, Tensor]) -> Folder:
+def bart_like(model_type: str, settings: Settings, weights: dict[str, Tensor]) -> ToolkitCheckpoint:
     kind = KINDS[model_type]
     is_computed = kind.positions is not None
     wanted = {"add_bias_logits": False, "is_encoder_decoder": True, "static_position_embeddings": is_computed}
@@ -130,7 +117,7 @@ def bart_like(model_type: str, settings: Settings, weights: dict[str, Tensor]) -
         **embeddings,
         **_special_ids(settings),
     }
-    return Folder(_family(model_type, kind.about, _BART_NAMES, settings), fields, weights)
+    return ToolkitCheckpoint(_family(model_type, kind.about, _BART_NAMES, settings), fields, weights)
 
 
 T5 = {"t5": "T5, Flan-T5", "mt5": "mT5"}
@@ -138,7 +125,7 @@ _USUAL_LENGTH = 512
 """Relative positions have no end. This is what T5 was trained with, and a bundle has where nothing else is said."""
 
 
-def t5(model_type: str, settings: Settings, weights: dict[str, Tensor]) -> Folder:
+def t5(model_type: str, settings: Settings, weights: dict[str, Tensor]) -> ToolkitCheckpoint:
     """T5's layout: RMS norms, no biases, relative positions, and no scales, which are folded into the weights.
 
     Its scores are not divided by sqrt(head_dim), so queries are multiplied by that; its tied output is divided by
@@ -192,7 +179,7 @@ def t5(model_type: str, settings: Settings, weights: dict[str, Tensor]) -> Folde
         **_embeddings(settings, weights),
         **_special_ids(settings),
     }
-    return Folder(_family(model_type, T5[model_type], _T5_NAMES, settings), fields, weights)
+    return ToolkitCheckpoint(_family(model_type, T5[model_type], _T5_NAMES, settings), fields, weights)
 
 
 def _by_distance(settings: Settings, buckets: Tensor, max_distance: int, *, both_ways: bool) -> Tensor:

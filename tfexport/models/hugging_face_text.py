@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from tfexport.errors import ConfigError, TokenizerError
 from tfexport.models.native import Tokenizers
+from tfexport.models.toolkit import TextOptions
 from tfexport.pieces import Pieces
 from tfexport.tokenizers import TextTokenizer
 
@@ -24,19 +25,6 @@ _M2M_LANGUAGES = """
     sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu
 """
 """Of M2M-100, in the order of their ids, which follow those of vocab.json and are in no file."""
-
-
-@dataclass(frozen=True)
-class TextOptions:
-    """What the user says of texts; a folder of many languages cannot know which are meant."""
-
-    source_language: str | None = None
-    target_language: str | None = None
-    prefix: str = ""
-    """Put before every source text, such as T5's name of a task."""
-
-    def __bool__(self) -> bool:
-        return self != TextOptions()
 
 
 @dataclass(frozen=True)

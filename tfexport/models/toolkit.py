@@ -1,0 +1,51 @@
+"""What a toolkit's reader gives: a checkpoint that says what it is, under the names of the toolkit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tfexport.models.family import Family
+from tfexport.models.native import Tokenizers
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """What the user says of texts; a model of many languages cannot know which are meant."""
+
+    source_language: str | None = None
+    target_language: str | None = None
+    prefix: str = ""
+    """Put before every source text, such as T5's name of a task."""
+
+    def __bool__(self) -> bool:
+        return self != TextOptions()
+
+
+@dataclass(frozen=True)
+class ToolkitCheckpoint:
+    """A checkpoint read: a `Family` of its own, what its settings tell, and the weights under the family's names."""
+
+    family: Family
+    fields: dict[str, Any]
+    """Of `ModelConfig`."""
+    weights: dict[str, Tensor]
+    tokenizers: Tokenizers = field(default_factory=lambda: Tokenizers(None, None))
+    given: dict[str, Any] = field(default_factory=dict)
+    """Fields that the user's languages tell."""
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """How the checkpoints of a toolkit are known and read."""
+
+    recognises: Callable[[Path], bool]
+    """Whether what is at a path is of this toolkit, complete or not. It raises nothing."""
+    read: Callable[[Path, TextOptions], ToolkitCheckpoint]
+    """Raises CheckpointError, ConfigError or TokenizerError where something is missing, damaged or not supported."""
+    files: Callable[[Path], Sequence[Path]]
+    """The files that `read` takes the model from, which identify it."""
