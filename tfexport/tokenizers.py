@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from tfexport.errors import RuntimeUnavailable, TfexportError, TokenizerError
-from tfexport.pieces import Pieces
+from tfexport.pieces import PieceModel, Pieces
 
 SPECIAL_NAMES = {
     "unk": ("<unk>", "[UNK]", "<UNK>"),
@@ -161,19 +161,26 @@ class TextTokenizer:
 def read_vocabulary(
     path: Path, *, lowercase: bool = False, spacy_language: str | None = None, unk_id: int | None = None
 ) -> TextTokenizer:
-    """Read a vocabulary file: a `tokenizer.json`, a JSON list or dict of words, or one word a line.
+    """Read a vocabulary file: a SentencePiece model, a `tokenizer.json`, a JSON list or dict of words, or one word a line.
 
     Words are looked up in text split at whitespace, or by spaCy's rules. `lowercase` and `unk_id`, the
     id of the unknown word where its name does not tell, apply to word vocabularies.
 
     Raises:
         TokenizerError: the file is none of these.
-        RuntimeUnavailable: spaCy is not installed, or does not know the language.
+        RuntimeUnavailable: SentencePiece or spaCy is not installed, or spaCy does not know the language.
     """
+    if path.suffix in (".model", ".spm"):
+        if lowercase or spacy_language:
+            raise TokenizerError(f"{path} has its own normalisation: leave out --lowercase and the spaCy tokeniser.")
+        return TextTokenizer.from_inner(PieceModel.read(path).tokenizer(), skips_special=True)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise TokenizerError(f"cannot read the vocabulary {path}: {error}. Give a UTF-8 text or JSON file.") from error
+        raise TokenizerError(
+            f"cannot read the vocabulary {path}: {error}. Give a UTF-8 text or JSON file, or a SentencePiece model named "
+            ".model or .spm."
+        ) from error
     try:
         content = json.loads(text, object_pairs_hook=_unique_keys)
     except _KeyTwice as twice:
