@@ -54,7 +54,9 @@ ODD = [
     "cat",
 ]
 TEXT = st.lists(
-    st.sampled_from([*LINES, *ODD, *"ﬁ①Å☃😀\u3000\u00a0\u200b\x00\x07\u0301\u017f\r\t_<>|"]) | st.text(max_size=4)
+    st.sampled_from([*ODD, " "])
+    | st.sampled_from([*LINES, *"ﬁ①Å☃😀\u3000\u00a0\u200b\x00\x07\u0301\u017f\r\t_<>|"])
+    | st.text(max_size=4)
 ).map("".join)
 
 

@@ -96,7 +96,9 @@ def export(
     family: FamilyOption = None,
     config: ConfigOption = None,
     heads: Heads = None,
-    src_vocab: Annotated[Path | None, typer.Option(help="tokenizer.json, JSON list or dict, or a word a line.")] = None,
+    src_vocab: Annotated[
+        Path | None, typer.Option(help="tokenizer.json, SentencePiece model, JSON list or dict, or a word a line.")
+    ] = None,
     tgt_vocab: Annotated[Path | None, typer.Option(help="The same for the target.")] = None,
     src_tokenizer: Annotated[
         str, typer.Option(help="How source text is split into the vocabulary's words: whitespace, or spacy:LANG.")
