@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from tfexport.bench_command import bench
+from tfexport.classify_command import classify
 from tfexport.console import (
     opened,
     print_engine,
@@ -215,7 +216,7 @@ def export(
         print_export(loaded, exported)
         wanted.write(directory)
     print(
-        "next: run encoder_classifier.onnx with ONNX Runtime"
+        f"next: tfexport classify {directory} INPUT"
         if loaded.config.is_classifier
         else f"next: tfexport parity {directory} INPUT; tfexport decode {directory} INPUT"
     )
@@ -303,6 +304,7 @@ def triton(
 
 app.command()(decode)
 app.command()(score)
+app.command()(classify)
 app.command()(parity)
 app.command()(bench)
 app.command()(train)
