@@ -212,8 +212,8 @@ def _count(settings: Mapping[str, Any], name: str, usual: int) -> int:
 
 def _names(value: Any) -> list[str]:
     """Of a token, a string or a record with its content, or of several."""
-    several = value.values() if isinstance(value, dict) and "content" not in value else value
-    tokens: list[Any] = [value] if isinstance(several, (str, dict)) else list(several or ())
+    several = list(value.values()) if isinstance(value, dict) and "content" not in value else value
+    tokens: list[Any] = several if isinstance(several, list) else [several]
     contents = [token.get("content") if isinstance(token, dict) else token for token in tokens]
     return [content for content in contents if isinstance(content, str)]
 
