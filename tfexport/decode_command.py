@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from tfexport.console import opened, say, warned, with_progress
+from tfexport.contract import precisions_of
 from tfexport.errors import TfexportError
 from tfexport.options import (
     BatchSize,
@@ -21,7 +22,6 @@ from tfexport.options import (
     RuntimeOption,
     Threads,
     Workers,
-    precisions_of,
 )
 from tfexport.output import writing
 
