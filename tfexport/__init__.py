@@ -8,19 +8,14 @@ print(model.translate("Ein Hund läuft.", beam=4))
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from tfexport.api import Model, Output, Translation, load
     from tfexport.errors import TfexportError
 
 __all__ = ["Model", "Output", "TfexportError", "Translation", "__version__", "load"]
-
-try:
-    __version__ = version("tfexport")
-except PackageNotFoundError:  # run from a source tree that is not installed
-    __version__ = "0+source"
 
 
 def __getattr__(name: str) -> Any:
@@ -29,6 +24,13 @@ def __getattr__(name: str) -> Any:
         from tfexport.errors import TfexportError
 
         return TfexportError
+    if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("tfexport")
+        except PackageNotFoundError:  # run from a source tree that is not installed
+            return "0+source"
     if name in __all__:
         from tfexport import api
 
