@@ -109,7 +109,7 @@ class Settings:
         return self.known_activation(name, self.get(name))
 
     def known_activation(self, name: str, value: Any) -> str:
-        if value not in _ACTIVATIONS:
+        if not isinstance(value, str) or value not in _ACTIVATIONS:
             raise ConfigError(
                 f"{self.path / CONFIG} has {name} {value!r}, which is not supported. There are {', '.join(_ACTIVATIONS)}."
             )
