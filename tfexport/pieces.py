@@ -6,9 +6,10 @@ import base64
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from tfexport.errors import RuntimeUnavailable
+from tfexport.errors import RuntimeUnavailable, TokenizerError
 
 _CODE = re.compile(r">>[^<>]+<<")
 """How a text for Marian's models of many languages begins: with the language to translate to."""
@@ -27,6 +28,26 @@ class Pieces:
     def __init__(self, model: bytes, vocabulary: Mapping[str, int], special: Sequence[str], unknown: str = "<unk>"):
         self._model, self._vocabulary, self._special, self.unknown = model, dict(vocabulary), list(special), unknown
         self._tokens = {index: token for token, index in self._vocabulary.items()}
+
+    @classmethod
+    def from_file(cls, path: Path) -> Pieces:
+        """The pieces of a SentencePiece model with the ids that it gives them itself.
+
+        Raises:
+            TokenizerError: the file cannot be read.
+            RuntimeUnavailable: SentencePiece is not installed.
+        """
+        try:
+            content = path.read_bytes()
+            own = cls(content, {}, ())._processor
+        except (OSError, RuntimeError) as error:
+            raise TokenizerError(
+                f"{path} cannot be read as a SentencePiece model: {error}. Check that it was copied completely."
+            ) from error
+        every = range(own.get_piece_size())
+        special = [own.id_to_piece(index) for index in every if own.is_control(index)]
+        vocabulary = {own.id_to_piece(index): index for index in every}
+        return cls(content, vocabulary, special, own.id_to_piece(own.unk_id()))
 
     @cached_property
     def _processor(self) -> Any:

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from tfexport.errors import RuntimeUnavailable, TfexportError, TokenizerError
 from tfexport.pieces import Pieces
+from tfexport.yaml_files import read_words, read_yaml_file
 
 SPECIAL_NAMES = {
     "unk": ("<unk>", "[UNK]", "<UNK>"),
@@ -161,30 +162,23 @@ class TextTokenizer:
 def read_vocabulary(
     path: Path, *, lowercase: bool = False, spacy_language: str | None = None, unk_id: int | None = None
 ) -> TextTokenizer:
-    """Read a vocabulary file: a `tokenizer.json`, a JSON list or dict of words, or one word a line.
+    """Read a vocabulary file: a `tokenizer.json`, a JSON list or dict of words, a YAML dict, one word a line, or a
+    SentencePiece model (.spm, .model), whose pieces have the ids that it gives them.
 
     Words are looked up in text split at whitespace, or by spaCy's rules. `lowercase` and `unk_id`, the
     id of the unknown word where its name does not tell, apply to word vocabularies.
 
     Raises:
         TokenizerError: the file is none of these.
-        RuntimeUnavailable: spaCy is not installed, or does not know the language.
+        RuntimeUnavailable: a library that it needs is not installed, or spaCy does not know the language.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TokenizerError(f"cannot read the vocabulary {path}: {error}. Give a UTF-8 text or JSON file.") from error
-    try:
-        content = json.loads(text, object_pairs_hook=_unique_keys)
-    except _KeyTwice as twice:
-        raise TokenizerError(f"{path} has the word {str(twice)!r} twice. Make its words unique.") from None
-    except (ValueError, RecursionError):
-        if path.suffix == ".json":
-            raise TokenizerError(f"{path} is not valid JSON. Give a JSON list or dict, or one token a line.") from None
-        content = text.removesuffix("\n").split("\n") if text else []
-    if isinstance(content, dict) and isinstance(content.get("model"), dict):
+    is_pieces = path.suffix in (".spm", ".model")
+    content = None if is_pieces else _content(path)
+    if is_pieces or (isinstance(content, dict) and isinstance(content.get("model"), dict)):
         if lowercase or spacy_language:
             raise TokenizerError(f"{path} has its own normalisation: leave out --lowercase and the spaCy tokeniser.")
+        if is_pieces:
+            return TextTokenizer.from_inner(Pieces.from_file(path), skips_special=True)
         return TextTokenizer.from_dict({"tokenizer": content}, where=str(path))
     words = _word_ids(content, path)
     try:
@@ -194,6 +188,34 @@ def read_vocabulary(
         return tokenizer
     except TypeError:  # a lone surrogate, which JSON can spell
         raise TokenizerError(f"{path} is not a vocabulary: a word is not valid Unicode. Correct it.") from None
+
+
+def vocabulary_words(path: Path) -> dict[str, int]:
+    """The words and ids of a vocabulary file that is no tokenizer.
+
+    Raises:
+        TokenizerError: the file is not such a vocabulary.
+        RuntimeUnavailable: it is YAML, and PyYAML is not installed.
+    """
+    return _word_ids(_content(path), path)
+
+
+def _content(path: Path) -> Any:
+    """What a vocabulary file of text holds: values of JSON, the words and ids of YAML, or its lines."""
+    if path.suffix in (".yml", ".yaml"):
+        return read_words(read_yaml_file(path, TokenizerError), str(path))
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"cannot read the vocabulary {path}: {error}. Give a UTF-8 text or JSON file.") from error
+    try:
+        return json.loads(text, object_pairs_hook=_unique_keys)
+    except _KeyTwice as twice:
+        raise TokenizerError(f"{path} has the word {str(twice)!r} twice. Make its words unique.") from None
+    except (ValueError, RecursionError):
+        if path.suffix == ".json":
+            raise TokenizerError(f"{path} is not valid JSON. Give a JSON list or dict, or one token a line.") from None
+        return text.removesuffix("\n").split("\n") if text else []
 
 
 class _KeyTwice(Exception):

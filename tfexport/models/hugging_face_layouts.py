@@ -39,8 +39,8 @@ def _sin_then_cos(n_positions: int, d_model: int, pad_id: int) -> Tensor:
     return torch.cat([table[:, 0::2], table[:, 1::2]], dim=1)
 
 
-def _tensor2tensor(n_positions: int, d_model: int, pad_id: int) -> Tensor:
-    """tensor2tensor's sinusoids, whose lowest frequency is 1 / 10000 exactly; the first rows belong to padding.
+def tensor2tensor_sinusoids(n_positions: int, d_model: int, pad_id: int) -> Tensor:
+    """tensor2tensor's sinusoids, whose lowest frequency is 1 / 10000 exactly; the first rows, if any, belong to padding.
 
     In float32, as the models' own library has computed them: at position 1000 that is seen in the fourth decimal.
     """
@@ -76,7 +76,7 @@ KINDS = {
         norm_first=True,
         required={"normalize_before": True, "normalize_embedding": False, "add_final_layer_norm": True},
     ),
-    "m2m_100": _Kind(about="M2M-100, NLLB-200", positions=_tensor2tensor, norm_first=True),
+    "m2m_100": _Kind(about="M2M-100, NLLB-200", positions=tensor2tensor_sinusoids, norm_first=True),
 }
 
 
