@@ -27,6 +27,7 @@ from references.decode import beam as naive_beam
 from references.decode import greedy
 from references.marian import Marian, sinusoids
 from text_models import as_in_a_bundle, read_ids, write_pieces
+from tiny import randomised
 
 from tfexport.bundle import Bundle, open_bundle
 from tfexport.errors import TfexportError, TokenizerError
@@ -174,6 +175,84 @@ def test_ctranslate2_reads_the_same_from_the_same_file(
         assert [h.score for h in hypotheses] == pytest.approx([score for _, score in theirs], abs=1e-3)
     assert 0.2 < np.mean([h.finished for hypotheses in found for h in hypotheses]) < 1.0
     assert len({tuple(h.ids for h in hypotheses) for hypotheses in found}) > 5
+
+
+@pytest.fixture(scope="module")
+def hugging_face_folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A random MarianMT in a folder of the transformers library, and its tokens by id.
+
+    As in Marian, padding is zeros that the decoder begins with, and no token: its logit takes nothing from the others.
+    """
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("marianmt")
+    pieces = write_pieces(folder / "source.spm")
+    write_pieces(folder / "target.spm")
+    known = [pieces.id_to_piece(index) for index in range(3, pieces.get_piece_size())]
+    tokens = ["</s>", "<unk>", *known, "<pad>"]
+    (folder / "vocab.json").write_text(json.dumps({token: index for index, token in enumerate(tokens)}))
+    files = [str(folder / name) for name in ("source.spm", "target.spm", "vocab.json")]
+    transformers.MarianTokenizer(*files).save_pretrained(folder)
+    pad = len(tokens) - 1
+    config = transformers.MarianConfig(
+        vocab_size=len(tokens),
+        d_model=26,
+        encoder_layers=2,
+        decoder_layers=3,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=52,
+        decoder_ffn_dim=52,
+        max_position_embeddings=40,
+        activation_function="swish",
+        scale_embedding=True,
+        pad_token_id=pad,
+        eos_token_id=EOS,
+        decoder_start_token_id=pad,
+        bad_words_ids=[[pad]],
+    )
+    torch.manual_seed(3)
+    model = randomised(transformers.MarianMTModel(config), seed=3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "attn" in name and name.endswith("proj.weight"):
+                parameter *= 3.0
+        model.model.shared.weight[pad] = 0.0
+        model.final_logits_bias.normal_(std=0.3)
+        model.final_logits_bias[0, [EOS, pad]] = torch.tensor([2.0, -100.0])
+    model.save_pretrained(folder)
+    return folder, tokens
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_ctranslate2_reads_the_same_from_the_same_folder(
+    hugging_face_folder: tuple[Path, list[str]], tmp_path: Path, beam: int
+) -> None:
+    converters = pytest.importorskip("ctranslate2.converters")
+    import ctranslate2
+
+    folder, tokens = hugging_face_folder
+    converters.TransformersConverter(str(folder)).convert(str(tmp_path / "ct2"))
+    translator = ctranslate2.Translator(str(tmp_path / "ct2"), compute_type="float32", intra_threads=1)
+    sources = sources_of(200, len(tokens) - 1)
+    options = SearchOptions.for_profile("opennmt", beam=beam, nbest=beam, max_length=LIMIT)
+    results = translator.translate_batch(
+        [[tokens[index] for index in source] for source in sources],
+        beam_size=beam,
+        num_hypotheses=beam,
+        length_penalty=options.length_penalty,
+        max_decoding_length=LIMIT,
+        max_input_length=0,
+        min_decoding_length=0,
+        return_scores=True,
+    )
+    bundle = open_bundle(export(load_checkpoint(folder, {}), tmp_path / "bundle").directory)
+    found = search(load_runtime("ort-cpu", bundle), sources, options)
+    for hypotheses, result in zip(found, results, strict=True):
+        ours = [[tokens[index] for index in (h.ids[:-1] if h.finished else h.ids)] for h in hypotheses]
+        assert ours == result.hypotheses
+        assert [h.score for h in hypotheses] == pytest.approx(result.scores, abs=1e-3)
+    assert len({tuple(h.ids for h in hypotheses) for hypotheses in found}) > 20
+    assert 0.2 < np.mean([h.finished for hypotheses in found for h in hypotheses]) < 1.0
 
 
 # --- text

@@ -8,7 +8,7 @@
 | `{encoder,decoder}_l{i}_ffn_{W,b}{1,2}`                   | [d, ffn], ...  | the feed-forward                      |
 | `..._l{i}_{self_Wo,context_Wo,ffn_ffn}_ln_{scale,bias}`   | [1, d]         | norms; with `_pre` before a sublayer  |
 | `{encoder,decoder}_emb_ln_..._pre`, `..._top_ln_...`      | [1, d]         | of embeddings, and of a whole stack   |
-| `decoder_ff_logit_out_W`, or `..._Wt`, and `..._b`        | [d, vocab]     | the output, where it has its own; Wt is transposed |
+| `decoder_ff_logit_out_W`, or `..._Wt`, and `..._b`        | [d, vocab]     | the output's own; Wt is transposed    |
 | `Wpos`                                                    | [positions, d] | positions, where they are trained     |
 
 Layers count from 1. The decoder begins with no token: with an embedding of zeros. It ends with id 0.
