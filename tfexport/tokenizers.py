@@ -10,10 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from tfexport.errors import RuntimeUnavailable, TfexportError, TokenizerError
 from tfexport.pieces import Pieces
+from tfexport.subwords import SEPARATOR, Subwords, has_subwords
 from tfexport.yaml_files import read_words, read_yaml_file
 
 SPECIAL_NAMES = {
@@ -43,6 +44,8 @@ class TextTokenizer:
     """Put before every text."""
     skips_special: bool = False
     """Readable text has none of the vocabulary's special tokens."""
+    subwords: Subwords | None = None
+    """Split words into those of a vocabulary of subwords before looking them up."""
 
     @property
     def size(self) -> int:
@@ -59,6 +62,10 @@ class TextTokenizer:
         if isinstance(self.inner, Pieces):
             return self.inner.encode(text)
         words: Any = text if self.spacy_language is None else [word.text for word in self._spacy(text)]
+        if self.subwords is not None:
+            normal = self.inner.normalizer  # of upper case, before words are split
+            words = text.strip("\r\n ").split(" ") if isinstance(words, str) else words
+            words = self.subwords.split([normal.normalize_str(word) for word in words] if normal else words)
         try:
             return list(
                 self.inner.encode(words, is_pretokenized=not isinstance(words, str), add_special_tokens=False).ids
@@ -103,12 +110,15 @@ class TextTokenizer:
             inner = {"pieces": self.inner.to_dict()}
         else:
             inner = {"tokenizer": json.loads(self.inner.to_str())}
-        about = {
+        about: dict[str, Any] = {
             "before": list(self.before),
             "after": list(self.after),
             "prefix": self.prefix,
             "skips_special": self.skips_special,
         }
+        if self.subwords is not None:
+            known = self.subwords.known
+            about |= {"codes": self.subwords.codes, "known": None if known is None else sorted(known)}
         return {
             **inner,
             "spacy_language": self.spacy_language,
@@ -125,6 +135,19 @@ class TextTokenizer:
         """This tokenizer for sources that have these ids before and after them, and begin with this text."""
         return replace(self, before=tuple(before), after=tuple(after), prefix=prefix)
 
+    def with_codes(self, path: Path, *, where: str) -> TextTokenizer:
+        """This tokenizer for text that the codes of subword-nmt in a file split into its words.
+
+        Args:
+            where: whose tokenizer it is, for messages.
+
+        Raises:
+            TokenizerError: the file has no codes, or the tokenizer is not of words.
+        """
+        if isinstance(self.inner, Pieces) or not isinstance(self.inner.model, models.WordLevel):
+            raise TokenizerError(f"{where} splits text by itself: codes of subword-nmt mean nothing. Leave them out.")
+        return replace(self, subwords=Subwords.from_file(path))
+
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any], *, where: str) -> TextTokenizer:
         """Raises: TokenizerError if the fields are not those of `to_dict`."""
@@ -136,7 +159,12 @@ class TextTokenizer:
             )
             before, after = (tuple(map(int, fields.get(side, []))) for side in ("before", "after"))
             about = (str(fields.get("prefix", "")), bool(fields.get("skips_special", False)))
-            return cls(inner, fields.get("spacy_language"), before, after, *about)
+            subwords = None
+            if "codes" in fields:
+                known = fields.get("known")
+                subwords = Subwords(str(fields["codes"]), None if known is None else frozenset(map(str, known)))
+                subwords.check(where)
+            return cls(inner, fields.get("spacy_language"), before, after, *about, subwords)
         except TfexportError:
             raise
         except Exception as error:  # the library raises plain Exception
@@ -250,15 +278,28 @@ def _word_ids(content: Any, path: Path) -> dict[str, int]:
 
 
 def word_tokenizer(
-    words: Mapping[str, int], *, lowercase: bool = False, spacy_language: str | None = None, unknown: str | None = None
+    words: Mapping[str, int],
+    *,
+    lowercase: bool = False,
+    spacy_language: str | None = None,
+    unknown: str | None = None,
+    joins: bool = True,
 ) -> TextTokenizer:
-    """A tokenizer that looks whole words up, from words and their ids; `unknown` stands for all others."""
+    """A tokenizer that looks whole words up, from words and their ids.
+
+    Args:
+        unknown: stands for all other words.
+        joins: readable text has the subwords of subword-nmt joined, where the words are such: `ab@@ c` is `abc`.
+    """
     unknown = unknown or next((name for name in SPECIAL_NAMES["unk"] if name in words), None)
     inner = Tokenizer(models.WordLevel(dict(words), unk_token=unknown or "<unk>"))
     if spacy_language is None:
         inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if lowercase:
         inner.normalizer = normalizers.Lowercase()
+    if joins and has_subwords(words):
+        steps = [decoders.Replace(Regex(f"(?<!{SEPARATOR})$"), " "), decoders.Replace(Regex(f"{SEPARATOR}$"), "")]
+        inner.decoder = decoders.Sequence(steps)
     return TextTokenizer(inner, spacy_language)
 
 
@@ -271,7 +312,7 @@ def train_words(
     frequent = [word for word, count in counts.items() if count >= min_frequency and word not in BPE_SPECIALS]
     frequent.sort(key=lambda word: (-counts[word], word))
     words = [*BPE_SPECIALS, *frequent][:vocab_size]
-    return word_tokenizer({word: index for index, word in enumerate(words)}, lowercase=lowercase)
+    return word_tokenizer({word: index for index, word in enumerate(words)}, lowercase=lowercase, joins=False)
 
 
 def train_bpe(texts: Iterable[str], *, vocab_size: int, lowercase: bool = False) -> TextTokenizer:
