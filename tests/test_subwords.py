@@ -37,10 +37,7 @@ def vocabulary_of(apply: Any) -> dict[str, int]:
     """Some of the subwords of the text, and of words that it does not have."""
     found = apply.process_line(f"{WORDS} unseen xyzzy catat über").split()
     words = ["<unk>", "<pad>", "<s>", "</s>", *dict.fromkeys(found[::2] + found[:9])]
-    return {
-        word: index
-        for index, word in enumerate(["<unk>", "<pad>", "<s>", "</s>", *dict.fromkeys(found[::2] + found[:9])])
-    }
+    return {word: index for index, word in enumerate(words)}
 
 
 @pytest.mark.parametrize("version", ["old", "new", "learned"])
