@@ -21,7 +21,7 @@ from torch import Tensor
 from tfexport.errors import CheckpointError
 from tfexport.models.pickles import InertClass, InertObject, Refused, read_pickle
 
-__all__ = ["InertClass", "InertObject", "plain", "read_inert"]
+__all__ = ["InertClass", "InertObject", "is_torch_file", "plain", "read_inert"]
 
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 """The first two pickles of a file of PyTorch before 1.6."""
@@ -29,6 +29,15 @@ _ALIGNMENT = 16
 """Numbers of several bytes may not begin just anywhere in memory."""
 _MOST_VALUES = 1_000_000
 _MOST_LEVELS = 50
+
+
+def is_torch_file(path: Path) -> bool:
+    """Whether a file begins as those of torch.save do."""
+    try:
+        with path.open("rb") as file:
+            return file.read(2) in (b"PK", b"\x80\x02")
+    except OSError:
+        return False
 
 
 def read_inert(path: Path) -> Any:
