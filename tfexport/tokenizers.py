@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,9 @@ SPECIAL_NAMES = {
     "eos": ("<eos>", "</s>", "[EOS]", "<EOS>"),
 }
 """How vocabularies name their special tokens; looked for only where the user has not said the ids."""
+
+FAIRSEQ_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
+"""Ids 0 to 3 of every dictionary of fairseq."""
 
 BPE_SPECIALS = ("<unk>", "<pad>", "<s>", "</s>")
 """Ids 0 to 3 of a vocabulary that we train."""
@@ -190,8 +194,8 @@ class TextTokenizer:
 def read_vocabulary(
     path: Path, *, lowercase: bool = False, spacy_language: str | None = None, unk_id: int | None = None
 ) -> TextTokenizer:
-    """Read a vocabulary file: a `tokenizer.json`, a JSON list or dict of words, a YAML dict, one word a line, or a
-    SentencePiece model (.spm, .model), whose pieces have the ids that it gives them.
+    """Read a vocabulary file: a `tokenizer.json`, a JSON list or dict of words, a YAML dict, one word a line, fairseq's
+    dictionary, or a SentencePiece model (.spm, .model), whose pieces have the ids that it gives them.
 
     Words are looked up in text split at whitespace, or by spaCy's rules. `lowercase` and `unk_id`, the
     id of the unknown word where its name does not tell, apply to word vocabularies.
@@ -243,7 +247,8 @@ def _content(path: Path) -> Any:
     except (ValueError, RecursionError):
         if path.suffix == ".json":
             raise TokenizerError(f"{path} is not valid JSON. Give a JSON list or dict, or one token a line.") from None
-        return text.removesuffix("\n").split("\n") if text else []
+        lines = text.removesuffix("\n").split("\n") if text else []
+        return _counted(lines, path) or lines
 
 
 class _KeyTwice(Exception):
@@ -255,6 +260,25 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(content) < len(pairs):
         raise _KeyTwice(next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1))
     return content
+
+
+_COUNTED = re.compile(r"(.+) \d+( #fairseq:overwrite)?")
+
+
+def _counted(lines: list[str], path: Path) -> dict[str, int]:
+    """The words of fairseq's `dict.xx.txt`: a word and its count a line, after special tokens that it leaves out.
+
+    Empty where a line has no count. `#fairseq:overwrite` lets a word that was there before have this place.
+    """
+    found = [_COUNTED.fullmatch(line.rstrip()) for line in lines]
+    words = {word: index for index, word in enumerate(FAIRSEQ_SPECIALS)}
+    for index, match in enumerate(found, len(words)):
+        if match is None:
+            return {}
+        if match[1] in words and not match[2]:
+            raise TokenizerError(f"{path} has the word {match[1]!r} twice. Make its words unique.")
+        words[match[1]] = index
+    return words if found else {}
 
 
 def _word_ids(content: Any, path: Path) -> dict[str, int]:
@@ -273,7 +297,8 @@ def _word_ids(content: Any, path: Path) -> dict[str, int]:
             raise TokenizerError(f"{path} gives one id to several words. Make the ids unique.")
         return content
     raise TokenizerError(
-        f"{path} is not a vocabulary. Give a tokenizer.json, a JSON list or dict of words, or one word a line."
+        f"{path} is not a vocabulary. Give a tokenizer.json, a JSON list or dict of words, one word a line, or a "
+        "dict.xx.txt of fairseq."
     )
 
 

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tfexport.config import Activation
 from tfexport.errors import ConfigError
-from tfexport.models import settings
+from tfexport.models.arguments import Arguments
 
 CONFIG = "config.json"
 
-_ACTIVATIONS: dict[str, Activation] = {
+_ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -60,26 +59,18 @@ _SEARCH: dict[str, Any] = {
 """How its library searches, and its own defaults: options of `decode`, not of a model."""
 
 
-class Settings(settings.Settings):
+class Settings(Arguments):
     """The entries of config.json and generation_config.json, and which of them were read."""
 
-    harmless = frozenset(_HARMLESS.split())
-
     def __init__(self, path: Path, config: Mapping[str, Any], generation: Mapping[str, Any]):
-        # What generation_config.json says comes first, where the library too looks first.
-        said = {name: value for name, value in generation.items() if value is not None}
-        super().__init__(str(path / CONFIG), {**config, **said})
+        super().__init__(str(path / CONFIG), config)
         self.path = path
+        self._generation = generation
 
-    def same(self, one: str, other: str) -> int:
-        """A number that both stacks must share."""
-        values = self.number(one), self.number(other)
-        if values[0] != values[1]:
-            raise ConfigError(
-                f"{self.where} has {one} {values[0]} and {other} {values[1]}: models whose stacks differ in it are "
-                "not supported."
-            )
-        return values[0]
+    def get(self, name: str, default: Any = None) -> Any:
+        """A setting, of generation_config.json first, where the library too looks first."""
+        told, found = super().get(name, default), self._generation.get(name)
+        return told if found is None else found
 
     def token(self, name: str) -> int | None:
         """The id of a special token, if there is one."""
@@ -88,16 +79,22 @@ class Settings(settings.Settings):
             value = value[0]
         if value is None or type(value) is int:
             return value
-        raise ConfigError(f"{self.where} has {name} {value!r}: only one id is supported.")
+        raise ConfigError(f"{self.path / CONFIG} has {name} {value!r}: only one id is supported.")
 
-    def activation(self, name: str) -> Activation:
+    def activation(self, name: str) -> str:
         """The activation that a setting names."""
         return self.known_activation(name, self.get(name))
 
-    def known_activation(self, name: str, value: Any) -> Activation:
+    def known_activation(self, name: str, value: Any) -> str:
         return self.known(name, value, _ACTIVATIONS)
 
     def search_settings(self) -> dict[str, Any]:
         """What its owner may want to give to `decode`."""
         told = {name: self.get(name) for name in _SEARCH}
         return {name: value for name, value in told.items() if value is not None and value != _SEARCH[name]}
+
+    def unread(self) -> list[str]:
+        """Entries that nothing asked for and that are not known to be harmless."""
+        told = {**self._given, **self._generation}
+        known = {*self._read, *_HARMLESS.split()}
+        return sorted(name for name, value in told.items() if name not in known and value not in (None, False, {}, []))

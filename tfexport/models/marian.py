@@ -16,13 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tfexport.config import Activation
 from tfexport.errors import CheckpointError, ConfigError
+from tfexport.models.arguments import Arguments
 from tfexport.models.family import Family
 from tfexport.models.hugging_face_layouts import tensor2tensor_sinusoids
 from tfexport.models.marian_text import model_file, read_text, search_note
 from tfexport.models.npz import read_npz
-from tfexport.models.settings import Settings
 from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint
 from tfexport.yaml_files import read_settings
 
@@ -37,14 +36,10 @@ _NEVER = -100.0
 log-probabilities of all others are as if it were not there."""
 
 _SIGMOID_GELU = 1.702
-"""Marian's GELU is x * sigmoid(1.702 * x), the second approximation of Hendrycks and Gimpel (2016)."""
+"""Marian's GELU is x * sigmoid(1.702 * x), the second approximation of Hendrycks and Gimpel (2016): Swish, if what goes in
+is multiplied by this and what comes out divided."""
 
-_ACTIVATIONS: dict[str, tuple[Activation, float]] = {
-    "relu": ("relu", 1.0),
-    "swish": ("silu", 1.0),
-    "gelu": ("silu", _SIGMOID_GELU),
-}
-"""Our activation, and what goes into it is multiplied by and what comes out is divided by."""
+_ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "silu"}
 
 _NORMS = {
     ("", "an"): {"norm_first": False},
@@ -64,17 +59,13 @@ _HARMLESS = """
 """Of training, of recurrent, averaging and BERT's layers, and of factored vocabularies, none of which there are here."""
 
 
-class _MarianSettings(Settings):
-    harmless = frozenset(_HARMLESS.split())
-
-
 @dataclass(frozen=True)
 class _Model:
     """The arrays of a file, of which each is taken once, and its settings."""
 
     path: Path
     arrays: dict[str, NDArray[Any]]
-    settings: Settings
+    settings: Arguments
 
     def take(self, name: str) -> Tensor:
         if name not in self.arrays:
@@ -100,9 +91,8 @@ def read_model(path: Path, options: TextOptions) -> ToolkitCheckpoint:
     layers = {side: settings.number(f"{side[:3]}-depth") for side in ("encoder", "decoder")}
     if not all(0 < depth <= 1000 for depth in layers.values()):
         raise ConfigError(f"{settings.where} has enc-depth {layers['encoder']} and dec-depth {layers['decoder']}.")
-    activation, gain = settings.known(
-        "transformer-ffn-activation", settings.get("transformer-ffn-activation", "swish"), _ACTIVATIONS
-    )
+    kind = settings.text("transformer-ffn-activation", "swish")
+    activation = settings.known("transformer-ffn-activation", kind, _ACTIVATIONS)
     weights, sizes = _embeddings(model)
     text = read_text(file, (sizes["src_vocab_size"], sizes["tgt_vocab_size"]), options)
     weights, bos_id = _with_first_token(weights, sizes)
@@ -110,7 +100,7 @@ def read_model(path: Path, options: TextOptions) -> ToolkitCheckpoint:
     norms = _norms(settings)
     own = {name: _tensor(file, name, array) for name, array in model.arrays.items()}
     weights |= own | {name: own[other] for name, other in _tied_names(settings, layers["decoder"]) if other in own}
-    _arrange(weights, gain)
+    _arrange(weights, _SIGMOID_GELU if kind == "gelu" else 1.0)
     fields = {
         "d_model": settings.number("dim-emb"),
         "n_heads": settings.number("transformer-heads"),
@@ -131,7 +121,7 @@ def read_model(path: Path, options: TextOptions) -> ToolkitCheckpoint:
         **norms,
     }
     notes = [*text.notes, *search_note(file)]
-    if unread := settings.unread():
+    if unread := settings.others(_HARMLESS.split()):
         notes.append(f"its settings have some that were not read: {', '.join(unread)}")
     return ToolkitCheckpoint(_family(layers, norms["norm_first"], notes), fields, weights, text.tokenizers)
 
@@ -145,10 +135,10 @@ def _open(file: Path) -> _Model:
     where = f"{_CONFIG} of {file}"
     # The last byte is the 0 of a string in C.
     text = arrays.pop(_CONFIG).tobytes().rstrip(b"\0").decode("utf-8", errors="replace")
-    return _Model(file, arrays, _MarianSettings(where, read_settings(text, where)))
+    return _Model(file, arrays, Arguments(where, read_settings(text, where)))
 
 
-def _refuse(settings: Settings) -> None:
+def _refuse(settings: Arguments) -> None:
     """What the canonical model does not have."""
     settings.require(
         {
@@ -173,7 +163,7 @@ def _refuse(settings: Settings) -> None:
         raise ConfigError(f"{settings.where} has input-types that are not sequences, which are not supported.")
 
 
-def _norms(settings: Settings) -> dict[str, Any]:
+def _norms(settings: Arguments) -> dict[str, Any]:
     """Where norms stand. Dropout, d, is for training."""
     before, after, embedding, top = (
         settings.text(f"transformer-{name}", default).replace("d", "")
@@ -262,7 +252,7 @@ def _positions(model: _Model, weights: dict[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def _tied_names(settings: Settings, depth: int) -> Iterator[tuple[str, str]]:
+def _tied_names(settings: Arguments, depth: int) -> Iterator[tuple[str, str]]:
     """The names of weights of decoder layers that are another layer's, and its names (transformer-tied-layers)."""
     tied = settings.get("transformer-tied-layers", [])
     if not tied:
