@@ -303,13 +303,27 @@ def nllb_text(folder: Path) -> Any:
     return transformers.NllbTokenizer.from_pretrained(folder, src_lang="deu_Latn", tgt_lang="eng_Latn", **languages)
 
 
+def mbart_50_text(folder: Path) -> Any:
+    write_pieces(folder / "sentencepiece.bpe.model")
+    return transformers.MBart50Tokenizer.from_pretrained(folder, src_lang="de_DE", tgt_lang="en_XX")
+
+
+def pegasus_text(folder: Path) -> Any:
+    write_pieces(folder / "spiece.model", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    return transformers.PegasusTokenizer.from_pretrained(folder)
+
+
 TEXT_MODELS = {
     "marian": (marian_text, "MarianMTModel"),
     "m2m_100": (m2m_100_text, "M2M100ForConditionalGeneration"),
     "t5": (t5_text, "T5ForConditionalGeneration"),
     "mbart": (mbart_text, "MBartForConditionalGeneration"),
     "nllb": (nllb_text, "M2M100ForConditionalGeneration"),
+    "t5 pieces": (t5_text, "T5ForConditionalGeneration"),
+    "mbart-50 pieces": (mbart_50_text, "MBartForConditionalGeneration"),
+    "pegasus pieces": (pegasus_text, "PegasusForConditionalGeneration"),
 }
+"""Those of pieces have a SentencePiece model and no tokenizer.json."""
 
 
 @pytest.fixture(scope="module")
@@ -323,9 +337,11 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
             write, model = TEXT_MODELS[name]
             tokenizer = write(folder)
             tokenizer.save_pretrained(folder)
+            if name.endswith("pieces"):
+                (folder / "tokenizer.json").unlink()
             ids = {kind: getattr(tokenizer, f"{kind}_token_id") for kind in ("pad", "eos")}
             sizes = {
-                **(T5 if name == "t5" else BART),
+                **(T5 if name.startswith("t5") else BART),
                 "vocab_size": len(tokenizer) + 108 * (name == "m2m_100"),
             }  # its languages
             sizes |= {f"{kind}_token_id": index for kind, index in ids.items()}
@@ -386,7 +402,13 @@ def test_a_prefix_is_put_before_every_source(texts: Callable[[str], tuple[Path, 
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("marian", TextOptions()), ("nllb", TextOptions("deu_Latn", "eng_Latn"))]
+    ("name", "options"),
+    [
+        ("marian", TextOptions()),
+        ("nllb", TextOptions("deu_Latn", "eng_Latn")),
+        ("t5 pieces", TextOptions()),
+        ("mbart-50 pieces", TextOptions("de_DE", "en_XX")),
+    ],
 )
 def test_text_through_a_bundle_is_what_the_library_makes_of_it(
     texts: Callable[[str], tuple[Path, Any]], tmp_path: Path, name: str, options: TextOptions

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from tfexport.bench_command import bench
+from tfexport.classify_command import classify
 from tfexport.console import (
     opened,
     print_engine,
@@ -21,6 +22,7 @@ from tfexport.console import (
     say,
     working,
 )
+from tfexport.contract import precisions_of
 from tfexport.decode_command import decode
 from tfexport.options import (
     AsJson,
@@ -47,7 +49,6 @@ from tfexport.options import (
     budgets_of,
     engine_request,
     hints_of,
-    precisions_of,
     split_by_codes,
     vocabularies_of,
 )
@@ -97,7 +98,9 @@ def export(
     family: FamilyOption = None,
     config: ConfigOption = None,
     heads: Heads = None,
-    src_vocab: Annotated[Path | None, typer.Option(help="tokenizer.json, JSON list or dict, or a word a line.")] = None,
+    src_vocab: Annotated[
+        Path | None, typer.Option(help="tokenizer.json, SentencePiece model, JSON list or dict, or a word a line.")
+    ] = None,
     tgt_vocab: Annotated[Path | None, typer.Option(help="The same for the target.")] = None,
     src_tokenizer: Annotated[
         str, typer.Option(help="How source text is split into the vocabulary's words: whitespace, or spacy:LANG.")
@@ -221,7 +224,7 @@ def export(
         print_export(loaded, exported)
         wanted.write(directory)
     print(
-        "next: run encoder_classifier.onnx with ONNX Runtime"
+        f"next: tfexport classify {directory} INPUT"
         if loaded.config.is_classifier
         else f"next: tfexport parity {directory} INPUT; tfexport decode {directory} INPUT"
     )
@@ -309,6 +312,7 @@ def triton(
 
 app.command()(decode)
 app.command()(score)
+app.command()(classify)
 app.command()(parity)
 app.command()(bench)
 app.command()(train)

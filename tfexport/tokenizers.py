@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from tfexport.errors import RuntimeUnavailable, TfexportError, TokenizerError
-from tfexport.pieces import Pieces
+from tfexport.pieces import PieceModel, Pieces
 from tfexport.subwords import SEPARATOR, Subwords, has_subwords
 from tfexport.yaml_files import read_words, read_yaml_file
 
@@ -86,6 +86,12 @@ class TextTokenizer:
             TokenizerError: a token is not in the vocabulary, which has no unknown token.
         """
         return [self._id(token) for token in tokens]
+
+    def require(self, tokens: Sequence[str]) -> None:
+        """Raises TokenizerError where one of `tokens` is not in the vocabulary, whatever stands for unknown ones."""
+        missing = [token for token in tokens if self.inner.token_to_id(token) is None]
+        if missing:
+            raise TokenizerError(f"the vocabulary has no {missing[0]!r}")
 
     def _id(self, token: str) -> int:
         unknown = self.inner.unknown if isinstance(self.inner, Pieces) else getattr(self.inner.model, "unk_token", None)
@@ -210,7 +216,7 @@ def read_vocabulary(
         if lowercase or spacy_language:
             raise TokenizerError(f"{path} has its own normalisation: leave out --lowercase and the spaCy tokeniser.")
         if is_pieces:
-            return TextTokenizer.from_inner(Pieces.from_file(path), skips_special=True)
+            return TextTokenizer.from_inner(PieceModel.read(path).tokenizer(), skips_special=True)
         return TextTokenizer.from_dict({"tokenizer": content}, where=str(path))
     words = _word_ids(content, path)
     try:
@@ -239,7 +245,10 @@ def _content(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise TokenizerError(f"cannot read the vocabulary {path}: {error}. Give a UTF-8 text or JSON file.") from error
+        raise TokenizerError(
+            f"cannot read the vocabulary {path}: {error}. Give a UTF-8 text or JSON file, or a SentencePiece model named "
+            ".model or .spm."
+        ) from error
     try:
         return json.loads(text, object_pairs_hook=_unique_keys)
     except _KeyTwice as twice:
