@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import assert_same_model
+from text_models import as_in_a_bundle, read_ids, write_pieces
 from tiny import randomised
 from torch import Tensor
 
@@ -24,11 +25,9 @@ from tfexport.bundle import Bundle, open_bundle
 from tfexport.errors import CheckpointError, TfexportError
 from tfexport.export import export
 from tfexport.models.checkpoint import Checkpoint, inspect_checkpoint, load_checkpoint
-from tfexport.models.native import Tokenizers
 from tfexport.models.toolkit import TextOptions
 from tfexport.runtimes import load_runtime
 from tfexport.search import SearchOptions, pad, search
-from tfexport.tokenizers import TextTokenizer
 from tfexport.translate import Reader, Writer, translate
 
 transformers = pytest.importorskip("transformers")
@@ -256,9 +255,6 @@ def test_beam_tokens_are_the_library_s(case: Case) -> None:
 # --- text
 
 
-WORDS = (
-    "the cat sat on a mat with dogs and birds while we ate bread in old towns near rivers der hund lief über die straße"
-)
 TEXTS = [
     "the cat sat on a mat",
     "über die straße",
@@ -269,17 +265,6 @@ TEXTS = [
     "Ünïcode ﬁ",
 ]
 """With characters that no vocabulary has, and with what text normalisation changes."""
-
-
-def write_pieces(path: Path, **options: Any) -> Any:
-    """Train a small SentencePiece model; returns its processor."""
-    sentencepiece = pytest.importorskip("sentencepiece")
-    random = np.random.default_rng(0)
-    lines = (" ".join(random.choice(WORDS.split(), 8)) for _ in range(300))
-    with path.open("wb") as file:
-        trainer = sentencepiece.SentencePieceTrainer
-        trainer.train(sentence_iterator=lines, model_writer=file, vocab_size=45, minloglevel=2, **options)
-    return sentencepiece.SentencePieceProcessor(model_file=str(path))
 
 
 def write_vocabulary(path: Path, first: list[str], pieces: Any, last: tuple[str, ...] = ()) -> None:
@@ -367,17 +352,6 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
         return folders[name]
 
     return of
-
-
-def read_ids(checkpoint: Checkpoint, text: str) -> list[int]:
-    return Reader(checkpoint.config, checkpoint.tokenizers.source, "text").ids(text.encode())
-
-
-def as_in_a_bundle(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint with its tokenizers written and read again."""
-    sides = (checkpoint.tokenizers.source, checkpoint.tokenizers.target)
-    read = [TextTokenizer.from_dict(json.loads(json.dumps(side.to_dict())), where="here") for side in sides if side]
-    return replace(checkpoint, tokenizers=Tokenizers(*read))
 
 
 @pytest.mark.parametrize("name", TEXT_MODELS)

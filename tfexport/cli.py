@@ -49,6 +49,7 @@ from tfexport.options import (
     budgets_of,
     engine_request,
     hints_of,
+    split_by_codes,
     vocabularies_of,
 )
 from tfexport.parity_command import parity
@@ -107,6 +108,12 @@ def export(
     lowercase: Annotated[
         bool, typer.Option("--lowercase", help="Lower-case source text before looking it up.")
     ] = False,
+    src_bpe: Annotated[
+        Path | None, typer.Option(metavar="CODES", help="Split source text by these codes of subword-nmt.")
+    ] = None,
+    tgt_bpe: Annotated[
+        Path | None, typer.Option(metavar="CODES", help="The same for given target text, as `score` reads it.")
+    ] = None,
     unk: Annotated[int | None, typer.Option(min=0, help="Id of the unknown token.")] = None,
     pad: Annotated[int | None, typer.Option(min=0, help="Id of padding.")] = None,
     bos: Annotated[int | None, typer.Option(min=0, help="Id that begins a sequence.")] = None,
@@ -185,6 +192,7 @@ def export(
     tokenizers = vocabularies_of(src_vocab, tgt_vocab, src_tokenizer, lowercase, hints.get("unk_id"))
     text = TextOptions(src_lang, tgt_lang, prefix)
     loaded = load_checkpoint(checkpoint, hints, tokenizers=tokenizers, family=family, text=text)
+    loaded = replace(loaded, tokenizers=split_by_codes(loaded.tokenizers, src_bpe, tgt_bpe))
     directory = output or checkpoint.with_suffix("")
     if directory == checkpoint or (output is None and checkpoint.is_dir()):
         directory = checkpoint.with_name(f"{checkpoint.name}.bundle")

@@ -11,7 +11,7 @@ import typer
 
 from tfexport.console import opened, say
 from tfexport.contract import precisions_of
-from tfexport.errors import RuntimeUnavailable, TfexportError
+from tfexport.errors import RuntimeUnavailable, TfexportError, TokenizerError
 
 if TYPE_CHECKING:
     from tfexport.budget import Budget, Text
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tfexport.models.checkpoint import Checkpoint as LoadedCheckpoint
     from tfexport.models.native import Tokenizers
     from tfexport.targets import EngineRequest
+    from tfexport.tokenizers import TextTokenizer
 
 Checkpoint = Annotated[
     Path,
@@ -229,4 +230,25 @@ def vocabularies_of(
         if source is None
         else read_vocabulary(source, lowercase=lowercase, spacy_language=language, unk_id=unk_id),
         None if target is None else read_vocabulary(target, unk_id=unk_id),
+    )
+
+
+def split_by_codes(tokenizers: Tokenizers, source: Path | None, target: Path | None) -> Tokenizers:
+    """The `tokenizers` for text that codes of subword-nmt split, on the sides that have some.
+
+    Raises:
+        TokenizerError: a side has no vocabulary, or splits text by itself, or a file has no codes.
+    """
+    from tfexport.models.native import Tokenizers
+
+    def split(side: str, flag: str, tokenizer: TextTokenizer | None, codes: Path | None) -> TextTokenizer | None:
+        if codes is None:
+            return tokenizer
+        if tokenizer is None:
+            raise TokenizerError(f"there is no {side} vocabulary for the subwords of {codes}. Give {flag}.")
+        return tokenizer.with_codes(codes, where=f"the {side} vocabulary")
+
+    return Tokenizers(
+        split("source", "--src-vocab", tokenizers.source, source),
+        split("target", "--tgt-vocab", tokenizers.target, target),
     )
