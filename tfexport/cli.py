@@ -23,12 +23,14 @@ from tfexport.console import (
 )
 from tfexport.decode_command import decode
 from tfexport.options import (
+    ActivationOption,
     AsJson,
     BatchSize,
     BundleDir,
     CacheSizes,
     Checkpoint,
     ConfigOption,
+    EmbeddingScale,
     FamilyOption,
     GpuMemory,
     Gpus,
@@ -39,15 +41,22 @@ from tfexport.options import (
     MaxBeam,
     MaxLength,
     MaxSource,
+    NormFirst,
+    OutputLayer,
     PlanFor,
+    Positions,
     PrecisionOption,
     ServedBeam,
     ServedBy,
+    SrcEmbedding,
+    TgtEmbedding,
     automatic_of,
     budgets_of,
     engine_request,
+    family_of,
     hints_of,
     precisions_of,
+    scale_of,
     vocabularies_of,
 )
 from tfexport.parity_command import parity
@@ -75,12 +84,31 @@ def inspect(
     family: FamilyOption = None,
     config: ConfigOption = None,
     heads: Heads = None,
+    norm_first: NormFirst = None,
+    activation: ActivationOption = None,
+    embedding_scale: EmbeddingScale = None,
+    src_embedding: SrcEmbedding = None,
+    tgt_embedding: TgtEmbedding = None,
+    output_layer: OutputLayer = None,
+    positions: Positions = None,
     as_json: AsJson = False,
 ) -> None:
     """Tell what a checkpoint is: its family, its sizes, and what is missing to export it."""
     from tfexport.models.checkpoint import inspect_checkpoint
 
-    inspection = inspect_checkpoint(checkpoint, hints_of(checkpoint, config, n_heads=heads), family=family)
+    hints = hints_of(
+        checkpoint,
+        config,
+        n_heads=heads,
+        norm_first=norm_first,
+        activation=activation,
+        embedding_scale=scale_of(embedding_scale),
+        src_embedding=src_embedding,
+        tgt_embedding=tgt_embedding,
+        output_layer=output_layer,
+        positions=positions,
+    )
+    inspection = inspect_checkpoint(checkpoint, hints, family=family_of(family))
     if as_json:
         print(json.dumps({**vars(inspection), "path": str(inspection.path)}, indent=1))
     else:
@@ -96,6 +124,13 @@ def export(
     family: FamilyOption = None,
     config: ConfigOption = None,
     heads: Heads = None,
+    norm_first: NormFirst = None,
+    activation: ActivationOption = None,
+    embedding_scale: EmbeddingScale = None,
+    src_embedding: SrcEmbedding = None,
+    tgt_embedding: TgtEmbedding = None,
+    output_layer: OutputLayer = None,
+    positions: Positions = None,
     src_vocab: Annotated[Path | None, typer.Option(help="tokenizer.json, JSON list or dict, or a word a line.")] = None,
     tgt_vocab: Annotated[Path | None, typer.Option(help="The same for the target.")] = None,
     src_tokenizer: Annotated[
@@ -176,12 +211,19 @@ def export(
         pad_id=pad,
         bos_id=bos,
         eos_id=eos,
+        norm_first=norm_first,
+        activation=activation,
+        embedding_scale=scale_of(embedding_scale),
+        src_embedding=src_embedding,
+        tgt_embedding=tgt_embedding,
+        output_layer=output_layer,
+        positions=positions,
         max_source_length=max_length,
         max_target_length=max_length,
     )
     tokenizers = vocabularies_of(src_vocab, tgt_vocab, src_tokenizer, lowercase, hints.get("unk_id"))
     text = TextOptions(src_lang, tgt_lang, prefix)
-    loaded = load_checkpoint(checkpoint, hints, tokenizers=tokenizers, family=family, text=text)
+    loaded = load_checkpoint(checkpoint, hints, tokenizers=tokenizers, family=family_of(family), text=text)
     directory = output or checkpoint.with_suffix("")
     if directory == checkpoint or (output is None and checkpoint.is_dir()):
         directory = checkpoint.with_name(f"{checkpoint.name}.bundle")
