@@ -26,30 +26,42 @@ from tfexport.options import (
     ActivationOption,
     AsJson,
     BatchSize,
+    BosId,
     BundleDir,
     CacheSizes,
     Checkpoint,
     ConfigOption,
     EmbeddingScale,
+    EosId,
     FamilyOption,
     GpuMemory,
     Gpus,
     Heads,
     InputFormatOption,
     LibraryOption,
+    Lowercase,
     MaxBatch,
     MaxBeam,
     MaxLength,
     MaxSource,
     NormFirst,
     OutputLayer,
+    PadId,
     PlanFor,
     Positions,
     PrecisionOption,
     ServedBeam,
     ServedBy,
+    SourceLanguage,
+    SourceMaxLength,
+    SourcePrefix,
+    SourceTokenizer,
+    SourceVocabulary,
     SrcEmbedding,
+    TargetLanguage,
+    TargetVocabulary,
     TgtEmbedding,
+    UnkId,
     automatic_of,
     budgets_of,
     engine_request,
@@ -60,6 +72,7 @@ from tfexport.options import (
     vocabularies_of,
 )
 from tfexport.parity_command import parity
+from tfexport.probe_command import probe
 from tfexport.score_command import score
 from tfexport.train_command import train
 
@@ -131,31 +144,18 @@ def export(
     tgt_embedding: TgtEmbedding = None,
     output_layer: OutputLayer = None,
     positions: Positions = None,
-    src_vocab: Annotated[Path | None, typer.Option(help="tokenizer.json, JSON list or dict, or a word a line.")] = None,
-    tgt_vocab: Annotated[Path | None, typer.Option(help="The same for the target.")] = None,
-    src_tokenizer: Annotated[
-        str, typer.Option(help="How source text is split into the vocabulary's words: whitespace, or spacy:LANG.")
-    ] = "whitespace",
-    lowercase: Annotated[
-        bool, typer.Option("--lowercase", help="Lower-case source text before looking it up.")
-    ] = False,
-    unk: Annotated[int | None, typer.Option(min=0, help="Id of the unknown token.")] = None,
-    pad: Annotated[int | None, typer.Option(min=0, help="Id of padding.")] = None,
-    bos: Annotated[int | None, typer.Option(min=0, help="Id that begins a sequence.")] = None,
-    eos: Annotated[int | None, typer.Option(min=0, help="Id that ends a sequence.")] = None,
-    src_lang: Annotated[
-        str | None, typer.Option(help="Language of the sources, as a folder's vocabulary writes it: deu_Latn.")
-    ] = None,
-    tgt_lang: Annotated[str | None, typer.Option(help="Language to translate to.")] = None,
-    prefix: Annotated[
-        str,
-        typer.Option(
-            help="Put before every source text: 'translate German to English: ' for T5, '>>fra<< ' for Marian."
-        ),
-    ] = "",
-    max_length: Annotated[
-        int | None, typer.Option(min=1, help="Most source ids and generated tokens; by default the model's positions.")
-    ] = None,
+    src_vocab: SourceVocabulary = None,
+    tgt_vocab: TargetVocabulary = None,
+    src_tokenizer: SourceTokenizer = "whitespace",
+    lowercase: Lowercase = False,
+    unk: UnkId = None,
+    pad: PadId = None,
+    bos: BosId = None,
+    eos: EosId = None,
+    src_lang: SourceLanguage = None,
+    tgt_lang: TargetLanguage = None,
+    prefix: SourcePrefix = "",
+    max_length: SourceMaxLength = None,
     target: Annotated[
         Literal["onnx", "tensorrt", "triton"],
         typer.Option(help="tensorrt: with engines; triton: beside the bundle a model repository, DIR.triton."),
@@ -344,6 +344,7 @@ def triton(
 app.command()(decode)
 app.command()(score)
 app.command()(parity)
+app.command()(probe)
 app.command()(bench)
 app.command()(train)
 

@@ -31,13 +31,46 @@ Input = Annotated[Path | None, typer.Argument(metavar="[INPUT]", help="A sentenc
 FamilyOption = Annotated[
     str | None,
     typer.Option(
-        "--family", metavar="NAME|FILE.py", help="Checkpoint family; or a family file of your own, which is run as Python."
+        "--family",
+        metavar="NAME|FILE.py",
+        help="Checkpoint family; or a family file of your own, which is run as Python.",
     ),
 ]
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", help="JSON with model fields; by default CKPT's name with .json, if there.")
 ]
 Heads = Annotated[int | None, typer.Option("--heads", min=1, help="Attention heads.")]
+SourceVocabulary = Annotated[
+    Path | None, typer.Option("--src-vocab", help="tokenizer.json, JSON list or dict, or a word a line.")
+]
+TargetVocabulary = Annotated[Path | None, typer.Option("--tgt-vocab", help="The same for the target.")]
+SourceTokenizer = Annotated[
+    str,
+    typer.Option(
+        "--src-tokenizer", help="How source text is split into the vocabulary's words: whitespace, or spacy:LANG."
+    ),
+]
+Lowercase = Annotated[bool, typer.Option("--lowercase", help="Lower-case source text before looking it up.")]
+UnkId = Annotated[int | None, typer.Option("--unk", min=0, help="Id of the unknown token.")]
+PadId = Annotated[int | None, typer.Option("--pad", min=0, help="Id of padding.")]
+BosId = Annotated[int | None, typer.Option("--bos", min=0, help="Id that begins a sequence.")]
+EosId = Annotated[int | None, typer.Option("--eos", min=0, help="Id that ends a sequence.")]
+SourceLanguage = Annotated[
+    str | None,
+    typer.Option("--src-lang", help="Language of the sources, as a folder's vocabulary writes it: deu_Latn."),
+]
+TargetLanguage = Annotated[str | None, typer.Option("--tgt-lang", help="Language to translate to.")]
+SourcePrefix = Annotated[
+    str,
+    typer.Option(
+        "--prefix",
+        help="Put before every source text: 'translate German to English: ' for T5, '>>fra<< ' for Marian.",
+    ),
+]
+SourceMaxLength = Annotated[
+    int | None,
+    typer.Option("--max-length", min=1, help="Most source ids and generated tokens; by default the model's positions."),
+]
 _OWN = "What a checkpoint of torch.nn.Transformer does not tell"
 NormFirst = Annotated[
     bool | None,

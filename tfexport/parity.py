@@ -360,9 +360,7 @@ def _loaded(
     return loaded
 
 
-def _read_afresh(
-    bundle: Bundle, path: Path, family: Chosen, say: Callable[[str], None]
-) -> tuple[TorchRuntime, str]:
+def _read_afresh(bundle: Bundle, path: Path, family: Chosen, say: Callable[[str], None]) -> tuple[TorchRuntime, str]:
     loaded = load_checkpoint(path, bundle.origin.given, family=family or bundle.origin.family)
     if loaded.sha256 != bundle.origin.sha256:
         say(f"note: {path} is not the file that {bundle.directory} was exported from")

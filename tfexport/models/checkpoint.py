@@ -30,9 +30,11 @@ __all__ = [
     "TOOLKITS",
     "Checkpoint",
     "Inspection",
+    "Reading",
     "build_model",
     "inspect_checkpoint",
     "load_checkpoint",
+    "read_checkpoint",
     "read_hints",
 ]
 
@@ -102,7 +104,7 @@ def load_checkpoint(
         CheckpointError: the file cannot be read, is of no known family, or its weights are not those of its config.
         ConfigError: what the file cannot tell has not been given, or contradicts the file.
     """
-    read = _read(path, hints, family, text)
+    read = read_checkpoint(path, hints, family, text)
     check_lengths(path, read.fields, read.hints)
     fields, missing = complete(read.family, read.fields, read.hints, read.telling(tokenizers))
     if missing := read.unclear | missing:
@@ -137,7 +139,7 @@ def inspect_checkpoint(
     Raises:
         CheckpointError: the file cannot be read or is of no known family.
     """
-    read = _read(path, hints, family)
+    read = read_checkpoint(path, hints, family)
     fields, missing = complete(read.family, read.fields, read.hints, read.telling(tokenizers))
     problems: list[str] = []
     if not read.unclear:
@@ -161,10 +163,11 @@ def inspect_checkpoint(
 
 
 @dataclass(frozen=True)
-class _Read:
+class Reading:
     """A file or folder, and what it and its user say of it."""
 
     weights: dict[str, Tensor]
+    """Under the names of its family."""
     family: Family | None
     """None: it is our own."""
     fields: dict[str, Any]
@@ -184,7 +187,10 @@ class _Read:
         return (given or Tokenizers(None, None)) if self.describes_text else self.tokenizers.replaced_by(given)
 
 
-def _read(path: Path, hints: Mapping[str, Any], family: Chosen, text: TextOptions | None = None) -> _Read:
+def read_checkpoint(
+    path: Path, hints: Mapping[str, Any], family: Chosen = None, text: TextOptions | None = None
+) -> Reading:
+    """Read and recognise a file or folder, and nothing more; see `load_checkpoint`."""
     toolkit = _toolkit(path)
     if toolkit is None or (path.is_file() and family is not None and not isinstance(family, str)):
         if text:
@@ -197,16 +203,16 @@ def _read(path: Path, hints: Mapping[str, Any], family: Chosen, text: TextOption
     if family not in (None, found.family.name):
         raise CheckpointError(f"{path} is of the family {found.family.name}, not {_name(family)}. Leave out --family.")
     said = {**found.given, **parted(found.family, hints)[0]}
-    return _Read(found.weights, found.family, found.fields, said, {}, found.tokenizers, found.given, True)
+    return Reading(found.weights, found.family, found.fields, said, {}, found.tokenizers, found.given, True)
 
 
-def _read_state_dict(path: Path, hints: Mapping[str, Any], chosen: Chosen) -> _Read:
+def _read_state_dict(path: Path, hints: Mapping[str, Any], chosen: Chosen) -> Reading:
     raw = read_file(path)
     if native.is_native(raw.metadata):
         if chosen not in (None, NATIVE):
             raise CheckpointError(f"{path} is of the family {NATIVE}, not {_name(chosen)}. Leave out --family.")
         config, tokenizers = native.read_description(path, raw.metadata)
-        return _Read(raw.weights, None, config.to_dict(), parted(None, hints)[0], {}, tokenizers, {})
+        return Reading(raw.weights, None, config.to_dict(), parted(None, hints)[0], {}, tokenizers, {})
     found = family_of(path, raw.weights, chosen)
     said, parts = parted(found, hints)
     fitted, unclear = found.fit(raw.weights, parts)
@@ -220,7 +226,7 @@ def _read_state_dict(path: Path, hints: Mapping[str, Any], chosen: Chosen) -> _R
     if isinstance(offset := said.get("position_offset"), int) and "position_offset" not in fields:
         for name in fields.keys() & {"max_source_length", "max_target_length"}:
             fields[name] -= offset  # tables are told by their rows
-    return _Read(raw.weights, fitted, fields, said, unclear, Tokenizers(None, None), {})
+    return Reading(raw.weights, fitted, fields, said, unclear, Tokenizers(None, None), {})
 
 
 def _name(chosen: Chosen) -> str:

@@ -104,5 +104,3 @@ def tie(config: ModelConfig, weights: dict[str, Tensor]) -> tuple[ModelConfig, d
         del weights["output_weight"]
         config = config.replace(tie_output=True)
     return config, weights
-
-

@@ -60,9 +60,10 @@ def asking(path: Path, missing: Mapping[str, str], family: Family | None) -> str
     """The message that asks for what is missing, with what the family's own code uses."""
     usual = {} if family is None else family.usual
     known = ", ".join(_said(name, usual[name]) for name in missing if name in usual)
+    flags = " ".join(dict.fromkeys(missing.values()))
     return (
-        f"{path} does not tell {', '.join(missing)}. Give {' '.join(dict.fromkeys(missing.values()))}, or the same fields in "
-        f"a JSON file with --config{f' (the original code of this family uses {known})' if known else ''}."
+        f"{path} does not tell {', '.join(missing)}. Give {flags}, or the same fields in a JSON "
+        f"file with --config{f' (the original code of this family uses {known})' if known else ''}."
     )
 
 
@@ -116,9 +117,7 @@ def check_lengths(path: Path, told: Mapping[str, Any], hints: Mapping[str, Any])
         return
     for name in ("max_source_length", "max_target_length"):
         if isinstance(wanted := hints.get(name), int) and told["n_decoder_layers"] and wanted > told.get(name, wanted):
-            raise ConfigError(
-                f"{path} has positions for a {name} of {told[name]}, not {wanted}. Give at most that."
-            )
+            raise ConfigError(f"{path} has positions for a {name} of {told[name]}, not {wanted}. Give at most that.")
 
 
 def vocabulary_problems(tokenizers: Tokenizers, config: ModelConfig) -> Iterable[str]:

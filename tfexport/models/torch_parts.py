@@ -17,7 +17,20 @@ from tfexport.errors import ConfigError
 
 _SOURCE = {"src", "source", "enc", "encoder", "input", "in"}
 _TARGET = {"tgt", "trg", "target", "dec", "decoder", "output", "out"}
-_OUTPUT = {"generator", "output", "out", "fc", "head", "lm", "linear", "final", "proj", "projection", "logits", "classifier"}
+_OUTPUT = {
+    "generator",
+    "output",
+    "out",
+    "fc",
+    "head",
+    "lm",
+    "linear",
+    "final",
+    "proj",
+    "projection",
+    "logits",
+    "classifier",
+}
 _EMBEDDING = {"emb", "embed", "embedder", "embedding", "embeddings", "tok", "token", "tokens", "lut", "wte"}
 
 SINUSOIDAL = "sinusoidal"
@@ -81,7 +94,9 @@ def find_parts(weights: Mapping[str, Tensor], d_model: int, told: Mapping[str, A
     if not found.output and "output_layer" not in found.unclear:
         found.output = found.target  # no other matrix is left to give the logits
     if found.output == found.source != found.target:
-        raise ConfigError(f"the output layer is the source's embedding, {found.source}. Give the target's, or one for both.")
+        raise ConfigError(
+            f"the output layer is the source's embedding, {found.source}. Give the target's, or one for both."
+        )
     _find_positions(found, tables, weights, str(told.get("positions", "")))
     for role, flag in found.unclear.items():
         shown = tables if role == "positions" else matrices
@@ -125,7 +140,9 @@ def _find_positions(found: Parts, tables: list[str], weights: Mapping[str, Tenso
     elif said and said not in _KINDS:
         names = [_given("positions", name.strip(), weights) for name in said.split(",")]
         if len(names) > 2:
-            raise ConfigError(f"--positions names {len(names)} tables. Give the source's and the target's, or one for both.")
+            raise ConfigError(
+                f"--positions names {len(names)} tables. Give the source's and the target's, or one for both."
+            )
         found.positions = (names[0], names[-1])
     elif len(tables) == 1:
         found.positions = (tables[0], tables[0])
@@ -151,7 +168,9 @@ def _given(role: str, name: object, weights: Mapping[str, Tensor]) -> str:
         if full in weights:
             return full
     large = [known for known, tensor in weights.items() if tensor.dim() > 1]
-    raise ConfigError(f"{FLAGS[role]} is {name}, which is not beside the layers. There are{_candidates(large, weights)}.")
+    raise ConfigError(
+        f"{FLAGS[role]} is {name}, which is not beside the layers. There are{_candidates(large, weights)}."
+    )
 
 
 def _sides(names: list[str]) -> tuple[str, str] | None:

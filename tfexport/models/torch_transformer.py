@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from tfexport.config import ModelConfig
 from tfexport.errors import CheckpointError
 from tfexport.models.family import Family, count
 from tfexport.models.torch_parts import Parts, find_parts
+from tfexport.models.torch_reference import TorchReference
 
 _SELF = re.compile(r"(.*?)\d+\.self_attn\.out_proj\.weight")
 _CROSS = re.compile(r"(.*?)\d+\.multihead_attn\.out_proj\.weight")
@@ -54,6 +56,13 @@ class TorchTransformer(Family):
         def adjust(canonical: dict[str, Tensor]) -> dict[str, Tensor]:
             return _adjusted(canonical, has_bias=f"{encoder}0.norm1.bias" in weights)
 
+        def reference(weights: Mapping[str, Tensor], config: ModelConfig) -> nn.Module:
+            return TorchReference(weights, config, (encoder, decoder), norms, parts)
+
+        # PyTorch's own layers have one matrix for query, key and value, and biases everywhere or nowhere.
+        is_plain = not any(name.endswith("q_proj_weight") for name in weights) and (
+            (f"{encoder}0.self_attn.out_proj.bias" in weights) == (f"{encoder}0.linear1.bias" in weights)
+        )
         fitted = Family(
             name=self.name,
             about=self.about,
@@ -71,6 +80,7 @@ class TorchTransformer(Family):
             usual=_USUAL if weights.keys() >= _TUTORIAL else {},
             asked=(*self.asked, *(("max_source_length", "max_target_length") if parts.kind == "sinusoidal" else ())),
             told_by_user=self.told_by_user,
+            reference=reference if is_plain else None,
         )
         return fitted, parts.unclear
 
@@ -78,13 +88,15 @@ class TorchTransformer(Family):
 def _stacks(weights: Mapping[str, Tensor]) -> tuple[str, str]:
     """What stands before the numbers of the encoder's and of the decoder's layers: `transformer.encoder.layers.`"""
     every = {match[1]: None for match in map(_SELF.fullmatch, weights) if match}
-    decoders = [prefix for prefix in every if any(name.startswith(prefix) and _CROSS.fullmatch(name) for name in weights)]
+    decoders = [
+        prefix for prefix in every if any(name.startswith(prefix) and _CROSS.fullmatch(name) for name in weights)
+    ]
     encoders = [prefix for prefix in every if prefix not in decoders]
     if len(encoders) != 1 or len(decoders) != 1 or "{" in encoders[0] + decoders[0]:
         raise CheckpointError(
             f"there are {len(encoders)} encoders ({', '.join(encoders)}) and {len(decoders)} decoders "
-            f"({', '.join(decoders)}) of torch.nn.Transformer's layers, not one of each. Describe this model in a family file "
-            "of your own, --family my_family.py."
+            f"({', '.join(decoders)}) of torch.nn.Transformer's layers, not one of each. Describe this model in a family "
+            "file of your own, --family my_family.py."
         )
     return encoders[0], decoders[0]
 

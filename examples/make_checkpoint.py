@@ -1,0 +1,14 @@
+"""Stands for your training: a small checkpoint of `my_model.py` with random weights, `ckpt.pt`, and its vocabularies."""
+
+import json
+from pathlib import Path
+
+import torch
+from my_model import MyModel
+
+torch.manual_seed(0)
+model = MyModel(src_vocab=40, tgt_vocab=36, d=32, heads=4, layers=2, max_len=30)
+torch.save(model.state_dict(), "ckpt.pt")
+for side, stem, size in (("src", "wort", 40), ("tgt", "word", 36)):
+    words = ["<pad>", "<sos>", "<eos>", "<unk>", *(f"{stem}{number}" for number in range(4, size))]
+    Path(f"{side}_vocab.json").write_text(json.dumps(words))
