@@ -6,6 +6,7 @@ sentences beside others) and, where a family file gives it, against the module t
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +23,9 @@ from tfexport.models.native import Tokenizers
 from tfexport.models.recognition import Chosen
 from tfexport.models.toolkit import TextOptions
 from tfexport.models.transformer import KeyValue, Transformer, write_in_place
-from tfexport.probe_layers import Layers, Sentence, compare_layers, differing_weights, run_theirs
+from tfexport.probe_layers import TOLERANCE, Layers, Sentence, compare_layers, differing_weights, run_theirs
 from tfexport.search import pad
 from tfexport.selfcheck import relative_error
-
-TOLERANCE = 1e-4
-"""Largest relative difference in float32 that passes, as in `selfcheck`: orders of summation stay below 1e-5."""
 
 MOST_SENTENCES = 16
 _SENTENCES, _TARGET = 6, 24
@@ -191,8 +189,10 @@ def _own_checks(model: Transformer, sentences: Sequence[Sentence]) -> Iterator[C
     (src_ids, src_len), (tgt_ids, tgt_len) = _padded(sources, config), _padded(targets, config)
     real = torch.arange(tgt_ids.shape[1]) < tgt_len[:, None]
     with torch.inference_mode(), _largest(model) as sizes:
-        whole = model(src_ids, src_len, tgt_ids)
+        model(src_ids, src_len, tgt_ids)
+    single, model = model, copy.deepcopy(model).double()  # in which what differs is no rounding
     with torch.inference_mode():
+        whole = model(src_ids, src_len, tgt_ids)
         stepped = _stepped(model, src_ids, src_len, tgt_ids)
         alone = torch.cat([_alone(model, source, target)[0] for source, target in sentences])
         noisy = torch.where(
@@ -207,12 +207,12 @@ def _own_checks(model: Transformer, sentences: Sequence[Sentence]) -> Iterator[C
     yield _compared("padding", whole, garbage, "other ids behind the sources")
     yield _compared("batch", alone, whole[real], f"{len(sentences)} sentences each alone against all in one batch")
     yield _compared("beams", *beams, "4 hypotheses over one set of cross keys and values against one for each")
-    yield _half_precision(model, sizes)
+    yield _half_precision(single, sizes)
 
 
 def _compared(name: str, wanted: Tensor, found: Tensor, about: str) -> Check:
     error = relative_error(wanted, found)
-    return Check(name, error <= TOLERANCE, about, error)
+    return Check(name, error <= TOLERANCE[wanted.dtype], about, error)
 
 
 def _padded(ids: list[list[int]], config: ModelConfig) -> tuple[Tensor, Tensor]:
@@ -313,18 +313,20 @@ def _beside_theirs(
     changed = differing_weights(theirs, weights)
     if changed:
         about = (
-            f"its module holds other numbers than the file: {', '.join(changed[:3])}. Load the weights in `reference`."
+            f"the module holds other numbers than the file: {', '.join(changed[:3])}. Load the weights in `reference`."
         )
-        return [Check("own weights", False, about)], None
+        return [Check("reference", False, about)], None
     layers = compare_layers(model, theirs, family, list(weights), sentences, tolerance)
     first = layers.first
-    compared = f"{len(layers.values) - 1} values within {len(sentences)} sentences, in {layers.dtype}"
-    name = type(theirs).__name__
-    about = f"logits and {compared}: as {name} has them"
+    name, dtype = type(theirs).__name__, str(layers.dtype).removeprefix("torch.")
+    about = (
+        f"logits, {len(layers.values) - 1} values within, {len(sentences)} sentences: as {name} has them, in {dtype}"
+    )
     if first is not None:
         about = f"{first.ours} is the first to differ; in {name}: {first.theirs}. Usually {first.hint}"
     checks = [Check("reference", first is None, about, layers.logits if first is None else first.error)]
     if first is None:
+        model, theirs = copy.deepcopy(model).to(layers.dtype), copy.deepcopy(theirs).to(layers.dtype)
         checks += [_prefixes(model, theirs, sentences), _padded_theirs(model, theirs, sentences)]
     return checks, layers
 

@@ -57,7 +57,7 @@ class Layers:
     values: tuple[Value, ...]
     """In the order in which the canonical model computes them; the logits are the last."""
     tolerance: float
-    dtype: str
+    dtype: torch.dtype
 
     @property
     def logits(self) -> float:
@@ -163,7 +163,7 @@ def _compare(
         logits = max(logits, relative_error(wanted, found) if wanted.shape == found.shape else float("inf"))
     last = Value("logits", "logits", logits, "the output layer: tie_output, output_bias, or the final norm")
     chosen = TOLERANCE[dtype] if tolerance is None else tolerance
-    return Layers((*errors.values(), last), chosen, str(dtype).removeprefix("torch."))
+    return Layers((*errors.values(), last), chosen, dtype)
 
 
 Event = tuple[str, str, int, Tensor]
@@ -251,7 +251,8 @@ def _part(tensor: Tensor, pair: _Pair, side: str) -> Tensor:
 def _hint(path: str, side: str, starts: bool, pair: _Pair) -> str:
     last = path.rpartition(".")[2]
     if starts:
-        return "what enters the first layer: embedding_scale, positions, position_offset, embedding_norm; or norm_first"
+        exchanged = ", or attentions exchanged" if path.startswith("decoder") else ""
+        return f"what enters the first layer: embedding_scale, positions, position_offset; or norm_first{exchanged}"
     if (pair.whole and side == "output") or ("attention.output" in path and side == "input"):
         return "the attention: n_heads, which of its matrices is query, key and value, or a mask"
     if "feed_forward.output" in path and side == "input":
@@ -261,7 +262,7 @@ def _hint(path: str, side: str, starts: bool, pair: _Pair) -> str:
     if "cross_attention" in path and side == "input" and last in ("key", "value"):
         return "what the encoder gives: final_norm"
     if side == "input":
-        return "where the norms stand: norm_first, or norms in another order"
+        return "what stands before it: norm_first, norms in another order, or attentions exchanged"
     return "this weight: transposed, or that of another layer"
 
 
