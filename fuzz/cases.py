@@ -104,9 +104,14 @@ def readers(folder: Path) -> list[Reader]:
             fields = json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, RecursionError):
             return
-        TextTokenizer.from_dict(fields, where=path.name)
+        found = TextTokenizer.from_dict(fields, where=path.name)
+        found.decode(found.encode("word1 the <s> ☃"))
+        found.tokens([0, 1, 10**6])
 
     bytes_of = Path.read_bytes
+    pieces = json.dumps(read_vocabulary(folder / "bpe.model").to_dict()).encode()
+    subwords = b'{"tokenizer": ' + bytes_of(folder / "shards" / "tokenizer.json") + b"}"
+    tokenizers = (bytes_of(bundle / "source_tokenizer.json"), pieces, subwords)
     graphs = [bytes_of(bundle / f"{name}.onnx") for name in ("encoder.ort", "encoder", "decoder_step.ort")]
     dictionary = json.dumps({word: index for index, word in enumerate(WORDS)}).encode()
     vocabularies = (bytes_of(folder / "words.json"), dictionary, "\n".join(WORDS).encode())
@@ -116,7 +121,7 @@ def readers(folder: Path) -> list[Reader]:
         Reader("safetensors", (bytes_of(folder / "model.safetensors"),), checkpoint, ".safetensors"),
         Reader("config", (json.dumps({**HINTS, "d_model": 16}).encode(),), read_hints, ".json"),
         Reader("vocabulary", vocabularies, read_vocabulary, ".json"),
-        Reader("tokenizer", (bytes_of(bundle / "source_tokenizer.json"),), tokenizer, ".json"),
+        Reader("tokenizer", tokenizers, tokenizer, ".json"),
         Reader("manifest", (bytes_of(bundle / "manifest.json"),), _in_bundle(bundle, "manifest.json"), ".json"),
         Reader(
             "certificates",

@@ -475,18 +475,23 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path: Path, settings: dict
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("name", "settings", "message"),
     [
-        ({"d_kv": 0}, "d_kv 0"),
-        ({"relative_attention_max_distance": 2}, "max_distance 2, which does not fit"),
-        ({"relative_attention_max_distance": 10**12}, "max_distance 1000000000000"),
+        ("t5", {"d_kv": 0}, "d_kv 0"),
+        ("t5", {"relative_attention_max_distance": 2}, "max_distance 2, which does not fit"),
+        ("t5", {"relative_attention_max_distance": 10**12}, "max_distance 1000000000000"),
+        ("marian", {"max_position_embeddings": 10**9}, "max_position_embeddings 1000000000"),
+        ("m2m_100", {"max_position_embeddings": -1}, "max_position_embeddings -1"),
+        ("m2m_100", {"d_model": 2}, "d_model 2"),
+        ("m2m_100", {"pad_token_id": 2**62}, "pad_token_id"),
     ],
 )
-def test_sizes_that_no_t5_has_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+def test_sizes_that_no_model_has_are_refused(tmp_path: Path, name: str, settings: dict[str, Any], message: str) -> None:
     """Before they ask for memory."""
-    made("t5").save_pretrained(tmp_path / "t5")
+    made(name).save_pretrained(tmp_path / name)
+    (tmp_path / name / "generation_config.json").unlink()
     with pytest.raises(TfexportError, match=message):
-        load_checkpoint(changed(tmp_path / "t5", tmp_path, **settings), {})
+        load_checkpoint(changed(tmp_path / name, tmp_path, **settings), {})
 
 
 @pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "..", "x" * 300, "a\0b", 5])

@@ -1,4 +1,4 @@
-"""Text to ids by a SentencePiece model whose pieces have ids of their own, in a vocabulary beside it: Marian, M2M-100."""
+"""Text to ids by a SentencePiece model, whose pieces may have other ids than the model gives them: Marian, mBART."""
 
 from __future__ import annotations
 
@@ -85,12 +85,8 @@ class Pieces:
     """
 
     def __init__(self, model: bytes, vocabulary: Mapping[str, int], special: Sequence[str], unknown: str = "<unk>"):
-        self._model, self._vocabulary, self._special, self.unknown = (
-            model,
-            dict(vocabulary),
-            frozenset(special),
-            unknown,
-        )
+        self._model, self._vocabulary = model, dict(vocabulary)
+        self._special, self.unknown = frozenset(special), unknown
         self._tokens = {index: token for token, index in self._vocabulary.items()}
 
     @cached_property
