@@ -17,7 +17,7 @@ from torch import Tensor
 from tfexport.bundle import file_sha256
 from tfexport.config import ModelConfig
 from tfexport.errors import CheckpointError, ConfigError
-from tfexport.models import annotated, fairseq, hugging_face, marian, native, per_head, tutorial
+from tfexport.models import annotated, fairseq, hugging_face, joeynmt, marian, native, per_head, tutorial
 from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.family import Family
 from tfexport.models.files import RawCheckpoint, read_file, some
@@ -26,7 +26,7 @@ from tfexport.models.toolkit import TextOptions, Toolkit
 from tfexport.models.transformer import Transformer
 
 FAMILIES = (*tutorial.FAMILIES, annotated.FAMILY, per_head.FAMILY)
-TOOLKITS = (marian.TOOLKIT, hugging_face.TOOLKIT, fairseq.TOOLKIT)
+TOOLKITS = (marian.TOOLKIT, joeynmt.TOOLKIT, hugging_face.TOOLKIT, fairseq.TOOLKIT)
 """Whose checkpoints say themselves what they are; asked in this order."""
 NATIVE = "native"
 
