@@ -22,7 +22,7 @@ from tiny import randomised
 from torch import Tensor
 
 from tfexport.bundle import Bundle, open_bundle
-from tfexport.errors import TfexportError
+from tfexport.errors import CheckpointError, TfexportError
 from tfexport.export import export
 from tfexport.models.checkpoint import Checkpoint, inspect_checkpoint, load_checkpoint
 from tfexport.models.toolkit import TextOptions
@@ -452,6 +452,7 @@ def changed(folder: Path, tmp_path: Path, **settings: Any) -> Path:
     [
         ({"model_type": "umt5"}, "model_type 'umt5'"),
         ({"activation_function": "mish"}, "activation_function 'mish'"),
+        ({"activation_function": ["relu"]}, r"activation_function \['relu'\]"),
         ({"decoder_attention_heads": 1}, "encoder_attention_heads 2 and decoder_attention_heads 1"),
         ({"normalize_before": True}, "normalize_before True"),
         ({"eos_token_id": [1, 2]}, r"eos_token_id \[1, 2\]"),
@@ -471,6 +472,44 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path: Path, settings: dict
     with pytest.raises(TfexportError, match=message) as caught:
         load_checkpoint(changed(folder, tmp_path, **settings), {})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"d_kv": 0}, "d_kv 0"),
+        ({"relative_attention_max_distance": 2}, "max_distance 2, which does not fit"),
+        ({"relative_attention_max_distance": 10**12}, "max_distance 1000000000000"),
+    ],
+)
+def test_sizes_that_no_t5_has_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    """Before they ask for memory."""
+    made("t5").save_pretrained(tmp_path / "t5")
+    with pytest.raises(TfexportError, match=message):
+        load_checkpoint(changed(tmp_path / "t5", tmp_path, **settings), {})
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "..", "x" * 300, "a\0b", 5])
+def test_shards_lie_in_the_folder(tmp_path: Path, name: object) -> None:
+    made("bart").save_pretrained(tmp_path / "bart", max_shard_size="20KB")
+    (tmp_path / "model.safetensors").write_bytes(b"no weights")
+    index = tmp_path / "bart" / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"][next(iter(content["weight_map"]))] = name
+    index.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"no weight_map of file names|there is no file"):
+        load_checkpoint(tmp_path / "bart", {})
+
+
+def test_a_model_of_many_languages_is_told_which_to_write(texts: Callable[[str], tuple[Path, Any]]) -> None:
+    def told(name: str, **options: str) -> bool:
+        notes = load_checkpoint(texts(name)[0], {}, text=TextOptions(**options)).notes
+        return any("--tgt-lang" in note for note in notes)
+
+    assert told("nllb")
+    assert told("m2m_100")
+    assert not told("nllb", target_language="eng_Latn")
+    assert not any(map(told, ("marian", "t5", "t5 pieces", "pegasus pieces")))
 
 
 def test_settings_that_nothing_reads_are_told(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from transformers.models.mbart50.tokenization_mbart50 import FAIRSEQ_LANGUAGE_CO
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as NLLB
 
 from tfexport.bundle import open_bundle
-from tfexport.errors import TfexportError
+from tfexport.errors import TfexportError, TokenizerError
 from tfexport.export import export
 from tfexport.models.checkpoint import load_checkpoint
 from tfexport.models.hugging_face_text import FolderText, read_text
@@ -246,6 +246,36 @@ def test_added_tokens_have_the_ids_that_the_folder_tells(tmp_path: Path) -> None
     moved = {str(pieces + 1 + at): {"content": token, "special": True} for at, token in enumerate(["<mask>", *NLLB])}
     (folder / "tokenizer_config.json").write_text(json.dumps({**kind.settings, "added_tokens_decoder": moved}))
     assert kind.read(folder).tokenizers.source.before == (pieces + 1 + 202,)
+
+
+@pytest.mark.parametrize(
+    "content", [{"mask_token": 5}, {"mask_token": [None, True, [1]]}, {"mask_token": {"content": []}}]
+)
+def test_what_is_no_token_in_a_map_of_tokens_is_passed_over(content: dict[str, Any], tmp_path: Path) -> None:
+    folder = KINDS["t5"].write(tmp_path / "f")
+    (folder / "special_tokens_map.json").write_text(json.dumps(content))
+    assert KINDS["t5"].read(folder).tokenizers.source is not None
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("added_tokens.json", {"<x>": -1}),
+        ("added_tokens.json", {"<x>": True}),
+        ("added_tokens.json", {"<x>": 2**40}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"x": {"content": "<x>"}}}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"3": {"content": []}}}),
+        ("tokenizer_config.json", {"extra_ids": 10**12}),
+        ("tokenizer_config.json", {"extra_ids": "many"}),
+        ("tokenizer_config.json", []),
+    ],
+)
+def test_tokens_without_a_usable_id_are_refused(file: str, content: Any, tmp_path: Path) -> None:
+    folder = KINDS["t5"].write(tmp_path / "f")
+    (folder / file).write_text(json.dumps(content))
+    with pytest.raises(TokenizerError) as caught:
+        KINDS["t5"].read(folder)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 1000])

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 import typer
 
 from tfexport.console import opened, say, warned, with_progress
-from tfexport.options import BatchSize, BundleDir, Input, InputFormatOption, PrecisionOption, Threads, precisions_of
+from tfexport.contract import precisions_of
+from tfexport.options import BatchSize, BundleDir, Input, InputFormatOption, PrecisionOption, Threads
 
 
 def classify(

@@ -306,8 +306,8 @@ def _word_ids(content: Any, path: Path) -> dict[str, int]:
             raise TokenizerError(f"{path} gives one id to several words. Make the ids unique.")
         return content
     raise TokenizerError(
-        f"{path} is not a vocabulary. Give a tokenizer.json, a JSON list or dict of words, one word a line, or a "
-        "dict.xx.txt of fairseq."
+        f"{path} is not a vocabulary. Give a tokenizer.json, a JSON list or dict of words, one word a line, a "
+        "SentencePiece model named .model or .spm, or a dict.xx.txt of fairseq."
     )
 
 

@@ -25,6 +25,8 @@ class FolderText:
     """Of `ModelConfig`."""
     language: int | None = None
     """The id of the target language that the user wants."""
+    speaks: bool = False
+    """Whether a source says its language."""
     notes: tuple[str, ...] = ()
 
 
@@ -51,10 +53,10 @@ def read_text(path: Path, model_type: str, ids: Mapping[str, Any], options: Text
             return FolderText(Tokenizers(None, None), {}, notes=(f"the text of {path} is not read: {why}",))
         source, target, before, after = pieces.source, pieces.target, pieces.before, pieces.after
 
+    plain = {ids.get("eos_id"), ids.get("pad_id"), _special(source, "<s>"), _special(source, "</s>")}
+    places = [index for index in (*before, *after) if index not in plain]
     if options.source_language:
         wanted = language_id(source.inner.token_to_id, options.source_language, path)
-        plain = {ids.get("eos_id"), ids.get("pad_id"), _special(source, "<s>"), _special(source, "</s>")}
-        places = [index for index in (*before, *after) if index not in plain]
         if len(places) != 1:
             raise ConfigError(
                 f"{path} puts no language before or after a source, so --src-lang means nothing. Leave it out; where the "
@@ -69,7 +71,7 @@ def read_text(path: Path, model_type: str, ids: Mapping[str, Any], options: Text
     spoken = None
     if options.target_language is not None:
         spoken = language_id(target.inner.token_to_id, options.target_language, path)
-    return FolderText(Tokenizers(source, target), fields, spoken)
+    return FolderText(Tokenizers(source, target), fields, spoken, bool(places))
 
 
 def _affixes(inner: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
