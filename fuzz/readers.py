@@ -94,19 +94,22 @@ def readers(folder: Path) -> list[Reader]:
     native.save(safetensors, model.state_dict(), config, tokenizers, torch.float32)
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from tiny import HINTS, tiny_transformer
+    from torch_models import Tutorial as TorchTutorial
+    from torch_models import made
 
-    pickled, archive, legacy = folder / "model.pt", folder / "nested.pt", folder / "legacy.pt"
+    pickled, archive, legacy, torch_layers = (folder / f"{name}.pt" for name in ("model", "nested", "legacy", "torch"))
     weights = tiny_transformer().state_dict()
     torch.save(weights, pickled)
     torch.save({"model_state_dict": weights, "epoch": 3, "args": {"heads": 2}}, archive)
     torch.save(weights, legacy, _use_new_zipfile_serialization=False)
+    torch.save(made("tutorial").state_dict(), torch_layers)
     bundle = export(load_checkpoint(safetensors, {}), folder / "bundle", precisions=("int8",)).directory
     opened = open_bundle(bundle)
     runtime = load_runtime("ort-cpu", opened, threads=1)
     line_reader, writer = LineReader.of(opened, None), Writer.of(opened, "jsonl")
 
     def checkpoint(path: Path) -> None:
-        hints = HINTS if path.suffix == ".pt" else {}
+        hints = {**HINTS, **TorchTutorial.hints} if path.suffix == ".pt" else {}
         inspect_checkpoint(path, hints)
         load_checkpoint(path, hints)
 
@@ -159,7 +162,7 @@ def readers(folder: Path) -> list[Reader]:
     graphs = [(bundle / f"{name}.onnx").read_bytes() for name in ("encoder.ort", "encoder", "decoder_step.ort")]
     dictionary = json.dumps({word: index for index, word in enumerate(words)}).encode()
     return [
-        Reader("checkpoint", tuple(map(bytes_of, (pickled, archive, legacy))), checkpoint, ".pt"),
+        Reader("checkpoint", tuple(map(bytes_of, (pickled, archive, legacy, torch_layers))), checkpoint, ".pt"),
         Reader("safetensors", (bytes_of(safetensors),), checkpoint, ".safetensors"),
         Reader("config", (json.dumps({**HINTS, "d_model": 16}).encode(),), read_hints, ".json"),
         Reader("vocabulary", (bytes_of(vocabulary), dictionary, "\n".join(words).encode()), read_vocabulary, ".json"),
