@@ -168,7 +168,7 @@ def _facts(reading: Reading, checkpoint: Checkpoint) -> Iterator[Check]:
     ]
     if told:
         values = ", ".join(f"{name} {getattr(config, name)}" for name in told)
-        yield Check("told by you", None, f"{values}: nothing in the file could contradict it")
+        yield Check("told by you", None, f"{values}: the file says nothing of it")
     odd = list(vocabulary_problems(checkpoint.tokenizers, config))
     wrong = [problem for problem in odd if "_id is" in problem and not reading.describes_text]
     ids = ", ".join(f"{kind} {_id(checkpoint, kind)}" for kind in ("unk", "pad", "bos", "eos"))
