@@ -58,7 +58,7 @@ class LateGraphs:
         self.select_rows = LateExecutable(inner.select_rows, gpu)
         self.steps = {cache: LateExecutable(inner.step(cache), gpu) for cache in buckets.cache}
 
-    def step(self, cache: int) -> LateExecutable:
+    def step(self, cache: int, *, attention: bool = False) -> LateExecutable:
         return self.steps[cache]
 
 

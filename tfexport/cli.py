@@ -145,6 +145,10 @@ def export(
     budget_targets: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A translation of each of its lines, for bleu and chrf.")
     ] = None,
+    alignments: Annotated[
+        bool,
+        typer.Option("--alignments", help="Add graphs that tell what outputs attend to: decode --alignments, attend."),
+    ] = False,
     gpu: Gpus = None,
     library: LibraryOption = "auto",
     max_batch: MaxBatch = 32,
@@ -208,7 +212,13 @@ def export(
         with working(f"exporting {checkpoint}"):
             verify = gate if parity else None
             exported = run_export(
-                loaded, directory, precisions=wanted.precisions, budgets=budgets, force=force, verify=verify
+                loaded,
+                directory,
+                precisions=wanted.precisions,
+                budgets=budgets,
+                alignments=alignments,
+                force=force,
+                verify=verify,
             )
         print_export(loaded, exported)
         wanted.write(directory)

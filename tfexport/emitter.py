@@ -146,7 +146,7 @@ class Emitter:
         return self._initializer(f"number.{value}", ir.tensor(array))  # the same name in every precision
 
     def hidden_score(self) -> Value:
-        """What `ort_graphs.HIDDEN` is, in the type that the graph computes in."""
+        """What `blocks.HIDDEN` is, in the type that the graph computes in."""
         least = float(ml_dtypes.finfo(_HALVES.get(self.graph.precision, np.float32)).min)
         return self.number(least / 2)
 

@@ -17,12 +17,14 @@ import onnx_ir as ir
 
 from tfexport import contract
 from tfexport.blocks import (
+    attention_weights,
     decoder_stack,
     encoder_stack,
     source_distances,
     source_embedded,
     target_distances,
     target_embedded,
+    tell_attention,
 )
 from tfexport.config import ModelConfig
 from tfexport.emitter import Emitter, Value
@@ -142,12 +144,18 @@ def _decoder_step(emitter: Emitter) -> None:
             query = emitter.node("Reshape", query, beams)
             query = emitter.node("Transpose", query, attributes={"perm": (0, 2, 1, 3)})
         mixed = _attention(emitter, path, query, key, value, inputs["src_len"], keys=src, queries=beam)
+        if emitter.graph.tells_attention:
+            mask = _mask(emitter, inputs["src_len"], src, beam)
+            weights.append(attention_weights(emitter, path, query, key, mask))
         with emitter.at(path):
             mixed = emitter.node("Transpose", mixed, attributes={"perm": (0, 2, 1, 3)})
             mixed = emitter.reshaped(mixed, -1, config.d_attention)
         return emitter.projected(f"{path}.output", mixed)
 
+    weights: list[Value] = []
     states = decoder_stack(emitter, target_embedded(emitter), attended, crossed)
+    if weights:
+        tell_attention(emitter, weights)
     logits = emitter.projected("output", _float32(emitter, states))
     emitter.is_output(logits, "logits")
     _best(emitter, logits)
@@ -245,6 +253,7 @@ def _select_rows(emitter: Emitter) -> None:
 _EMIT: dict[contract.Role, Callable[[Emitter], None]] = {
     "encoder": _encoder,
     "decoder_step": _decoder_step,
+    "decoder_step_attention": _decoder_step,
     "select_rows": _select_rows,
     "encoder_classifier": _classifier,
 }

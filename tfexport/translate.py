@@ -322,7 +322,7 @@ def translate(
             under_way.append((known, list(readable)))
             yield list(readable.values())
 
-    with Team(runtime, workers, options.width) as team:
+    with Team(runtime, workers, options.width, attention=options.tells_attention) as team:
         for decoded in decode_windows(team, windows(), options, batch_size=batch_size):
             known, numbers = under_way.popleft()
             known |= {number: _result(number, found) for number, found in zip(numbers, decoded, strict=True)}
