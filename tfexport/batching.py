@@ -96,9 +96,7 @@ class Team:
         forks: False for threads in any case.
     """
 
-    def __init__(
-        self, runtime: Runtime[Any], workers: int, beam: int, *, attention: bool = False, forks: bool = True
-    ):
+    def __init__(self, runtime: Runtime[Any], workers: int, beam: int, *, attention: bool = False, forks: bool = True):
         self.runtime, self.workers = runtime, workers
         self._pool: Executor | None = None
         self._processes: list[BaseProcess] = []

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from tfexport.attend_command import attend
 from tfexport.bench_command import bench
 from tfexport.console import (
     opened,
@@ -311,6 +312,7 @@ def triton(
 
 app.command()(decode)
 app.command()(score)
+app.command()(attend)
 app.command()(parity)
 app.command()(bench)
 app.command()(train)

@@ -2,7 +2,7 @@
 
 Axes: `batch` source sentences, `src` source ids, `rows` = batch * beam hypotheses (row = b * beam + k), `cache` slots of
 the self-attention cache; `blocks` tensors of one cache that lie one after the other, `width` numbers of one row of one of
-them; `heads`, `head_dim`, `best`, `vocab`, `layers` and `keys_values` (1 and 2 a decoder layer) and `classes` are fixed by the model.
+them; `heads`, `head_dim`, `best`, `vocab`, `layers`, `keys_values` (2 a decoder layer) and `classes` are fixed by the model.
 """
 
 from __future__ import annotations

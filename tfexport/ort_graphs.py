@@ -36,6 +36,7 @@ from tfexport.projections import Projection, decoder_projections, encoder_projec
 from tfexport.quantize import int4_linear, int8_linear
 from tfexport.stored_weights import StoredWeights
 
+
 def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, keep: Collection[str] = ()) -> ir.Model:
     """A graph of the dialect `ort`, its weights in `stored`; the projections `keep` are in float32."""
     projections = (*encoder_projections(config), *decoder_projections(config))

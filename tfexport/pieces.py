@@ -50,10 +50,20 @@ class Pieces:
 
     def encode(self, text: str) -> list[int]:
         """The ids of the pieces of `text`, and of the language code that it may begin with."""
-        code = _CODE.match(text)
-        first = [code[0]] if code and code[0] in self._vocabulary else []
-        pieces = [*first, *self._processor.encode(text[code.end() :] if code and first else text, out_type=str)]
+        first, rest = self._code(text)
+        pieces = [*first, *self._processor.encode(rest, out_type=str)]
         return [self._vocabulary.get(piece, self._vocabulary[self.unknown]) for piece in pieces]
+
+    def written(self, text: str) -> list[str]:
+        """The part of `text` that each of the ids of `encode` stands for."""
+        first, rest = self._code(text)
+        found = self._processor.encode(rest, out_type="immutable_proto").pieces
+        return [*first, *(piece.surface.strip() for piece in found)]
+
+    def _code(self, text: str) -> tuple[list[str], str]:
+        """The language code that `text` begins with, if it does, and the rest."""
+        code = _CODE.match(text)
+        return ([code[0]], text[code.end() :]) if code and code[0] in self._vocabulary else ([], text)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Text of ids; special tokens are left out, or else stand as they are written."""

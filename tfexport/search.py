@@ -104,9 +104,7 @@ def _greedy(
         ids = tuple(output[:length, index, sample].tolist())
         steps = log_probs[:length, index, sample]
         attention = attended.by(index, [sample] * length) if attended else None
-        return Hypothesis.of(
-            ids, float(steps.sum()), options, done=ids[-1] == eos, steps=steps, attention=attention
-        )
+        return Hypothesis.of(ids, float(steps.sum()), options, done=ids[-1] == eos, steps=steps, attention=attention)
 
     return [[hypothesis(index, sample) for sample in range(width)] for index in range(batch)]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tfexport.alignments import SourceTokens
 from tfexport.attended import coverage
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
@@ -159,6 +160,8 @@ class Source:
     """Most tokens of its outputs, beside the limits of the search."""
     line: int = 0
     """Its number, which decides with the seed what is drawn for it."""
+    tokens: SourceTokens | None = None
+    """Its ids as a person reads them, where who writes outputs asks for them."""
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -67,6 +67,18 @@ class TextTokenizer:
                 f"the text cannot be encoded: {error}. Give the vocabulary an unknown token."
             ) from error
 
+    def written(self, text: str) -> list[str]:
+        """The part of `text` that each of the ids of `encode` stands for: an unknown word too is what it is."""
+        text = self.prefix + text
+        if isinstance(self.inner, Pieces):
+            return self.inner.written(text)
+        if self.spacy_language is None:
+            return [text[start:end].strip() for start, end in self.inner.encode(text, add_special_tokens=False).offsets]
+        words = [word.text for word in self._spacy(text)]
+        found = self.inner.encode(words, is_pretokenized=True, add_special_tokens=False)
+        places = zip(found.word_ids, found.offsets, strict=True)
+        return ["" if word is None else words[word][start:end] for word, (start, end) in places]
+
     def ids(self, tokens: Sequence[str]) -> list[int]:
         """Ids of tokens as they stand in the vocabulary; others become the unknown token.
 
