@@ -131,8 +131,7 @@ class OrtGraphs:
             return self._step
         if self.device.name != "cpu":
             raise RuntimeUnavailable(
-                "the runtime ort-cuda does not tell what outputs attend to. Use --runtime ort-cpu, torch or "
-                "torch-cuda."
+                "the runtime ort-cuda does not tell what outputs attend to. Use --runtime ort-cpu, torch or torch-cuda."
             )
         if self._attention_step is None:  # loaded for who asks for it
             self._attention_step = self._load("decoder_step_attention")
