@@ -35,7 +35,7 @@ class Forked(ScriptedRuntime):
 
     loaded_for: int | None = None
 
-    def prepare(self, beam: int) -> bool:
+    def prepare(self, beam: int, *, attention: bool = False) -> bool:
         self.loaded_for = beam
         return True
 

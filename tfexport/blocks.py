@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
-import onnx_ir as ir
 
 from tfexport.emitter import Emitter, Value
 
@@ -110,9 +109,7 @@ def attention_weights(emitter: Emitter, path: str, query: Value, key: Value, mas
         [1, batch * beam, heads, src].
     """
     with emitter.at(f"{path}/attention"):
-        if emitter.graph.precision in ("float16", "bfloat16"):
-            to_float32 = {"to": int(ir.DataType.FLOAT)}
-            query, key = (emitter.node("Cast", states, attributes=to_float32) for states in (query, key))
+        query, key = emitter.float32(query), emitter.float32(key)
         scores = emitter.node("MatMul", query, emitter.node("Transpose", key, attributes={"perm": (0, 1, 3, 2)}))
         scores = emitter.node("Mul", scores, emitter.constant(emitter.config.head_dim**-0.5, np.float32))
         scores = emitter.node("Where", mask, scores, emitter.constant(HIDDEN, np.float32))

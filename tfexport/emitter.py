@@ -182,6 +182,12 @@ class Emitter:
         with self.at(contract.SHAPE_NODE.removesuffix("/")):
             return self.node(op_type, *inputs, attributes=attributes)
 
+    def float32(self, states: Value) -> Value:
+        """`states` in float32, also in a graph in half precision."""
+        if self.graph.precision not in _HALVES:
+            return states
+        return self.node("Cast", states, attributes={"to": int(ir.DataType.FLOAT)})
+
     def reshaped(self, states: Value, *shape: int) -> Value:
         """`states` in a shape of which a number may be -1, and 0 for what it was."""
         return self.node("Reshape", states, self.sizes(*shape))

@@ -5,7 +5,7 @@ as all others, though their caches lie differently.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -33,7 +33,9 @@ def case(model: Transformer, graph: contract.GraphSpec, sizes: Mapping[str, int]
     sizes = {**sizes, "src": min(sizes["src"], config.max_source_length)}
     if graph.role == "encoder":
         return _encoder_case(model, sizes, random)
-    return (_decoder_case if graph.step == "decoder_step" else _beam_case)(model, sizes, random)
+    found = (_decoder_case if graph.step == "decoder_step" else _beam_case)(model, sizes, random)
+    told = {tensor.name for tensor in graph.outputs}
+    return replace(found, outputs={name: tensor for name, tensor in found.outputs.items() if name in told})
 
 
 def _sources(model: Transformer, sizes: Mapping[str, int], random: np.random.Generator) -> Arrays:

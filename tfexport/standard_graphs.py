@@ -79,7 +79,7 @@ def _encoder(emitter: Emitter) -> None:
 def _classifier(emitter: Emitter) -> None:
     """src_ids [batch, src] and src_len [batch] to the logits of the classes, from the state of the first token."""
     first = emitter.node("Gather", _encoded(emitter), emitter.constant(0, np.int64), attributes={"axis": 1})
-    emitter.is_output(emitter.projected("head", _float32(emitter, first)), "logits")
+    emitter.is_output(emitter.projected("head", emitter.float32(first)), "logits")
 
 
 def _encoded(emitter: Emitter) -> Value:
@@ -156,7 +156,7 @@ def _decoder_step(emitter: Emitter) -> None:
     states = decoder_stack(emitter, target_embedded(emitter), attended, crossed)
     if weights:
         tell_attention(emitter, weights)
-    logits = emitter.projected("output", _float32(emitter, states))
+    logits = emitter.projected("output", emitter.float32(states))
     emitter.is_output(logits, "logits")
     _best(emitter, logits)
 
@@ -225,13 +225,6 @@ def _mask(emitter: Emitter, length: Value, keys: Value, queries: Value | None) -
         # ONNX Runtime's CPU kernel takes no mask that broadcasts over the query axis.
         shape = emitter.shape_node("Concat", emitter.sizes(1, 1), queries, emitter.sizes(1), attributes={"axis": 0})
         return emitter.node("Expand", mask, shape)
-
-
-def _float32(emitter: Emitter, states: Value) -> Value:
-    """`states` as the projection to logits takes them, which is in float32 in every precision."""
-    if emitter.graph.precision == "float32":
-        return states
-    return emitter.node("Cast", states, attributes={"to": int(ir.DataType.FLOAT)})
 
 
 def _best(emitter: Emitter, logits: Value) -> None:
