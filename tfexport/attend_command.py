@@ -79,7 +79,7 @@ def attend(
             weights = attention_maps(model, result.source.ids, ids)
             sentences.append(Attention(result.source.tokens.words, labels_of(ids, writer.tokenizer), weights))
         if next(given, None) is not None:
-            say(f"note: only the first {lines} lines are drawn; see --lines")
+            say(f"note: there are more lines, which are not drawn: --lines is {lines}")
     if not sentences:
         raise TfexportError("the input has no line that can be decoded. Give real sentences.")
     try:
