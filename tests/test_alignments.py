@@ -25,6 +25,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.normalizers import Lowercase
 
+import tfexport
 from tfexport.__main__ import main
 from tfexport.alignments import Aligner, AlignmentFormat, Replacement, SourceTokens, read_dictionary
 from tfexport.errors import TfexportError
@@ -286,6 +287,15 @@ def test_a_coverage_penalty_reaches_the_search(run: Run, bundle: Path, tmp_path:
     asked = ["decode", bundle, tmp_path / "in", "--threads", 1, "--beam", 3, "--output-format", "jsonl"]
     scores = [json.loads(run(*asked, *more)[1])["hypotheses"][0]["score"] for more in ([], ["--coverage-penalty", 0.2])]
     assert scores[1] < scores[0]
+
+
+def test_so_it_does_from_python(bundle: Path, tiny_checkpoint: TinyCheckpoint) -> None:
+    model = tfexport.load(bundle, threads=1)
+    found = model.translate("de9 Zwerg de30", beam=3, nbest=2, attention=True, coverage_penalty=0.2)
+    assert model.translate("de9", beam=2).outputs[0].attention is None
+    for output in found.outputs:
+        wanted = naive_attention(tiny_checkpoint.model, [2, 9, 0, 30, 3], list(output.ids))
+        np.testing.assert_allclose(output.attention, wanted, atol=1e-4)
 
 
 @pytest.mark.parametrize(

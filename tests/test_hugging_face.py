@@ -26,6 +26,7 @@ from tfexport.export import export
 from tfexport.models.checkpoint import Checkpoint, inspect_checkpoint, load_checkpoint
 from tfexport.models.native import Tokenizers
 from tfexport.models.toolkit import TextOptions
+from tfexport.pieces import Pieces
 from tfexport.runtimes import load_runtime
 from tfexport.search import SearchOptions, pad, search
 from tfexport.tokenizers import TextTokenizer
@@ -316,6 +317,19 @@ def nllb_text(folder: Path) -> Any:
     write_pieces(folder / "sentencepiece.bpe.model")
     languages = {"extra_special_tokens": ["deu_Latn", "eng_Latn", "fra_Latn"]}
     return transformers.NllbTokenizer.from_pretrained(folder, src_lang="deu_Latn", tgt_lang="eng_Latn", **languages)
+
+
+def test_pieces_know_the_parts_of_their_text(tmp_path: Path) -> None:
+    """An unknown piece too is what the text has there."""
+    marian_text(tmp_path)
+    vocabulary = json.loads((tmp_path / "vocab.json").read_text())
+    pieces = Pieces((tmp_path / "source.spm").read_bytes(), vocabulary, ["</s>"])
+    text = ">>fra<< the cat ☃ ran"
+    written, ids = pieces.written(text), pieces.encode(text)
+    assert len(written) == len(ids)
+    assert written[0] == ">>fra<<"
+    assert written[ids.index(vocabulary["<unk>"], 1) :][0] == "☃"
+    assert "".join(written[1:]) == "thecat☃ran"
 
 
 TEXT_MODELS = {

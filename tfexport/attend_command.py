@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from tfexport.console import opened, say, warned
+from tfexport.contract import precisions_of
 from tfexport.errors import TfexportError
 from tfexport.options import (
     BundleDir,
@@ -18,7 +19,6 @@ from tfexport.options import (
     PrecisionOption,
     RuntimeOption,
     Threads,
-    precisions_of,
 )
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from tfexport.console import opened, say, warned, with_progress
+from tfexport.contract import precisions_of
 from tfexport.errors import TfexportError
 from tfexport.options import (
     BatchSize,
@@ -21,7 +22,6 @@ from tfexport.options import (
     RuntimeOption,
     Threads,
     Workers,
-    precisions_of,
 )
 from tfexport.output import writing
 
@@ -122,6 +122,7 @@ def decode(
     from tfexport.batching import Prepared, Split
     from tfexport.bundle import MANIFEST, file_sha256, open_bundle
     from tfexport.certificate import missing
+    from tfexport.cpus import return_freed_memory
     from tfexport.next_tokens import suppressed
     from tfexport.runtimes import load_runtime, require_workers, takes_workers
     from tfexport.search import SearchOptions
@@ -173,7 +174,8 @@ def decode(
         reader, writer = Reader.of(bundle, input_format), Writer.of(bundle, output_format)
         options = search_options(writer.token_ids(suppress), writer.token_ids(suppress_first))
         suppressed(bundle.config, options)
-        layer_of(alignment_layer, bundle.config.n_decoder_layers)
+        if options.tells_attention:
+            layer_of(alignment_layer, bundle.config.n_decoder_layers)
         if aligned or replace_unk:
             replacement = Replacement.of(bundle.config, unk_dictionary) if replace_unk else None
             reader = replace(reader, tells_tokens=True)
@@ -206,6 +208,7 @@ def decode(
                 "output": [writer.format, alignments, replace_unk, str(unk_dictionary)],
             }
             watch.loaded()
+            return_freed_memory(now=True)  # what loading needed
             size = window or window_size(batch_size, split.workers)
             with writing(output, about, resume=resume, window=size) as out:
                 if at_once and (workers is None or threads is None):

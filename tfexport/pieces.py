@@ -50,20 +50,16 @@ class Pieces:
 
     def encode(self, text: str) -> list[int]:
         """The ids of the pieces of `text`, and of the language code that it may begin with."""
-        first, rest = self._code(text)
-        pieces = [*first, *self._processor.encode(rest, out_type=str)]
-        return [self._vocabulary.get(piece, self._vocabulary[self.unknown]) for piece in pieces]
+        return [self._vocabulary.get(piece, self._vocabulary[self.unknown]) for piece in self._pieces(text)]
 
     def written(self, text: str) -> list[str]:
-        """The part of `text` that each of the ids of `encode` stands for."""
-        first, rest = self._code(text)
-        found = self._processor.encode(rest, out_type="immutable_proto").pieces
-        return [*first, *(piece.surface.strip() for piece in found)]
+        """The part of `text`, normalised by the model, that each of the ids of `encode` stands for."""
+        return [piece.replace("▁", " ").strip() for piece in self._pieces(text)]
 
-    def _code(self, text: str) -> tuple[list[str], str]:
-        """The language code that `text` begins with, if it does, and the rest."""
+    def _pieces(self, text: str) -> list[str]:
         code = _CODE.match(text)
-        return ([code[0]], text[code.end() :]) if code and code[0] in self._vocabulary else ([], text)
+        first = [code[0]] if code and code[0] in self._vocabulary else []
+        return [*first, *self._processor.encode(text[code.end() :] if code and first else text, out_type=str)]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Text of ids; special tokens are left out, or else stand as they are written."""
