@@ -29,7 +29,6 @@ import tfexport
 from tfexport.__main__ import main
 from tfexport.alignments import Aligner, AlignmentFormat, Replacement, SourceTokens, read_dictionary
 from tfexport.errors import TfexportError
-from tfexport.export import export
 from tfexport.search import Hypothesis, SearchOptions
 from tfexport.tokenizers import TextTokenizer, train_bpe, word_tokenizer
 from tfexport.translate import Reader, Result, Writer, translate
@@ -206,12 +205,6 @@ def test_text_around_a_replaced_token_is_decoded_as_ever() -> None:
 # --- the command, on a real bundle
 
 
-@pytest.fixture(scope="module")
-def bundle(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("aligned") / "aligned"
-    return export(tiny_checkpoint.load(), folder, precisions=("int8",), alignments=True).directory
-
-
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -239,10 +232,10 @@ def naive_attention(model: TutorialTransformer, source: list[int], ids: list[int
 
 @pytest.mark.parametrize("flags", [[], ["--beam", 3, "--nbest", 2], ["--workers", 2], ["--runtime", "torch"]])
 def test_decode_writes_what_the_checkpoint_attends_to(
-    run: Run, bundle: Path, tiny_checkpoint: TinyCheckpoint, tmp_path: Path, flags: list[Any]
+    run: Run, aligned_bundle: Path, tiny_checkpoint: TinyCheckpoint, tmp_path: Path, flags: list[Any]
 ) -> None:
     (tmp_path / "in").write_text("\n".join(LINES) + "\n\n", encoding="utf-8")
-    asked = ["decode", bundle, tmp_path / "in", "--threads", 1, *flags]
+    asked = ["decode", aligned_bundle, tmp_path / "in", "--threads", 1, *flags]
     code, out, _ = run(*asked, "--alignments", "hard", "--output-format", "jsonl")
     assert code == 0
     *records, empty = [json.loads(line) for line in out.splitlines()]
@@ -266,11 +259,13 @@ def test_decode_writes_what_the_checkpoint_attends_to(
         ]
 
 
-def test_decode_replaces_unknown_words(run: Run, bundle: Path, tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_decode_replaces_unknown_words(
+    run: Run, aligned_bundle: Path, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
     """An output is made to begin with one."""
     (tmp_path / "in").write_text("de9 Zwerg de30\n")
     (tmp_path / "starts").write_text("zebra\n")
-    asked = ["decode", bundle, tmp_path / "in", "--threads", 1, "--prefix-file", tmp_path / "starts"]
+    asked = ["decode", aligned_bundle, tmp_path / "in", "--threads", 1, "--prefix-file", tmp_path / "starts"]
     plain = run(*asked)[1]
     assert plain.startswith("<unk> ")
     best = naive_attention(tiny_checkpoint.model, [2, 9, 0, 30, 3], [0])[0, 1:-1].argmax()
@@ -282,15 +277,15 @@ def test_decode_replaces_unknown_words(run: Run, bundle: Path, tiny_checkpoint: 
     assert run(*asked, "--replace-unk", "--precision", "int8")[0] == 0
 
 
-def test_a_coverage_penalty_reaches_the_search(run: Run, bundle: Path, tmp_path: Path) -> None:
+def test_a_coverage_penalty_reaches_the_search(run: Run, aligned_bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("de9 de5 de30\n")
-    asked = ["decode", bundle, tmp_path / "in", "--threads", 1, "--beam", 3, "--output-format", "jsonl"]
+    asked = ["decode", aligned_bundle, tmp_path / "in", "--threads", 1, "--beam", 3, "--output-format", "jsonl"]
     scores = [json.loads(run(*asked, *more)[1])["hypotheses"][0]["score"] for more in ([], ["--coverage-penalty", 0.2])]
     assert scores[1] < scores[0]
 
 
-def test_so_it_does_from_python(bundle: Path, tiny_checkpoint: TinyCheckpoint) -> None:
-    model = tfexport.load(bundle, threads=1)
+def test_so_it_does_from_python(aligned_bundle: Path, tiny_checkpoint: TinyCheckpoint) -> None:
+    model = tfexport.load(aligned_bundle, threads=1)
     found = model.translate("de9 Zwerg de30", beam=3, nbest=2, attention=True, coverage_penalty=0.2)
     assert model.translate("de9", beam=2).outputs[0].attention is None
     for output in found.outputs:
@@ -313,8 +308,8 @@ def test_so_it_does_from_python(bundle: Path, tiny_checkpoint: TinyCheckpoint) -
         (["--coverage-penalty", "-1"], "coverage_penalty is -1.0, not 0 or above"),
     ],
 )
-def test_flags_that_cannot_be_used_are_one_line(run: Run, bundle: Path, flags: list[Any], message: str) -> None:
-    code, out, err = run("decode", bundle, "benchmarks/sentences.de", "--threads", 1, *flags)
+def test_flags_that_cannot_be_used_are_one_line(run: Run, aligned_bundle: Path, flags: list[Any], message: str) -> None:
+    code, out, err = run("decode", aligned_bundle, "benchmarks/sentences.de", "--threads", 1, *flags)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
 

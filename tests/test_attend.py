@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from test_parity_page import Checked
-from tiny import TinyCheckpoint
 
 from tfexport import attend
 from tfexport.__main__ import main
 from tfexport.attend import Attention, Choice, labels_of, png, shortened
 from tfexport.attend_page import page
 from tfexport.errors import RuntimeUnavailable, TfexportError
-from tfexport.export import export
 from tfexport.tokenizers import train_bpe, word_tokenizer
 
 ODD = Attention(
@@ -32,11 +30,6 @@ def one_cell(row: int, column: int) -> Attention:
     weights = np.zeros((1, 1, 3, 5), np.float32)
     weights[0, 0, row, column] = 1
     return Attention(tuple("abcde"), tuple("xyz"), weights)
-
-
-@pytest.fixture(scope="module")
-def bundle(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return export(tiny_checkpoint.load(), tmp_path_factory.mktemp("aligned") / "aligned", alignments=True).directory
 
 
 def test_maps_are_those_of_each_layer_and_head_and_the_mean() -> None:
@@ -151,8 +144,8 @@ def run(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     return run_main
 
 
-def test_the_command_draws_what_is_decoded(run: Run, bundle: Path) -> None:
-    code, said = run(bundle, "in")
+def test_the_command_draws_what_is_decoded(run: Run, aligned_bundle: Path) -> None:
+    code, said = run(aligned_bundle, "in")
     assert code == 0
     assert "wrote attention.html" in said
     text = Path("attention.html").read_text(encoding="utf-8")
@@ -161,9 +154,9 @@ def test_the_command_draws_what_is_decoded(run: Run, bundle: Path) -> None:
     assert text.count("<figcaption>") == 3 * 4
 
 
-def test_the_command_draws_given_outputs(run: Run, bundle: Path) -> None:
+def test_the_command_draws_given_outputs(run: Run, aligned_bundle: Path) -> None:
     for flags in ([], ["--runtime", "torch"]):
-        code, said = run(bundle, "in", "out", "-o", "a.html", "--layer", 0, "--head", 1, "--lines", 3, *flags)
+        code, said = run(aligned_bundle, "in", "out", "-o", "a.html", "--layer", 0, "--head", 1, "--lines", 3, *flags)
         assert code == 0
         assert "note: there are more lines, which are not drawn: --lines is 3" in said
         text = Path("a.html").read_text(encoding="utf-8")
@@ -171,9 +164,9 @@ def test_the_command_draws_given_outputs(run: Run, bundle: Path) -> None:
         assert text.count("<figcaption>layer 0, head 1<") == text.count("<figcaption>") == 2
 
 
-def test_the_command_writes_pictures(run: Run, bundle: Path) -> None:
+def test_the_command_writes_pictures(run: Run, aligned_bundle: Path) -> None:
     pytest.importorskip("matplotlib")
-    assert run(bundle, "in", "-o", "a.png", "--beam", 3)[0] == 0
+    assert run(aligned_bundle, "in", "-o", "a.png", "--beam", 3)[0] == 0
     assert Path("a.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -189,9 +182,9 @@ def test_the_command_writes_pictures(run: Run, bundle: Path) -> None:
         (["in", "blank"], "more lines of the input than of the outputs"),
     ],
 )
-def test_what_cannot_be_drawn_is_one_line(run: Run, bundle: Path, arguments: list[Any], message: str) -> None:
+def test_what_cannot_be_drawn_is_one_line(run: Run, aligned_bundle: Path, arguments: list[Any], message: str) -> None:
     Path("blank").write_text("\n")
-    code, said = run(bundle, *arguments)
+    code, said = run(aligned_bundle, *arguments)
     assert code == 2
     assert message in said.splitlines()[-1]
     assert not Path("attention.html").exists()
