@@ -138,9 +138,9 @@ def decode(
         raise TfexportError("--unk-dictionary says what replaces unknown tokens. Add --replace-unk.")
     if replace_unk and output_format == "ids":
         raise TfexportError("--replace-unk writes words, which ids have no place for. Give another --output-format.")
-    if alignment_layer != -1 and not (alignments or replace_unk or coverage_penalty):
+    if alignment_layer != -1 and not (alignments is not None or replace_unk or coverage_penalty):
         raise TfexportError("--alignment-layer is of --alignments, --replace-unk and --coverage-penalty. Add one.")
-    aligned = AlignmentFormat.parse(alignments) if alignments else None
+    aligned = AlignmentFormat.parse(alignments) if alignments is not None else None
 
     def search_options(suppressed: tuple[int, ...] = (), suppressed_first: tuple[int, ...] = ()) -> SearchOptions:
         return SearchOptions.for_profile(

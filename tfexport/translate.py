@@ -347,9 +347,8 @@ def translate(
             f"the input has {passed} lines, and {done} are done: it is another input. Begin anew without --resume."
         )
     size = window or window_size(batch_size, workers)
-    under_way: deque[tuple[dict[int, Result], dict[int, Source]]] = (
-        deque()
-    )  # of windows: what is known, what is decoded
+    # Of each window what is known, and what is decoded.
+    under_way: deque[tuple[dict[int, Result], dict[int, Source]]] = deque()
 
     def windows() -> Iterator[list[Source]]:
         while chunk := list(islice(stream, size)):
