@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -131,6 +133,8 @@ def test_tokens_are_what_the_text_has() -> None:
     assert {"ein", "läuft"} <= set(written)
     assert set("".join(written)) == set(text) - {" "}
     assert subwords.framed([], [], "2en: ").written("ein")[-1] == "ein"
+    codes: Any = SimpleNamespace(split=lambda words: [part for word in words for part in (f"{word[:2]}@@", word[2:])])
+    assert replace(VOCABULARY, subwords=codes).written("Müller lacht") == ["Mü", "ller", "la", "cht"]
 
 
 # --- lines to lines, on a fake

@@ -36,8 +36,19 @@ from tfexport.gpu import Gpu
 from tfexport.invariance import Arrangement, invariance
 
 COMMANDS = (
-    *("inspect", "export", "build", "triton", "decode", "score", "attend"),
-    *("parity", "bench", "train", "demo", "version"),
+    "inspect",
+    "export",
+    "build",
+    "triton",
+    "decode",
+    "score",
+    "attend",
+    "classify",
+    "parity",
+    "bench",
+    "train",
+    "demo",
+    "version",
 )
 TFEXPORT = Path(sys.executable).with_name("tfexport")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}

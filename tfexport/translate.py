@@ -352,7 +352,7 @@ def translate(
 
     def windows() -> Iterator[list[Source]]:
         while chunk := list(islice(stream, size)):
-            known, readable = _read(runtime.capacity, reader, outputs, chunk)
+            known, readable = read_window(runtime.capacity, reader, outputs, chunk)
             under_way.append((known, readable))
             yield list(readable.values())
 
@@ -384,7 +384,7 @@ def without_bom(lines: Iterable[bytes]) -> Iterator[bytes]:
         yield line if index else line.removeprefix(BOM_UTF8)
 
 
-def _read(
+def read_window(
     capacity: Capacity, reader: Reader, outputs: TargetReader | None, chunk: list[tuple[int, tuple[bytes, bytes]]]
 ) -> tuple[dict[int, Result], dict[int, Source]]:
     """The lines of a window by their numbers: results of those that cannot be decoded, sources of the others."""
