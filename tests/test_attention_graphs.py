@@ -11,13 +11,14 @@ import pytest
 import torch
 from fakes import tiny_config
 from ort_bundles import CONFIG, outputs_of, random_model
-from tiny import TinyCheckpoint
+from tiny import HINTS, TinyCheckpoint, tiny_classifier
 
 from tfexport import contract
 from tfexport.bundle import open_bundle
 from tfexport.config import ModelConfig
 from tfexport.errors import BundleError, TfexportError
 from tfexport.export import export, write_graphs, write_quantized, write_weights
+from tfexport.models.checkpoint import load_checkpoint
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import Transformer
 from tfexport.selfcheck import SIZES, case_of, output_errors, self_check, session_of
@@ -88,6 +89,13 @@ def test_the_other_graphs_are_what_they_are_without(tiny_checkpoint: TinyCheckpo
     assert bundle.has_graph("beam_step_attention", "int8", "ort")
     with pytest.raises(BundleError, match=r"tell what outputs attend to\. Export again with --alignments"):
         open_bundle(plain).graph("decoder_step_attention")
+
+
+def test_a_classifier_has_nothing_to_align(tmp_path: Path) -> None:
+    torch.save(tiny_classifier().state_dict(), tmp_path / "classifier.pt")
+    with pytest.raises(TfexportError, match="writes nothing that could be aligned"):
+        export(load_checkpoint(tmp_path / "classifier.pt", HINTS), tmp_path / "out", alignments=True)
+    assert not (tmp_path / "out").exists()
 
 
 # --- the numbers

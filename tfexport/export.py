@@ -66,10 +66,12 @@ def export(
 
     Raises:
         BundleError: the bundle exists already or cannot be written.
-        TfexportError: the graphs do not compute what PyTorch computes.
+        TfexportError: the graphs do not compute what PyTorch computes, or a classifier is to tell alignments.
     """
     model = checkpoint.build_model()
     config = checkpoint.config
+    if alignments and config.is_classifier:
+        raise TfexportError("an encoder classifier writes nothing that could be aligned. Leave --alignments out.")
     graphs: list[contract.GraphSpec] = []
     max_errors: dict[contract.Precision, float] = {}
     choices: dict[contract.Precision, Choice] = {}
