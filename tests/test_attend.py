@@ -26,6 +26,24 @@ ODD = Attention(
 )
 
 
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    (tmp_path / "in").write_text("de5 de6\n\nde9 Zwerg\nde30 de4\n")
+    (tmp_path / "out").write_text("wört8 wört9 wört8\nwört4\nwört10\nwört11\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+
+    def run_main(*arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["tfexport", "attend", *map(str, arguments), "--threads", "1"])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        return int(caught.value.code or 0), capsys.readouterr().err
+
+    return run_main
+
+
 def one_cell(row: int, column: int) -> Attention:
     weights = np.zeros((1, 1, 3, 5), np.float32)
     weights[0, 0, row, column] = 1
@@ -109,6 +127,17 @@ def test_a_picture_that_is_too_large_is_refused() -> None:
         png([wide], Choice())
 
 
+def test_more_than_a_page_could_hold_is_refused_before_it_is_computed(
+    run: Run, aligned_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attend, "MOST_WEIGHTS", 3 * 4 * 3)
+    code, said = run(aligned_bundle, "in", "out")
+    assert code == 2
+    assert "Give fewer --lines, or shorter ones." in said.splitlines()[-1]
+    monkeypatch.setattr(attend, "MOST_WEIGHTS", 3 * 4 * 4)
+    assert run(aligned_bundle, "in", "out", "--lines", 1)[0] == 0
+
+
 def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(RuntimeUnavailable, match=r"tfexport\[report\]"):
@@ -124,24 +153,6 @@ def test_labels_are_what_a_person_reads() -> None:
     assert labels[0] == "ein"
     assert not any("�" in label or not label.strip() for label in labels)  # half a letter as the vocabulary writes it
     assert shortened("a\tb" + 20 * "c") == "a b" + 12 * "c" + "…"
-
-
-Run = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture
-def run(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    (tmp_path / "in").write_text("de5 de6\n\nde9 Zwerg\nde30 de4\n")
-    (tmp_path / "out").write_text("wört8 wört9 wört8\nwört4\nwört10\nwört11\n", encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-
-    def run_main(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr("sys.argv", ["tfexport", "attend", *map(str, arguments), "--threads", "1"])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        return int(caught.value.code or 0), capsys.readouterr().err
-
-    return run_main
 
 
 def test_the_command_draws_what_is_decoded(run: Run, aligned_bundle: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tfexport.attended import layer_of
+from tfexport.config import ModelConfig
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.runtimes.base import FloatArray, Runtime
 from tfexport.tokenizers import TextTokenizer
@@ -27,6 +28,10 @@ WIDEST = 24.0
 DPI = 110
 MOST_PIXELS = 60_000_000
 """Of a PNG; a quarter of a gigabyte while it is drawn."""
+
+
+MOST_WEIGHTS = 25_000_000
+"""Of all sentences that are drawn at once; 100 MB."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,15 @@ class Choice:
             mean = (f"layer {layer}, mean", attention.weights[layer].mean(axis=0))
             rows.append([mean, *maps] if self.head is None else [maps[self.head]])
         return rows
+
+
+def require_drawable(config: ModelConfig, sizes: Iterable[tuple[int, int]]) -> None:
+    """Raises TfexportError where the maps of sentences of these numbers of source ids and output tokens are too many."""
+    weights = config.n_decoder_layers * config.n_heads * sum(source * target for source, target in sizes)
+    if weights > MOST_WEIGHTS:
+        raise TfexportError(
+            f"{weights:,} numbers are more than anyone looks at, or a page could hold. Give fewer --lines, or shorter ones."
+        )
 
 
 def attention_maps(runtime: Runtime[Any], source: Sequence[int], target: Sequence[int]) -> FloatArray:

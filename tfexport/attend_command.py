@@ -51,7 +51,7 @@ def attend(
     """
     from dataclasses import replace
 
-    from tfexport.attend import Attention, Choice, attention_maps, labels_of, png
+    from tfexport.attend import Attention, Choice, attention_maps, labels_of, png, require_drawable
     from tfexport.attend_page import page
     from tfexport.bundle import open_bundle
     from tfexport.runtimes import load_runtime
@@ -66,7 +66,7 @@ def attend(
     model = load_runtime(runtime, bundle, precision=chosen, threads=threads)
     longest = max_length if target is None else bundle.config.max_target_length
     options = SearchOptions(beam=1 if target else beam, max_length=longest)
-    choice, sentences = Choice(layer, head), []
+    choice, sentences, sizes = Choice(layer, head), [], []
     with opened(source) as given, opened(target) if target else contextlib.nullcontext() as targets:
         outputs = writer.reader(whole=True, lines=targets) if targets is not None else None
         results = translate(model, reader, given, options, batch_size=1, window=1, outputs=outputs)
@@ -76,6 +76,8 @@ def attend(
             assert result.source is not None
             assert result.source.tokens is not None
             ids = result.hypotheses[0].ids
+            sizes.append((len(result.source.ids), len(ids)))
+            require_drawable(bundle.config, sizes)
             weights = attention_maps(model, result.source.ids, ids)
             sentences.append(Attention(result.source.tokens.words, labels_of(ids, writer.tokenizer), weights))
         if next(given, None) is not None:
