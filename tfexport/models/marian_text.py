@@ -10,7 +10,7 @@ from typing import Any
 from tfexport.errors import CheckpointError, ConfigError, TokenizerError
 from tfexport.models.native import Tokenizers
 from tfexport.models.toolkit import TextOptions
-from tfexport.pieces import Pieces
+from tfexport.pieces import PieceModel, Pieces
 from tfexport.tokenizers import TextTokenizer, read_vocabulary, vocabulary_words, word_tokenizer
 from tfexport.yaml_files import read_settings, read_yaml_file
 
@@ -117,10 +117,7 @@ def _side(file: Path, pieces: Path, size: int) -> TextTokenizer:
     special = [
         word for word in words if word in ("<s>", "</s>", "<pad>") or (word.startswith(">>") and word.endswith("<<"))
     ]
-    try:
-        return TextTokenizer.from_inner(Pieces(pieces.read_bytes(), words, special), skips_special=True)
-    except OSError as error:
-        raise TokenizerError(f"cannot read {pieces}: {error}. Check that it was copied completely.") from error
+    return TextTokenizer.from_inner(Pieces(PieceModel.read(pieces).content, words, special), skips_special=True)
 
 
 def _vocabularies(model: Path) -> Sequence[Path]:
