@@ -90,7 +90,7 @@ def readers(folder: Path) -> list[Reader]:
     from tiny import HINTS
 
     from tfexport.models.checkpoint import inspect_checkpoint, load_checkpoint, read_hints
-    from tfexport.tokenizers import TextTokenizer, read_vocabulary
+    from tfexport.tokenizers import TextTokenizer, read_vocabulary, word_tokenizer
 
     bundle = folder / "bundle"
 
@@ -106,6 +106,10 @@ def readers(folder: Path) -> list[Reader]:
             return
         TextTokenizer.from_dict(fields, where=path.name)
 
+    def codes(path: Path) -> None:
+        tokenizer = word_tokenizer({"<unk>": 0, "th@@": 1, "e": 2}).with_codes(path, where="here")
+        TextTokenizer.from_dict(json.loads(json.dumps(tokenizer.to_dict())), where="here").encode("the thee ☃ @@ </w>")
+
     bytes_of = Path.read_bytes
     graphs = [bytes_of(bundle / f"{name}.onnx") for name in ("encoder.ort", "encoder", "decoder_step.ort")]
     dictionary = json.dumps({word: index for index, word in enumerate(WORDS)}).encode()
@@ -116,6 +120,8 @@ def readers(folder: Path) -> list[Reader]:
         Reader("safetensors", (bytes_of(folder / "model.safetensors"),), checkpoint, ".safetensors"),
         Reader("config", (json.dumps({**HINTS, "d_model": 16}).encode(),), read_hints, ".json"),
         Reader("vocabulary", vocabularies, read_vocabulary, ".json"),
+        Reader("yaml-words", (b'"</s>": 0\n<unk>: 1\n? "|"\n: 2\n~: 3\n',), read_vocabulary, ".yml"),
+        Reader("codes", (b"#version: 0.2\nt h\nth e</w>\n", b"t h\nth e\nthe </w>\n"), codes, ".txt"),
         Reader("tokenizer", (bytes_of(bundle / "source_tokenizer.json"),), tokenizer, ".json"),
         Reader("manifest", (bytes_of(bundle / "manifest.json"),), _in_bundle(bundle, "manifest.json"), ".json"),
         Reader(
