@@ -41,6 +41,8 @@ NAMES = (
     *("text", "prefixes", "targets", "budget", "flags", "labels", "packed"),
     *("hf-config", "hf-generation", "hf-tokenizer-config", "hf-special-tokens", "hf-added-tokens"),
     *("hf-vocab", "hf-tokenizer", "hf-index", "hf-shard", "pieces"),
+    *("yaml-words", "codes", "marian-model", "marian-decoder", "marian-words"),
+    *("joeynmt-config", "joeynmt-words", "joeynmt-checkpoint"),
 )
 """Of all readers in `cases.py`."""
 
