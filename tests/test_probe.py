@@ -23,6 +23,7 @@ from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
 from tfexport.models import tutorial
 from tfexport.models.family import Family
+from tfexport.models.transformer import PositionTable
 from tfexport.probe import Probe, probe
 
 pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor")
@@ -142,7 +143,7 @@ def test_a_right_family_passes(path: Path) -> None:
         "decoder.layers.0.feed_forward.hidden",
     ):
         assert layer in named
-    assert "a source of 20 ids and every step of 20 tokens" in check(found, "longest").about
+    assert "a source of 20 ids; 20 steps throughout 20 tokens, the last one too" in check(found, "longest").about
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -293,7 +294,19 @@ def test_a_broken_cache_is_found(path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("tfexport.probe.write_in_place", misplaced)
     found = probe(path, HINTS)
-    assert [c.name for c in found.checks if c.passed is False] == ["cached step", "longest"]
+    assert [c.name for c in found.checks if c.passed is False] == ["cached step"]
+
+
+def test_positions_that_are_wrong_only_at_the_end_are_found(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of our own arithmetic, too."""
+    right = PositionTable.forward
+
+    def cut(self: PositionTable, position: Tensor) -> Tensor:
+        return right(self, position.clamp(max=18) if len(position) == 1 else position)
+
+    monkeypatch.setattr(PositionTable, "forward", cut)
+    found = probe(path, {**HINTS, "max_target_length": 20})
+    assert "longest" in [c.name for c in found.checks if c.passed is False]
 
 
 def test_a_classifier_has_no_decoder_to_check(tmp_path: Path) -> None:
