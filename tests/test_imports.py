@@ -44,6 +44,7 @@ DECODE_SIDE = (
     "tfexport.search",
     "tfexport.batching",
     "tfexport.translate",
+    "tfexport.classify",
 )
 SHARED = (
     "config",

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from tfexport.bench_command import bench
+from tfexport.classify_command import classify
 from tfexport.console import (
     opened,
     print_engine,
@@ -21,6 +22,7 @@ from tfexport.console import (
     say,
     working,
 )
+from tfexport.contract import precisions_of
 from tfexport.decode_command import decode
 from tfexport.options import (
     ActivationOption,
@@ -52,12 +54,14 @@ from tfexport.options import (
     PrecisionOption,
     ServedBeam,
     ServedBy,
+    SourceCodes,
     SourceLanguage,
     SourceMaxLength,
     SourcePrefix,
     SourceTokenizer,
     SourceVocabulary,
     SrcEmbedding,
+    TargetCodes,
     TargetLanguage,
     TargetVocabulary,
     TgtEmbedding,
@@ -67,8 +71,8 @@ from tfexport.options import (
     engine_request,
     family_of,
     hints_of,
-    precisions_of,
     scale_of,
+    split_by_codes,
     vocabularies_of,
 )
 from tfexport.parity_command import parity
@@ -148,6 +152,8 @@ def export(
     tgt_vocab: TargetVocabulary = None,
     src_tokenizer: SourceTokenizer = "whitespace",
     lowercase: Lowercase = False,
+    src_bpe: SourceCodes = None,
+    tgt_bpe: TargetCodes = None,
     unk: UnkId = None,
     pad: PadId = None,
     bos: BosId = None,
@@ -224,6 +230,7 @@ def export(
     tokenizers = vocabularies_of(src_vocab, tgt_vocab, src_tokenizer, lowercase, hints.get("unk_id"))
     text = TextOptions(src_lang, tgt_lang, prefix)
     loaded = load_checkpoint(checkpoint, hints, tokenizers=tokenizers, family=family_of(family), text=text)
+    loaded = replace(loaded, tokenizers=split_by_codes(loaded.tokenizers, src_bpe, tgt_bpe))
     directory = output or checkpoint.with_suffix("")
     if directory == checkpoint or (output is None and checkpoint.is_dir()):
         directory = checkpoint.with_name(f"{checkpoint.name}.bundle")
@@ -255,7 +262,7 @@ def export(
         print_export(loaded, exported)
         wanted.write(directory)
     print(
-        "next: run encoder_classifier.onnx with ONNX Runtime"
+        f"next: tfexport classify {directory} INPUT"
         if loaded.config.is_classifier
         else f"next: tfexport parity {directory} INPUT; tfexport decode {directory} INPUT"
     )
@@ -343,6 +350,7 @@ def triton(
 
 app.command()(decode)
 app.command()(score)
+app.command()(classify)
 app.command()(parity)
 app.command()(probe)
 app.command()(bench)

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar
 
 from tfexport.contract import short_name
 from tfexport.errors import TfexportError
@@ -22,10 +22,23 @@ if TYPE_CHECKING:
     from tfexport.parity_report import ParityReport
     from tfexport.plan import PlanCost
     from tfexport.probe import Probe
-    from tfexport.translate import Result
     from tfexport.triton import Repository
 
 Item = TypeVar("Item")
+
+
+class Line(Protocol):
+    """What became of an input line."""
+
+    @property
+    def line(self) -> int: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def message(self) -> str: ...
+
+
+Marked = TypeVar("Marked", bound=Line)
 
 
 def say(text: str) -> None:
@@ -74,7 +87,7 @@ def working(description: str) -> Iterator[None]:
         yield
 
 
-def warned(results: Iterator[Result], *, most: int = 10) -> Iterator[Result]:
+def warned(results: Iterator[Marked], *, most: int = 10) -> Iterator[Marked]:
     """Warn of lines with a problem: the first ones singly, all of them in a sum."""
     problems: dict[str, int] = {}
     lines = 0

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from tfexport.console import opened, say, warned, with_progress
+from tfexport.contract import precisions_of
 from tfexport.errors import TfexportError
 from tfexport.options import (
     BatchSize,
@@ -21,7 +22,6 @@ from tfexport.options import (
     RuntimeOption,
     Threads,
     Workers,
-    precisions_of,
 )
 from tfexport.output import writing
 
@@ -100,6 +100,7 @@ def decode(
     from tfexport.batching import Prepared, Split
     from tfexport.bundle import MANIFEST, file_sha256, open_bundle
     from tfexport.certificate import missing
+    from tfexport.cpus import return_freed_memory
     from tfexport.next_tokens import suppressed
     from tfexport.runtimes import load_runtime, require_workers, takes_workers
     from tfexport.search import SearchOptions
@@ -166,6 +167,7 @@ def decode(
                 "output": writer.format,
             }
             watch.loaded()
+            return_freed_memory(now=True)  # what loading needed
             size = window or window_size(batch_size, split.workers)
             with writing(output, about, resume=resume, window=size) as out:
                 if at_once and (workers is None or threads is None):

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from tfexport.console import opened, say
-from tfexport.errors import RuntimeUnavailable, TfexportError
+from tfexport.contract import precisions_of
+from tfexport.errors import RuntimeUnavailable, TfexportError, TokenizerError
 
 if TYPE_CHECKING:
     from tfexport.budget import Budget, Text
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from tfexport.models.native import Tokenizers
     from tfexport.models.recognition import Chosen
     from tfexport.targets import EngineRequest
+    from tfexport.tokenizers import TextTokenizer
 
 Checkpoint = Annotated[
     Path,
@@ -41,7 +43,8 @@ ConfigOption = Annotated[
 ]
 Heads = Annotated[int | None, typer.Option("--heads", min=1, help="Attention heads.")]
 SourceVocabulary = Annotated[
-    Path | None, typer.Option("--src-vocab", help="tokenizer.json, JSON list or dict, or a word a line.")
+    Path | None,
+    typer.Option("--src-vocab", help="tokenizer.json, SentencePiece model, JSON list or dict, or a word a line."),
 ]
 TargetVocabulary = Annotated[Path | None, typer.Option("--tgt-vocab", help="The same for the target.")]
 SourceTokenizer = Annotated[
@@ -51,6 +54,13 @@ SourceTokenizer = Annotated[
     ),
 ]
 Lowercase = Annotated[bool, typer.Option("--lowercase", help="Lower-case source text before looking it up.")]
+SourceCodes = Annotated[
+    Path | None, typer.Option("--src-bpe", metavar="CODES", help="Split source text by these codes of subword-nmt.")
+]
+TargetCodes = Annotated[
+    Path | None,
+    typer.Option("--tgt-bpe", metavar="CODES", help="The same for given target text, as `score` reads it."),
+]
 UnkId = Annotated[int | None, typer.Option("--unk", min=0, help="Id of the unknown token.")]
 PadId = Annotated[int | None, typer.Option("--pad", min=0, help="Id of padding.")]
 BosId = Annotated[int | None, typer.Option("--bos", min=0, help="Id that begins a sequence.")]
@@ -154,17 +164,6 @@ GpuMemory = Annotated[
 ]
 ServedBy = Annotated[str, typer.Option("--runtime", help="What a Triton server decodes with.")]
 ServedBeam = Annotated[int, typer.Option("--beam", min=1, help="Beam width of a Triton server.")]
-
-
-def precisions_of(given: str) -> tuple[Precision, ...]:
-    """`fp32,fp16` to the precisions."""
-    from tfexport.contract import PRECISIONS
-
-    names = [name.strip() for name in given.split(",")]
-    wrong = [name for name in names if name not in PRECISIONS]
-    if wrong:
-        raise TfexportError(f"there is no precision {wrong[0]!r}. Give one or more of {', '.join(PRECISIONS)}.")
-    return tuple(PRECISIONS[name] for name in dict.fromkeys(names))
 
 
 def automatic_of(given: str) -> tuple[str, tuple[Precision, ...]]:
@@ -337,4 +336,25 @@ def vocabularies_of(
         if source is None
         else read_vocabulary(source, lowercase=lowercase, spacy_language=language, unk_id=unk_id),
         None if target is None else read_vocabulary(target, unk_id=unk_id),
+    )
+
+
+def split_by_codes(tokenizers: Tokenizers, source: Path | None, target: Path | None) -> Tokenizers:
+    """The `tokenizers` for text that codes of subword-nmt split, on the sides that have some.
+
+    Raises:
+        TokenizerError: a side has no vocabulary, or splits text by itself, or a file has no codes.
+    """
+    from tfexport.models.native import Tokenizers
+
+    def split(side: str, flag: str, tokenizer: TextTokenizer | None, codes: Path | None) -> TextTokenizer | None:
+        if codes is None:
+            return tokenizer
+        if tokenizer is None:
+            raise TokenizerError(f"there is no {side} vocabulary for the subwords of {codes}. Give {flag}.")
+        return tokenizer.with_codes(codes, where=f"the {side} vocabulary")
+
+    return Tokenizers(
+        split("source", "--src-vocab", tokenizers.source, source),
+        split("target", "--tgt-vocab", tokenizers.target, target),
     )

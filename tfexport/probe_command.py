@@ -24,6 +24,7 @@ from tfexport.options import (
     OutputLayer,
     PadId,
     Positions,
+    SourceCodes,
     SourceLanguage,
     SourceMaxLength,
     SourcePrefix,
@@ -37,6 +38,7 @@ from tfexport.options import (
     family_of,
     hints_of,
     scale_of,
+    split_by_codes,
     vocabularies_of,
 )
 
@@ -60,6 +62,7 @@ def probe(
     tgt_vocab: TargetVocabulary = None,
     src_tokenizer: SourceTokenizer = "whitespace",
     lowercase: Lowercase = False,
+    src_bpe: SourceCodes = None,
     unk: UnkId = None,
     pad: PadId = None,
     bos: BosId = None,
@@ -109,7 +112,7 @@ def probe(
         from tfexport.translate import Reader
 
         assert source is not None
-        tokenizer = loaded.tokenizers.source
+        tokenizer = split_by_codes(loaded.tokenizers, src_bpe, None).source
         with opened(source) as lines:
             found, _ = read_pairs(lines, None, Reader(loaded.config, tokenizer, "text" if tokenizer else "ids"), say)
         if len(found) > MOST_SENTENCES:

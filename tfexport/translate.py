@@ -232,8 +232,10 @@ class Writer:
         """
         format: InputFormat = "tokens" if self.tokenizer and self.format != "ids" else "ids"
         try:
+            if self.tokenizer is not None and format == "tokens":
+                self.tokenizer.require(words.split())  # read as the unknown token, they would say something else
             return tuple(_ids_in(words, format, self.tokenizer, self.config.tgt_vocab_size)) if words.split() else ()
-        except Unreadable as problem:
+        except (Unreadable, TokenizerError) as problem:
             raise TfexportError(f"{words!r} are not {format} of the target vocabulary: {problem}. Change it.") from None
 
     def text(self, ids: Sequence[int]) -> str:
@@ -318,7 +320,7 @@ def translate(
 
     def windows() -> Iterator[list[Source]]:
         while chunk := list(islice(stream, size)):
-            known, readable = _read(runtime.capacity, reader, outputs, chunk)
+            known, readable = read_window(runtime.capacity, reader, outputs, chunk)
             under_way.append((known, list(readable)))
             yield list(readable.values())
 
@@ -349,7 +351,7 @@ def without_bom(lines: Iterable[bytes]) -> Iterator[bytes]:
         yield line if index else line.removeprefix(BOM_UTF8)
 
 
-def _read(
+def read_window(
     capacity: Capacity, reader: Reader, outputs: TargetReader | None, chunk: list[tuple[int, tuple[bytes, bytes]]]
 ) -> tuple[dict[int, Result], dict[int, Source]]:
     """The lines of a window by their numbers: results of those that cannot be decoded, sources of the others."""

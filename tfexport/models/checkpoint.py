@@ -13,7 +13,7 @@ from torch import Tensor
 from tfexport.bundle import file_sha256
 from tfexport.config import ModelConfig
 from tfexport.errors import CheckpointError, ConfigError
-from tfexport.models import hugging_face, native
+from tfexport.models import fairseq, hugging_face, joeynmt, marian, native, opennmt
 from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.conversion import build_model, convert, tie
 from tfexport.models.family import Family
@@ -38,7 +38,7 @@ __all__ = [
     "read_hints",
 ]
 
-TOOLKITS = (hugging_face.TOOLKIT,)
+TOOLKITS = (marian.TOOLKIT, joeynmt.TOOLKIT, hugging_face.TOOLKIT, fairseq.TOOLKIT, opennmt.TOOLKIT)
 """Whose checkpoints say themselves what they are; asked in this order."""
 
 
