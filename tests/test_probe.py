@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch_models import IDS as TORCH_IDS
 from torch_models import MODELS, D, Tutorial, made
 from typer.testing import CliRunner
 
+from tfexport import cli
 from tfexport.cli import app
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
@@ -334,6 +336,26 @@ def command(*arguments: Any) -> Any:
 
 
 FLAGS = ("--heads", 3, "--unk", 0, "--pad", PAD, "--bos", BOS, "--eos", EOS)
+
+
+def test_the_command_takes_the_flags_of_export() -> None:
+    """All but those of what is written."""
+    written = {
+        "output",
+        "force",
+        "parity",
+        "precision",
+        "target",
+        "gpu",
+        "library",
+        "cache",
+        "gpu_memory",
+        "runtime",
+        "beam",
+    }
+    written |= {"budget", "budget_input", "budget_targets", "max_batch", "max_beam", "max_source"}
+    own = {"tolerance", "as_json", "source"}
+    assert signature(cli.export).parameters.keys() ^ signature(cli.probe).parameters.keys() == written | own
 
 
 def test_the_command_passes_and_fails(path: Path, tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
