@@ -92,6 +92,7 @@ def readers(folder: Path) -> list[Reader]:
     from tiny import HINTS
     from torch_models import Tutorial
 
+    from tfexport.alignments import read_dictionary
     from tfexport.models.checkpoint import inspect_checkpoint, load_checkpoint, read_hints
     from tfexport.tokenizers import TextTokenizer, read_vocabulary, word_tokenizer
 
@@ -141,6 +142,7 @@ def readers(folder: Path) -> list[Reader]:
         Reader("graph", tuple(graphs), _in_bundle(bundle, "encoder.ort.onnx"), ".onnx"),
         *_readers_of_lines(bundle),
         Reader("flags", FLAGS, _flags, ".txt"),
+        Reader("dictionary", (b"Haus\thouse\n\nder\tthe\nalt\told man\n",), read_dictionary, ".txt"),
         Reader("labels", (b"one\ntwo\nthree\n",), _labels, ".txt"),
         _packed(folder / "larger", folder / "cache"),
         *folders.readers(folder),
