@@ -29,9 +29,12 @@ def other_archive(chosen: random.Random, data: bytes) -> bytes:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = {member.filename: archive.read(member) for member in archive.infolist()}
     arrays = [name for name in members if name.endswith(".npy")]
-    packed = zipfile.ZIP_STORED
+    packed, changed = zipfile.ZIP_STORED, set[str]()
     for _ in range(chosen.choice((1, 1, 1, 2, 4))):
         name = chosen.choice(arrays or [*members])
+        if name in changed:
+            continue
+        changed.add(name)
         match chosen.randrange(10):
             case 0:
                 packed = zipfile.ZIP_DEFLATED
@@ -41,14 +44,17 @@ def other_archive(chosen: random.Random, data: bytes) -> bytes:
             case 2:
                 new = chosen.choice(("../../x", "/tmp/x", "x\x00", name.upper(), *members))
                 members[new] = members.pop(name, b"")
+                changed.add(new)
             case 3:
                 members[name] = members.get(name, b"")[: chosen.choice((0, 1, 7, 70))]
             case _ if arrays:
-                if name := next((name for name in arrays if "model.yml" in name and chosen.random() < 0.5), name):
-                    members[name] = other_array(chosen, name, members.get(name, b""))
+                if chosen.random() < 0.5:  # the settings, which are one of many
+                    name = next((name for name in arrays if "model.yml" in name and name not in changed), name)
+                    changed.add(name)
+                members[name] = other_array(chosen, members[name])
             case _:
                 name = next((name for name in members if name.endswith("data.pkl")), name)
-                members[name] = other_pickle(chosen, members.get(name, b""))
+                members[name] = other_pickle(chosen, members[name])
     return _archive(members, packed)
 
 
@@ -66,12 +72,9 @@ def _archive(members: Mapping[str, bytes], packed: int) -> bytes:
     return file.getvalue()
 
 
-def other_array(chosen: random.Random, name: str, data: bytes) -> bytes:
+def other_array(chosen: random.Random, data: bytes) -> bytes:
     """A .npy file that declares what it does not hold, or that holds other numbers; settings in YAML are other ones."""
-    try:
-        array = np.load(io.BytesIO(data))
-    except (ValueError, EOFError):  # an earlier change
-        return data
+    array = np.load(io.BytesIO(data))
     if array.dtype == np.int8 and chosen.random() < 0.9:
         text = other_yaml(chosen, array.tobytes().rstrip(b"\0"))
         return _npy(np.frombuffer(text + b"\0" * chosen.randrange(3), dtype=np.int8))
@@ -95,7 +98,7 @@ def other_array(chosen: random.Random, name: str, data: bytes) -> bytes:
         lambda: array[:1],
         lambda: array.flatten()[0],
         lambda: array.astype(chosen.choice(("f8", "f2", ">f4", "i4", "c8", "S4", "?", "M8[s]"))),
-        lambda: np.full_like(array, chosen.choice((0, np.nan, np.inf, 3e38))),
+        lambda: np.full(array.shape, chosen.choice((0, np.nan, np.inf, 3e38)), "f4"),
         lambda: np.zeros((1,) * 33, "f4"),  # more axes than PyTorch prints
         lambda: np.zeros((0, 2**40), "f4"),
     )
