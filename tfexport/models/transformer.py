@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tfexport.config import Activation, ModelConfig
+from tfexport.models.positions import DistanceTable, PositionTable
 
 
 class KeyValue(NamedTuple):
@@ -24,17 +25,6 @@ class KeyValue(NamedTuple):
 
     key: Tensor
     value: Tensor
-
-
-def sinusoids(n_positions: int, d_model: int) -> Tensor:
-    """Sinusoidal position table [n_positions, d_model] (Vaswani et al. 2017, section 3.5): even columns sin, odd cos."""
-    # In float64: at position 5000, float32 angles are already wrong in the fourth decimal.
-    position = torch.arange(n_positions, dtype=torch.float64)[:, None]
-    frequency = torch.exp(torch.arange(0, d_model, 2, dtype=torch.float64) * (-math.log(10000.0) / d_model))
-    table = torch.zeros(n_positions, d_model, dtype=torch.float64)
-    table[:, 0::2] = torch.sin(position * frequency)
-    table[:, 1::2] = torch.cos(position * frequency)[:, : d_model // 2]
-    return table.float()
 
 
 def write_cache(cache: Tensor, update: Tensor, position: Tensor) -> Tensor:
@@ -208,41 +198,6 @@ class DecoderLayer(Layer):
         return self.leave(2, states, self.feed_forward(self.enter(2, states))), present, queries
 
 
-class PositionTable(nn.Module):
-    """Position vectors [max_length + offset, d_model]: a parameter when learned, a buffer otherwise."""
-
-    def __init__(self, config: ModelConfig, max_length: int):
-        super().__init__()
-        self.offset = config.position_offset
-        n_positions = max_length + self.offset
-        self.table: Tensor
-        if config.positions == "learned":
-            self.table = nn.Parameter(torch.zeros(n_positions, config.d_model))
-        else:
-            # Saved with the weights also when computed, so that no other library has to compute it again.
-            self.register_buffer("table", sinusoids(n_positions, config.d_model))
-
-    def forward(self, position: Tensor) -> Tensor:
-        return F.embedding(position + self.offset, self.table)
-
-
-class DistanceTable(nn.Module):
-    """What relative positions add to the scores of all self-attentions of a stack: [distances, heads].
-
-    Row d of the decoder is for a key d tokens before the query. In the encoder row 0 is for the furthest key after it.
-    """
-
-    def __init__(self, config: ModelConfig, *, both_ways: bool):
-        super().__init__()
-        self.most, self.least = config.max_distance, -config.max_distance if both_ways else 0
-        self.table = nn.Parameter(torch.zeros(self.most - self.least + 1, config.n_heads))
-
-    def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Positions of queries [.., queries] and keys [keys] to what is added, [.., heads, queries, keys]."""
-        distance = queries[..., :, None] - keys
-        return self.table[distance.clamp(self.least, self.most) - self.least].movedim(-1, -3)
-
-
 def _embedding(vocab_size: int, d_model: int) -> nn.Embedding:
     """Token vectors that are not initialised yet: see `initialise`."""
     return nn.Embedding(vocab_size, d_model, _weight=torch.empty(vocab_size, d_model))
@@ -345,15 +300,17 @@ class Transformer(nn.Module):
         """
         return self._teacher_forced(src_ids, src_len, tgt_ids)[0]
 
-    def forward_with_attention(self, src_ids: Tensor, src_len: Tensor, tgt_ids: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """`forward`, and each layer's cross-attention weights [batch, heads, tgt, src]."""
-        logits, cross, queries = self._teacher_forced(src_ids, src_len, tgt_ids)
-        mask = length_mask(src_len, src_ids.shape[1])
-        maps = [
+    def _maps(self, queries: list[Tensor], cross: list[KeyValue], mask: Tensor) -> list[Tensor]:
+        """Each layer's cross-attention weights [batch, heads, queries, src]."""
+        return [
             layer.cross_attention.weights(query, memory, mask)
             for layer, query, memory in zip(self.decoder.layers, queries, cross, strict=True)
         ]
-        return logits, maps
+
+    def forward_with_attention(self, src_ids: Tensor, src_len: Tensor, tgt_ids: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """`forward`, and each layer's cross-attention weights [batch, heads, tgt, src]."""
+        logits, cross, queries = self._teacher_forced(src_ids, src_len, tgt_ids)
+        return logits, self._maps(queries, cross, length_mask(src_len, src_ids.shape[1]))
 
     def _teacher_forced(
         self, src_ids: Tensor, src_len: Tensor, tgt_ids: Tensor
@@ -389,15 +346,35 @@ class Transformer(nn.Module):
         `past` holds [rows, heads, cache, head_dim] a layer with slots 0 .. position - 1 filled, `cross` is `encode`'s,
         of batch = rows / beam sentences. `past` itself is not changed, unless by `write_in_place`.
         """
+        return self._step(tokens, position, src_len, past, cross, write)[:2]
+
+    def step_with_attention(
+        self, tokens: Tensor, position: Tensor, src_len: Tensor, past: list[KeyValue], cross: list[KeyValue]
+    ) -> tuple[Tensor, list[KeyValue], Tensor]:
+        """`step`, and the cross-attention weights [layers, rows, heads, src] of these tokens."""
+        logits, present, queries = self._step(tokens, position, src_len, past, cross, write_cache)
+        maps = torch.stack(self._maps(queries, cross, length_mask(src_len, cross[0].key.shape[2])))
+        return logits, present, maps.transpose(2, 3).flatten(1, 2)
+
+    def _step(
+        self,
+        tokens: Tensor,
+        position: Tensor,
+        src_len: Tensor,
+        past: list[KeyValue],
+        cross: list[KeyValue],
+        write: WriteCache,
+    ) -> tuple[Tensor, list[KeyValue], list[Tensor]]:
         states = self.decoder.embed(tokens[:, None], position[:, None], self._target_table())  # [rows, 1, d_model]
         slots = torch.arange(past[0].key.shape[2], device=position.device)
         mask = self.decoder.biased(length_mask(position + 1, len(slots)), position[:, None], slots)
         cross_mask = length_mask(src_len, cross[0].key.shape[2])
-        present = []
+        present, all_queries = [], []
         for layer, old, memory in zip(self.decoder.layers, past, cross, strict=True):
-            states, new, _ = layer(states, mask, memory, cross_mask, old, position, write)
+            states, new, queries = layer(states, mask, memory, cross_mask, old, position, write)
             present.append(new)
-        return self._logits(states[:, 0]), present
+            all_queries.append(queries)
+        return self._logits(states[:, 0]), present, all_queries
 
 
 def _like_output(config: ModelConfig) -> Tensor:
