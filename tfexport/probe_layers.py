@@ -119,9 +119,9 @@ def run_theirs(theirs: nn.Module, source: Tensor, target: Tensor) -> Tensor:
     Raises:
         TfexportError: it fails, or gives something else.
     """
+    fused = torch.backends.mha.get_fastpath_enabled()
     try:
-        # Without the fused layers of torch.nn, which call none of the modules within.
-        torch.backends.mha.set_fastpath_enabled(False)
+        torch.backends.mha.set_fastpath_enabled(False)  # which calls none of the modules within a layer of torch.nn
         with torch.no_grad():
             logits = theirs(source, target)
     except Exception as error:
@@ -130,7 +130,7 @@ def run_theirs(theirs: nn.Module, source: Tensor, target: Tensor) -> Tensor:
             f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''} Let its forward take these two."
         ) from error
     finally:
-        torch.backends.mha.set_fastpath_enabled(True)
+        torch.backends.mha.set_fastpath_enabled(fused)
     if not isinstance(logits, Tensor) or logits.shape[:-1] != target.shape:
         shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise TfexportError(
