@@ -301,7 +301,7 @@ def _largest(model: nn.Module) -> Iterator[dict[str, float]]:
 
     def note(path: str, module: nn.Module, given: Any, made: Any) -> None:
         if isinstance(made, Tensor) and made.numel():
-            sizes[path] = max(sizes.get(path, 0.0), float(made.abs().max()))
+            sizes[path] = float(np.maximum(sizes.get(path, 0.0), float(made.abs().max())))
 
     handles = [module.register_forward_hook(partial(note, path)) for path, module in model.named_modules() if path]
     try:

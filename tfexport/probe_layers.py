@@ -16,9 +16,10 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -158,12 +159,16 @@ def _compare(
             wanted = run_theirs(theirs, src_ids, tgt_ids)
         for value in _values(pairs, ours_seen, theirs_seen):
             key = (value.ours, value.theirs)
-            if key not in errors or not value.error <= errors[key].error:
-                errors[key] = value
-        logits = max(logits, relative_error(wanted, found) if wanted.shape == found.shape else float("inf"))
+            errors[key] = replace(value, error=_larger(errors.get(key, value).error, value.error))
+        logits = _larger(logits, relative_error(wanted, found) if wanted.shape == found.shape else float("inf"))
     last = Value("logits", "logits", logits, "the output layer: tie_output, output_bias, or the final norm")
     chosen = TOLERANCE[dtype] if tolerance is None else tolerance
     return Layers((*errors.values(), last), chosen, dtype)
+
+
+def _larger(one: float, other: float) -> float:
+    """The larger of two errors; a NaN is the largest."""
+    return float(np.maximum(one, other))
 
 
 Event = tuple[str, str, int, Tensor]
