@@ -38,6 +38,7 @@ def prepare(folder: Path) -> None:
     import torch
     from ort_bundles import CONFIG, random_model, write_bundle
     from tiny import tiny_transformer
+    from torch_models import made
 
     from tfexport.bundle import open_bundle
     from tfexport.certificate import certify, write_certificates
@@ -73,6 +74,7 @@ def prepare(folder: Path) -> None:
     torch.save(weights, folder / "model.pt")
     torch.save({"model_state_dict": weights, "epoch": 3, "args": {"heads": 2}}, folder / "nested.pt")
     torch.save(weights, folder / "legacy.pt", _use_new_zipfile_serialization=False)
+    torch.save(made("tutorial").state_dict(), folder / "torch.pt")
     exported = open_bundle(export(load_checkpoint(safetensors, {}), folder / "bundle", precisions=("int8",)).directory)
     stamp = certify(exported, "ort-cpu", "float32", [{"beam": 1}], {"sentences": 3}, "bundle")
     write_certificates(exported, [stamp]).replace(folder / "certificates.json")
@@ -88,6 +90,7 @@ def readers(folder: Path) -> list[Reader]:
     """All of them, over the files that `prepare` wrote to `folder`."""
     import folders
     from tiny import HINTS
+    from torch_models import Tutorial
 
     from tfexport.models.checkpoint import inspect_checkpoint, load_checkpoint, read_hints
     from tfexport.tokenizers import TextTokenizer, read_vocabulary, word_tokenizer
@@ -95,7 +98,7 @@ def readers(folder: Path) -> list[Reader]:
     bundle = folder / "bundle"
 
     def checkpoint(path: Path) -> None:
-        hints = HINTS if path.suffix == ".pt" else {}
+        hints = {**HINTS, **Tutorial.hints} if path.suffix == ".pt" else {}
         inspect_checkpoint(path, hints)
         load_checkpoint(path, hints)
 
@@ -104,17 +107,22 @@ def readers(folder: Path) -> list[Reader]:
             fields = json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, RecursionError):
             return
-        TextTokenizer.from_dict(fields, where=path.name)
+        found = TextTokenizer.from_dict(fields, where=path.name)
+        found.decode(found.encode("word1 the <s> ☃"))
+        found.tokens([0, 1, 10**6])
 
     def codes(path: Path) -> None:
         tokenizer = word_tokenizer({"<unk>": 0, "th@@": 1, "e": 2}).with_codes(path, where="here")
         TextTokenizer.from_dict(json.loads(json.dumps(tokenizer.to_dict())), where="here").encode("the thee ☃ @@ </w>")
 
     bytes_of = Path.read_bytes
+    pieces = json.dumps(read_vocabulary(folder / "bpe.model").to_dict()).encode()
+    subwords = b'{"tokenizer": ' + bytes_of(folder / "shards" / "tokenizer.json") + b"}"
+    tokenizers = (bytes_of(bundle / "source_tokenizer.json"), pieces, subwords)
     graphs = [bytes_of(bundle / f"{name}.onnx") for name in ("encoder.ort", "encoder", "decoder_step.ort")]
     dictionary = json.dumps({word: index for index, word in enumerate(WORDS)}).encode()
     vocabularies = (bytes_of(folder / "words.json"), dictionary, "\n".join(WORDS).encode())
-    pickles = tuple(bytes_of(folder / name) for name in ("model.pt", "nested.pt", "legacy.pt"))
+    pickles = tuple(bytes_of(folder / name) for name in ("model.pt", "nested.pt", "legacy.pt", "torch.pt"))
     return [
         Reader("checkpoint", pickles, checkpoint, ".pt"),
         Reader("safetensors", (bytes_of(folder / "model.safetensors"),), checkpoint, ".safetensors"),
@@ -122,7 +130,7 @@ def readers(folder: Path) -> list[Reader]:
         Reader("vocabulary", vocabularies, read_vocabulary, ".json"),
         Reader("yaml-words", (b'"</s>": 0\n<unk>: 1\n? "|"\n: 2\n~: 3\n',), read_vocabulary, ".yml"),
         Reader("codes", (b"#version: 0.2\nt h\nth e</w>\n", b"t h\nth e\nthe </w>\n"), codes, ".txt"),
-        Reader("tokenizer", (bytes_of(bundle / "source_tokenizer.json"),), tokenizer, ".json"),
+        Reader("tokenizer", tokenizers, tokenizer, ".json"),
         Reader("manifest", (bytes_of(bundle / "manifest.json"),), _in_bundle(bundle, "manifest.json"), ".json"),
         Reader(
             "certificates",

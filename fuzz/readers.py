@@ -46,7 +46,10 @@ NAMES = (
 )
 """Of all readers in `cases.py`."""
 
-LIBRARIES = ("numpy", "onnx", "onnxruntime", "safetensors.torch", "sentencepiece", "tokenizers", "torch")
+LIBRARIES = (
+    *("numpy", "onnx", "onnxruntime", "safetensors.torch", "sentencepiece", "tokenizers", "torch"),
+    *("tfexport.budget", "tfexport.models.checkpoint", "tfexport.runtimes.ort_cpu", "tfexport.translate"),
+)
 """Loaded once, for the processes of all readers."""
 
 REFUSED = "refused"

@@ -26,6 +26,7 @@ from tfexport.errors import CheckpointError, TfexportError
 from tfexport.export import export
 from tfexport.models.checkpoint import Checkpoint, inspect_checkpoint, load_checkpoint
 from tfexport.models.toolkit import TextOptions
+from tfexport.pieces import Pieces
 from tfexport.runtimes import load_runtime
 from tfexport.search import SearchOptions, pad, search
 from tfexport.translate import Reader, Writer, translate
@@ -313,6 +314,19 @@ def pegasus_text(folder: Path) -> Any:
     return transformers.PegasusTokenizer.from_pretrained(folder)
 
 
+def test_pieces_know_the_parts_of_their_text(tmp_path: Path) -> None:
+    """An unknown piece too is what the text has there."""
+    marian_text(tmp_path)
+    vocabulary = json.loads((tmp_path / "vocab.json").read_text())
+    pieces = Pieces((tmp_path / "source.spm").read_bytes(), vocabulary, ["</s>"])
+    text = ">>fra<< the cat ☃ ran"
+    written, ids = pieces.written(text), pieces.encode(text)
+    assert len(written) == len(ids)
+    assert written[0] == ">>fra<<"
+    assert written[ids.index(vocabulary["<unk>"], 1) :][0] == "☃"
+    assert "".join(written[1:]) == "thecat☃ran"
+
+
 TEXT_MODELS = {
     "marian": (marian_text, "MarianMTModel"),
     "m2m_100": (m2m_100_text, "M2M100ForConditionalGeneration"),
@@ -475,18 +489,23 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path: Path, settings: dict
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("name", "settings", "message"),
     [
-        ({"d_kv": 0}, "d_kv 0"),
-        ({"relative_attention_max_distance": 2}, "max_distance 2, which does not fit"),
-        ({"relative_attention_max_distance": 10**12}, "max_distance 1000000000000"),
+        ("t5", {"d_kv": 0}, "d_kv 0"),
+        ("t5", {"relative_attention_max_distance": 2}, "max_distance 2, which does not fit"),
+        ("t5", {"relative_attention_max_distance": 10**12}, "max_distance 1000000000000"),
+        ("marian", {"max_position_embeddings": 10**9}, "max_position_embeddings 1000000000"),
+        ("m2m_100", {"max_position_embeddings": -1}, "max_position_embeddings -1"),
+        ("m2m_100", {"d_model": 2}, "d_model 2"),
+        ("m2m_100", {"pad_token_id": 2**62}, "pad_token_id"),
     ],
 )
-def test_sizes_that_no_t5_has_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+def test_sizes_that_no_model_has_are_refused(tmp_path: Path, name: str, settings: dict[str, Any], message: str) -> None:
     """Before they ask for memory."""
-    made("t5").save_pretrained(tmp_path / "t5")
+    made(name).save_pretrained(tmp_path / name)
+    (tmp_path / name / "generation_config.json").unlink()
     with pytest.raises(TfexportError, match=message):
-        load_checkpoint(changed(tmp_path / "t5", tmp_path, **settings), {})
+        load_checkpoint(changed(tmp_path / name, tmp_path, **settings), {})
 
 
 @pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "..", "x" * 300, "a\0b", 5])

@@ -51,6 +51,9 @@ def tensor2tensor_sinusoids(n_positions: int, d_model: int, pad_id: int) -> Tens
     return torch.nn.functional.pad(table, (0, d_model % 2))
 
 
+_LARGEST_TABLE = 2**28
+"""Numbers in a table of positions that config.json may ask for."""
+
 KINDS = {
     "marian": _Kind(
         about="MarianMT, OPUS-MT",
@@ -87,6 +90,11 @@ def bart_like(model_type: str, settings: Settings, weights: dict[str, Tensor]) -
     settings.require({**kind.required, **wanted})
     d_model, positions = settings.number("d_model"), settings.number("max_position_embeddings")
     pad_id = settings.token("pad_token_id")
+    if is_computed and not (d_model >= 4 and positions >= 1 and d_model * positions <= _LARGEST_TABLE):
+        raise ConfigError(
+            f"{settings.path / CONFIG} has d_model {d_model} and max_position_embeddings {positions}, which no such model "
+            "has. Check that it was copied completely."
+        )
     for side in ("encoder", "decoder"):
         if kind.positions is not None:
             # Some files have the table; all can do without.

@@ -174,15 +174,15 @@ def _given(role: str, name: object, weights: Mapping[str, Tensor]) -> str:
 
 
 def _sides(names: list[str]) -> tuple[str, str] | None:
-    """Of two names the source's and the target's, where their words say so."""
+    """Of two names the source's and the target's, where their words say so: one is the target's, the other is not.
+
+    A word that both have says nothing: `pos_encoder_src` and `pos_encoder_tgt`.
+    """
     if len(names) != 2:
         return None
     for source, target in (names, names[::-1]):
-        # `pos_encoder_tgt`: a word that both have says nothing.
         own, other = _words(source) - _words(target), _words(target) - _words(source)
-        if (own & _SOURCE and not own & _TARGET and not other & _SOURCE) or (
-            other & _TARGET and not other & _SOURCE and not own & _TARGET
-        ):
+        if other & _TARGET and not other & _SOURCE and not own & _TARGET:
             return source, target
     return None
 
