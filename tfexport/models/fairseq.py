@@ -130,13 +130,14 @@ def _weights(path: Path, found: Mapping[Any, Any]) -> dict[str, Tensor]:
     for name, tensor in found.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise CheckpointError(f"the model in {path} has {name!r}, which is no tensor. Check that it is complete.")
+        kept = tensor.clone()  # the file may be written to later, as a last checkpoint is
         attention, _, part = name.rpartition(".in_proj_")
-        if attention.endswith("attn") and tensor.ndim and len(tensor) % 3 == 0:
+        if attention.endswith("attn") and kept.ndim and len(kept) % 3 == 0:
             # Up to version 0.6 the three projections are one matrix.
-            for letter, third in zip("qkv", tensor.chunk(3), strict=True):
+            for letter, third in zip("qkv", kept.chunk(3), strict=True):
                 weights[f"{attention}.{letter}_proj.{part}"] = third
         else:
-            weights[name] = tensor
+            weights[name] = kept
     return weights
 
 

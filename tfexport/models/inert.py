@@ -43,7 +43,8 @@ def is_torch_file(path: Path) -> bool:
 def read_inert(path: Path) -> Any:
     """What torch.save wrote to a file: plain values, tensors, which stay on disk until they are used, and inert objects.
 
-    Of subclasses of dict nothing but the entries is kept, and of tensors neither `requires_grad` nor hooks.
+    Of subclasses of dict nothing but the entries is kept, and of tensors neither `requires_grad` nor hooks. Tensors that are
+    kept should be copied: they change when the file does, and a file cut short takes the process with it.
 
     Raises:
         CheckpointError: the file is missing, damaged or not of torch.save, or asks for more than it has.

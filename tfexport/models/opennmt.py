@@ -112,7 +112,8 @@ def _weights(path: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:
             raise CheckpointError(f"the model in {path} has {name!r}, which is no tensor. Check that it is complete.")
         name = str(name).replace("generator.0.", "generator.")  # before version 3 it is the first of several modules
         old = _LAYER_NORM.fullmatch(name)
-        weights[f"{old[1]}.{'weight' if old[2] == 'a' else 'bias'}" if old else name] = tensor
+        # A copy: the file may be written to later.
+        weights[f"{old[1]}.{'weight' if old[2] == 'a' else 'bias'}" if old else name] = tensor.clone()
     for name in (_SOURCE, _TARGET, "generator.weight", "generator.bias"):
         if name not in weights:
             raise CheckpointError(f"the model in {path} has no {name}. Check that it was saved completely.")
