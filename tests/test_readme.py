@@ -51,10 +51,12 @@ def test_there_are_commands() -> None:
         "inspect",
         "export",
         "parity",
+        "probe",
         "bench",
         "build",
         "decode",
         "score",
+        "attend",
         "train",
     }
 

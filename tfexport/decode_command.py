@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from tfexport.console import opened, say, warned, with_progress
+from tfexport.contract import precisions_of
 from tfexport.errors import TfexportError
 from tfexport.options import (
     BatchSize,
@@ -21,7 +22,6 @@ from tfexport.options import (
     RuntimeOption,
     Threads,
     Workers,
-    precisions_of,
 )
 from tfexport.output import writing
 
@@ -74,6 +74,26 @@ def decode(
     token_scores: Annotated[
         bool, typer.Option("--token-scores", help="The log-probability of each token, in jsonl.")
     ] = False,
+    alignments: Annotated[
+        str | None,
+        typer.Option(
+            metavar="hard|soft|THRESHOLD",
+            help="Tell what output tokens attend to: '||| 0-0 1-2' after each output, all numbers in jsonl.",
+        ),
+    ] = None,
+    alignment_layer: Annotated[
+        int, typer.Option(help="Decoder layer whose attention that is, from 0; -1 is the last. The mean of its heads.")
+    ] = -1,
+    replace_unk: Annotated[
+        bool, typer.Option("--replace-unk", help="Write the source token with most attention for unknown tokens.")
+    ] = False,
+    unk_dictionary: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Of --replace-unk: lines of a source word, a tab, what to write."),
+    ] = None,
+    coverage_penalty: Annotated[
+        float, typer.Option(metavar="BETA", help="Take from scores where parts of the source are passed over; say 0.2.")
+    ] = 0.0,
     batch_size: BatchSize = 32,
     input_format: InputFormatOption = None,
     output_format: Annotated[
@@ -97,9 +117,12 @@ def decode(
 
     A line that cannot be decoded (too long, not UTF-8) gives an empty line, a warning, and its status in jsonl.
     """
+    from tfexport.alignments import Aligner, AlignmentFormat, Replacement
+    from tfexport.attended import layer_of
     from tfexport.batching import Prepared, Split
     from tfexport.bundle import MANIFEST, file_sha256, open_bundle
     from tfexport.certificate import missing
+    from tfexport.cpus import return_freed_memory
     from tfexport.next_tokens import suppressed
     from tfexport.runtimes import load_runtime, require_workers, takes_workers
     from tfexport.search import SearchOptions
@@ -110,6 +133,14 @@ def decode(
         raise TfexportError("--prefix-column and --prefix-file both say what outputs begin with. Give one of them.")
     if token_scores and output_format != "jsonl":
         raise TfexportError("--token-scores are written in jsonl alone. Add --output-format jsonl.")
+
+    if unk_dictionary is not None and not replace_unk:
+        raise TfexportError("--unk-dictionary says what replaces unknown tokens. Add --replace-unk.")
+    if replace_unk and output_format == "ids":
+        raise TfexportError("--replace-unk writes words, which ids have no place for. Give another --output-format.")
+    if alignment_layer != -1 and not (alignments is not None or replace_unk or coverage_penalty):
+        raise TfexportError("--alignment-layer is of --alignments, --replace-unk and --coverage-penalty. Add one.")
+    aligned = AlignmentFormat.parse(alignments) if alignments is not None else None
 
     def search_options(suppressed: tuple[int, ...] = (), suppressed_first: tuple[int, ...] = ()) -> SearchOptions:
         return SearchOptions.for_profile(
@@ -131,6 +162,9 @@ def decode(
             top_p=top_p,
             seed=seed,
             token_scores=token_scores,
+            attention=bool(aligned or replace_unk),
+            alignment_layer=alignment_layer,
+            coverage_penalty=coverage_penalty,
         )
 
     search_options()  # what is wrong with them is told before a bundle is read
@@ -140,6 +174,14 @@ def decode(
         reader, writer = Reader.of(bundle, input_format), Writer.of(bundle, output_format)
         options = search_options(writer.token_ids(suppress), writer.token_ids(suppress_first))
         suppressed(bundle.config, options)
+        if options.tells_attention:
+            layer_of(alignment_layer, bundle.config.n_decoder_layers)
+        if aligned or replace_unk:
+            replacement = Replacement.of(bundle.config, unk_dictionary) if replace_unk else None
+            reader = replace(reader, tells_tokens=True)
+            writer = replace(writer, aligner=Aligner(bundle.config.eos_id, aligned, replacement))
+        if replace_unk and writer.tokenizer is None:
+            raise TfexportError(f"{directory} has no target vocabulary to write words in. Leave --replace-unk out.")
         if input_format is None and reader.format == "ids":
             say(f"note: {directory} has no source vocabulary: the input is read as ids")
         if output_format is None and writer.format == "ids":
@@ -155,7 +197,7 @@ def decode(
             require_workers(runtime, bundle, chosen, split.workers)
             model = load_runtime(runtime, bundle, precision=chosen, threads=split.threads, share_weights=share_weights)
             if isinstance(model, Prepared):
-                model.prepare(options.width)
+                model.prepare(options.width, attention=options.tells_attention)
             about = {
                 "bundle": file_sha256(directory / MANIFEST),
                 "runtime": runtime,
@@ -163,9 +205,10 @@ def decode(
                 "search": asdict(options),
                 "input": [str(source), reader.format],
                 "prefixes": str(prefix_file) if prefix_file else prefix_column,
-                "output": writer.format,
+                "output": [writer.format, alignments, replace_unk, str(unk_dictionary)],
             }
             watch.loaded()
+            return_freed_memory(now=True)  # what loading needed
             size = window or window_size(batch_size, split.workers)
             with writing(output, about, resume=resume, window=size) as out:
                 if at_once and (workers is None or threads is None):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from tfexport.attended import Attended
 from tfexport.next_tokens import NextTokens
 from tfexport.runtimes.base import Best, IntArray, Runtime, State
 from tfexport.search_options import Finished, Hypothesis, SearchOptions, Source
@@ -34,14 +35,19 @@ def search(
         return []
     asked = [source if isinstance(source, Source) else Source(source) for source in sources]
     src_ids, src_len = pad([source.ids for source in asked], runtime.config.pad_id)
-    state = runtime.encode(src_ids, src_len, beam=options.width)
+    attended = None
+    if options.tells_attention:
+        attended = Attended(options.alignment_layer, runtime.config.n_decoder_layers, src_len, options.width)
+        state = runtime.encode(src_ids, src_len, beam=options.width, attention=True)
+    else:
+        state = runtime.encode(src_ids, src_len, beam=options.width)
     limits = np.minimum(options.limits(runtime.config, src_len), runtime.capacity.target)
     most = [limit if source.most is None else source.most for source, limit in zip(asked, limits, strict=True)]
     limits = np.minimum(limits, np.array(most, dtype=np.int64))
     next_tokens = NextTokens(runtime, options, asked, limits)
     if options.beam == 1:
-        return _greedy(next_tokens, state, limits, options)
-    return _beam(next_tokens, state, limits, options)
+        return _greedy(next_tokens, state, limits, options, attended)
+    return _beam(next_tokens, state, limits, options, attended)
 
 
 def pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[IntArray, IntArray]:
@@ -53,7 +59,9 @@ def pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[IntArray, IntA
     return ids, lengths
 
 
-def _greedy(next_tokens: NextTokens, state: State, limits: IntArray, options: SearchOptions) -> list[list[Hypothesis]]:
+def _greedy(
+    next_tokens: NextTokens, state: State, limits: IntArray, options: SearchOptions, attended: Attended | None
+) -> list[list[Hypothesis]]:
     """The best next token, or the one that is drawn, until it is eos; `width` outputs of each sentence."""
     bos, eos, width = next_tokens.config.bos_id, next_tokens.config.eos_id, options.width
     batch = len(limits)
@@ -71,6 +79,8 @@ def _greedy(next_tokens: NextTokens, state: State, limits: IntArray, options: Se
 
     for length in range(1, limits.max() + 1):
         best, state = next_tokens.best(state, tokens, 1, length, sentence, history)
+        if attended:
+            attended.add(state.attention, sentence)
         tokens = best.ids[:, 0]
         found = tokens.reshape(-1, width)
         output[length - 1, sentence] = found
@@ -93,7 +103,8 @@ def _greedy(next_tokens: NextTokens, state: State, limits: IntArray, options: Se
         length = int(lengths[index, sample])
         ids = tuple(output[:length, index, sample].tolist())
         steps = log_probs[:length, index, sample]
-        return Hypothesis.of(ids, float(steps.sum()), options, done=ids[-1] == eos, steps=steps)
+        attention = attended.by(index, [sample] * length) if attended else None
+        return Hypothesis.of(ids, float(steps.sum()), options, done=ids[-1] == eos, steps=steps, attention=attention)
 
     return [[hypothesis(index, sample) for sample in range(width)] for index in range(batch)]
 
@@ -107,7 +118,9 @@ def _closed_up(live: NDArray[np.bool_]) -> IntArray:
     return places
 
 
-def _beam(next_tokens: NextTokens, state: State, limits: IntArray, options: SearchOptions) -> list[list[Hypothesis]]:
+def _beam(
+    next_tokens: NextTokens, state: State, limits: IntArray, options: SearchOptions, attended: Attended | None
+) -> list[list[Hypothesis]]:
     """Beam search, which `profiles.py` describes.
 
     At each step the best 2 * beam continuations are looked at: those among the first `beam` that end in eos are
@@ -129,13 +142,16 @@ def _beam(next_tokens: NextTokens, state: State, limits: IntArray, options: Sear
     def finish(group: int, parent: int, last: int, log_prob: float, *, rank: int) -> None:
         """The hypothesis of a sentence that ends in token `last` after beam `parent` of the step before is finished."""
         index = sentence[group]
-        ids, totals = [last], [log_prob]
+        ids, totals, places = [last], [log_prob], [parent]
         for step in range(length - 2, -1, -1):
             ids.append(int(words[step, index, parent]))
             totals.append(sums[step, index, parent])
             parent = int(parents[step, index, parent])
+            places.append(parent)
         steps = np.diff([0.0, *reversed(totals)]) if options.token_scores else ()
-        finished[index].add(tuple(reversed(ids)), log_prob, rank=rank, done=last == config.eos_id, steps=steps)
+        attention = attended.by(index, places[::-1]) if attended else None
+        done = last == config.eos_id
+        finished[index].add(tuple(reversed(ids)), log_prob, rank=rank, done=done, steps=steps, attention=attention)
 
     def history() -> IntArray:
         past = np.empty((len(sentence), beam, length), dtype=np.int64)
@@ -147,6 +163,8 @@ def _beam(next_tokens: NextTokens, state: State, limits: IntArray, options: Sear
 
     for length in range(1, limits.max() + 1):
         best, state = next_tokens.best(state, tokens, 2 * beam, length, sentence, history)
+        if attended:
+            attended.add(state.attention, sentence)
         totals, origin, found = _best_continuations(best, scores, 2 * beam)  # each [live batch, candidates]
         if rules.narrows:
             places = beam - np.array([len(finished[index]) for index in sentence])

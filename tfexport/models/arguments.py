@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from tfexport.errors import ConfigError
@@ -35,6 +35,19 @@ class Arguments:
             raise ConfigError(f"{self.where} has {name} {value!r}, not true or false. Correct it.")
         return value
 
+    def text(self, name: str, default: str) -> str:
+        value = self.get(name, default)
+        if not isinstance(value, str):
+            raise ConfigError(f"{self.where} has {name} {value!r}, not a text. Correct it.")
+        return value
+
+    def inner(self, name: str) -> Arguments:
+        """The options within the option `name`; none where there is none."""
+        value = self.get(name, {})
+        if not isinstance(value, dict):
+            raise ConfigError(f"{self.where} has {name} {value!r}, not options by name. Correct it.")
+        return Arguments(f"{self.where}, {name},", value)
+
     def same(self, one: str, other: str) -> int:
         """A number that both stacks must share."""
         values = self.number(one), self.number(other)
@@ -64,3 +77,11 @@ class Arguments:
         for name in names:
             if found := self.get(name):
                 raise ConfigError(f"{self.where} has {name} {found!r}, which is not supported.")
+
+    def others(self, harmless: Collection[str]) -> list[str]:
+        """Options that say something, that nothing asked for and that are not known to be without effect."""
+        return sorted(
+            str(name)
+            for name, value in self._given.items()
+            if name not in self._read and name not in harmless and value not in (None, False, {}, [], "")
+        )

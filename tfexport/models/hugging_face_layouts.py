@@ -51,6 +51,9 @@ def tensor2tensor_sinusoids(n_positions: int, d_model: int, pad_id: int) -> Tens
     return torch.nn.functional.pad(table, (0, d_model % 2))
 
 
+_LARGEST_TABLE = 2**28
+"""Numbers in a table of positions that config.json may ask for."""
+
 KINDS = {
     "marian": _Kind(
         about="MarianMT, OPUS-MT",
@@ -87,6 +90,11 @@ def bart_like(model_type: str, settings: Settings, weights: dict[str, Tensor]) -
     settings.require({**kind.required, **wanted})
     d_model, positions = settings.number("d_model"), settings.number("max_position_embeddings")
     pad_id = settings.token("pad_token_id")
+    if is_computed and not (d_model >= 4 and positions >= 1 and d_model * positions <= _LARGEST_TABLE):
+        raise ConfigError(
+            f"{settings.path / CONFIG} has d_model {d_model} and max_position_embeddings {positions}, which no such model "
+            "has. Check that it was copied completely."
+        )
     for side in ("encoder", "decoder"):
         if kind.positions is not None:
             # Some files have the table; all can do without.
@@ -133,6 +141,8 @@ def t5(model_type: str, settings: Settings, weights: dict[str, Tensor]) -> Toolk
     """
     settings.require({"is_encoder_decoder": True})
     d_model, n_heads, d_head = (settings.number(name) for name in ("d_model", "num_heads", "d_kv"))
+    if d_head < 1:
+        raise ConfigError(f"{settings.path / CONFIG} has d_kv {d_head}. Check that it was copied completely.")
     layers = settings.number("num_layers")
     gate, dash, activation = str(settings.get("feed_forward_proj", "relu")).rpartition("-")
     if gate not in ("", "gated"):
@@ -182,6 +192,10 @@ def t5(model_type: str, settings: Settings, weights: dict[str, Tensor]) -> Toolk
     return ToolkitCheckpoint(_family(model_type, T5[model_type], _T5_NAMES, settings), fields, weights)
 
 
+_FARTHEST = 1_000_000
+"""Distances that a number in config.json may ask for."""
+
+
 def _by_distance(settings: Settings, buckets: Tensor, max_distance: int, *, both_ways: bool) -> Tensor:
     """T5's table of buckets [buckets, heads] as one of distances, as `DistanceTable` has it: it is the same, written out.
 
@@ -193,8 +207,14 @@ def _by_distance(settings: Settings, buckets: Tensor, max_distance: int, *, both
             f"a table of relative positions in {settings.path} has {len(buckets)} buckets. Check config.json."
         )
     n = len(buckets) // 2 if both_ways else len(buckets)
+    exact = n // 2
+    if not 0 < exact < max_distance <= _FARTHEST:
+        raise ConfigError(
+            f"{settings.path / CONFIG} has relative_attention_max_distance {max_distance}, which does not fit "
+            f"{len(buckets)} buckets. Check that it was copied completely."
+        )
     distance = torch.arange(-max_distance if both_ways else 0, max_distance + 1)  # of the query from the key
-    far, exact = distance.abs(), n // 2
+    far = distance.abs()
     # In float32, as the model has computed it: a bucket begins where that says.
     growth = torch.log(far.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (n - exact)
     bucket = torch.where(far < exact, far, (exact + growth.long()).clamp(max=n - 1))

@@ -77,7 +77,7 @@ class Settings(Arguments):
         value = self.get(name)
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
-        if value is None or type(value) is int:
+        if value is None or (type(value) is int and 0 <= value < 2**31):
             return value
         raise ConfigError(f"{self.path / CONFIG} has {name} {value!r}: only one id is supported.")
 

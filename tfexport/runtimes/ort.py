@@ -12,9 +12,10 @@ import numpy as np
 import onnxruntime
 
 from tfexport.bundle import Bundle
-from tfexport.contract import SHAPE_NODE, Dialect, Precision, aligned_length
+from tfexport.contract import SHAPE_NODE, Dialect, Precision, Role, aligned_length
 from tfexport.cpus import usable_cpus
 from tfexport.errors import BundleError, RuntimeUnavailable
+from tfexport.runtimes.base import Capacity, FloatArray, IntArray
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.device import Call, Device, DeviceTensor, HostDevice
 from tfexport.runtimes.loop import LoopRuntime
@@ -115,14 +116,47 @@ class OrtGraphs:
     ):
         self.device, self.precision, self.buckets = device, precision, buckets
         rounding = device.name == "cpu" and precision in ("float16", "bfloat16")
-        self._step = OrtExecutable(bundle.graph("decoder_step", precision, dialect), device, threads, rounding=rounding)
+
+        def load(role: Role) -> OrtExecutable:
+            return OrtExecutable(bundle.graph(role, precision, dialect), device, threads, rounding=rounding)
+
+        self._load, self._attention_step = load, None  # type: tuple[Any, OrtExecutable | None]
+        self._step = load("decoder_step")
         self.encoder = OrtExecutable(
             bundle.graph("encoder", precision, dialect), device, threads, record=False, rounding=rounding
         )
         self.select_rows = OrtExecutable(bundle.graph("select_rows", precision), device, threads)
 
-    def step(self, cache: int) -> OrtExecutable:
-        return self._step
+    def step(self, cache: int, *, attention: bool = False) -> OrtExecutable:
+        if not attention:
+            return self._step
+        if self.device.name != "cpu":
+            raise RuntimeUnavailable(
+                "the runtime ort-cuda does not tell what outputs attend to. Use --runtime ort-cpu, torch or torch-cuda."
+            )
+        if self._attention_step is None:  # loaded for who asks for it
+            self._attention_step = self._load("decoder_step_attention")
+        return self._attention_step
+
+
+class OrtClassifier:
+    """The runtime `ort-cpu` for encoder classifiers.
+
+    Raises:
+        RuntimeUnavailable: half precision needs onnx, which is not installed.
+        BundleError: the bundle is of another kind or precision, or ONNX Runtime cannot load its graph.
+    """
+
+    name = "ort-cpu"
+
+    def __init__(self, bundle: Bundle, *, precision: Precision = "float32", threads: int | None = None):
+        self.config, self.capacity = bundle.config, Capacity.of_model(bundle.config)
+        graph = bundle.graph("encoder_classifier", precision)
+        self._session = _session(graph, HostDevice(), threads, record=False, rounding=precision != "float32")
+
+    def logits(self, src_ids: IntArray, src_len: IntArray) -> FloatArray:
+        (found,) = self._session.run(["logits"], {"src_ids": src_ids, "src_len": src_len})
+        return found
 
 
 class OrtExecutable:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tfexport.bundle import Bundle
 from tfexport.config import ModelConfig
-from tfexport.contract import Precision, Role, graphs_of
+from tfexport.contract import ATTENTION_ROLES, Precision, Role, attention_graphs_of, graphs_of
 from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, Runtime
 from tfexport.runtimes.ort import cpu_session, ort_cpu_portable
@@ -114,16 +114,20 @@ class OrtCpuRuntime:
                 self._sessions[role] = session
             return self._sessions[role]
 
-    def prepare(self, beam: int) -> bool:
-        """Load the graphs that a search with this beam runs; whether this process may be forked then.
+    def prepare(self, beam: int, *, attention: bool = False) -> bool:
+        """Load the graphs that a search with this beam runs, telling its attention or not; whether this process may be
+        forked then.
 
         Sessions of one thread have none of their own, which a fork would be without.
         """
         self.session("encoder")
-        self.session(self._greedy if beam == 1 else "beam_step")
+        step = self._greedy if beam == 1 else "beam_step"
+        self.session(ATTENTION_ROLES[step] if attention else step)
         return self._threads == 1
 
-    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> GreedyState | BeamState:
+    def encode(
+        self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False
+    ) -> GreedyState | BeamState:
         config = self.config
         batch, src = src_ids.shape
         ids = np.ascontiguousarray(src_ids, dtype=np.int64)
@@ -139,8 +143,8 @@ class OrtCpuRuntime:
                 self._encode(ids[piece], lengths[piece], part)
                 cross[:, piece] = part
         if beam == 1 and self._greedy == "decoder_step":
-            return GreedyState(self, cross, lengths)
-        return BeamState(self, cross, lengths, beam)
+            return GreedyState(self, cross, lengths, attention=attention)
+        return BeamState(self, cross, lengths, beam, attention=attention)
 
     def _encode(self, src_ids: IntArray, src_len: NDArray[np.int32], cross: FloatArray) -> None:
         """Write the keys and values of sentences into `cross` [keys_values, batch, heads, src, head_dim]."""
@@ -164,7 +168,8 @@ def require_contract(
     session: onnxruntime.InferenceSession, path: Path, role: Role, config: ModelConfig, precision: Precision
 ) -> None:
     """Raises BundleError where a graph has not the inputs and outputs, by name and type, that it is to be bound to."""
-    (graph,) = (graph for graph in graphs_of(config, precision, "ort") if graph.role == role)
+    graphs = (*graphs_of(config, precision, "ort"), *attention_graphs_of(config, precision, "ort"))
+    (graph,) = (graph for graph in graphs if graph.role == role)
     for wanted, found in ((graph.inputs, session.get_inputs()), (graph.outputs, session.get_outputs())):
         if {(tensor.name, TYPES[tensor.dtype]) for tensor in wanted} != {(node.name, node.type) for node in found}:
             raise BundleError(

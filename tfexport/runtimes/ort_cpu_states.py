@@ -20,7 +20,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
-from tfexport.contract import Role, cache_names
+from tfexport.contract import ATTENTION_ROLES, Role, cache_names
 from tfexport.errors import BundleError, TfexportError
 from tfexport.runtimes.base import Best, FloatArray, IntArray
 
@@ -90,11 +90,21 @@ class Step:
 
     Args:
         shape: of `tokens` and `position`: [rows], or [batch, beam].
+        attention: whether the graph is the one that tells it.
     """
 
-    def __init__(self, runtime: OrtCpuRuntime, role: Role, cross: FloatArray, src_len: NDArray[np.int32], shape: Any):
+    def __init__(
+        self,
+        runtime: OrtCpuRuntime,
+        role: Role,
+        cross: FloatArray,
+        src_len: NDArray[np.int32],
+        shape: Any,
+        *,
+        attention: bool,
+    ):
         self.config = runtime.config
-        self.binding = Binding(runtime.session(role))
+        self.binding = Binding(runtime.session(ATTENTION_ROLES[role] if attention else role))
         self.tokens = np.empty(shape, dtype=np.int64)
         self.position = np.empty(shape, dtype=np.int32)
         self._count = np.zeros(1, dtype=np.int64)
@@ -105,6 +115,12 @@ class Step:
         self.binding.input("src_len", src_len)
         for name, array in zip(cache_names(self.config, "cross"), cross, strict=True):
             self.binding.input(name, array)
+        self.attention: FloatArray | None = None
+        """[layers, rows, heads, src], written by each run."""
+        if attention:
+            layers, (_, _, heads, src, _) = self.config.n_decoder_layers, cross.shape
+            self.attention = np.empty((layers, self.tokens.size, heads, src), dtype=np.float32)
+            self.binding.output("attention", self.attention)
 
     def use(self, cache: FloatArray) -> None:
         """Let past and present be `cache` [tensors, ...], which is written in place."""
@@ -148,14 +164,18 @@ def _moved(tensors: FloatArray, rows: IntArray) -> FloatArray:
 class GreedyState:
     """A batch of which each row has its own cache."""
 
-    def __init__(self, runtime: OrtCpuRuntime, cross: FloatArray, src_len: NDArray[np.int32]):
+    def __init__(
+        self, runtime: OrtCpuRuntime, cross: FloatArray, src_len: NDArray[np.int32], *, attention: bool = False
+    ):
         self._runtime, self._cross, self._src_len, self._filled = runtime, cross, src_len, 0
+        self._attention = attention
         self._cache = runtime.layout.empty(runtime.config, len(src_len), runtime.layout.block)
         self._total = np.zeros(1, dtype=np.int32)
         self._bind()
 
     def _bind(self) -> None:
-        self._step = Step(self._runtime, "decoder_step", self._cross, self._src_len, len(self._src_len))
+        sizes = (self._cross, self._src_len, len(self._src_len))
+        self._step = Step(self._runtime, "decoder_step", *sizes, attention=self._attention)
         self._step.binding.input("total", self._total)
         self._step.use(self._cache)
 
@@ -166,6 +186,10 @@ class GreedyState:
     @property
     def cross(self) -> list[FloatArray]:
         return list(self._cross)
+
+    @property
+    def attention(self) -> FloatArray:
+        return _told(self._step.attention)
 
     def best(self, tokens: IntArray, count: int) -> Best:
         self._run(tokens, count)
@@ -204,8 +228,16 @@ class BeamState:
     `places` [sentences] are the places in the buffers of the sentences that are still searched; the others go on in vain.
     """
 
-    def __init__(self, runtime: OrtCpuRuntime, cross: FloatArray, src_len: NDArray[np.int32], beam: int):
-        self._runtime, self._beam = runtime, beam
+    def __init__(
+        self,
+        runtime: OrtCpuRuntime,
+        cross: FloatArray,
+        src_len: NDArray[np.int32],
+        beam: int,
+        *,
+        attention: bool = False,
+    ):
+        self._runtime, self._beam, self._attention = runtime, beam, attention
         layout = runtime.layout
         self._position, self._room_until = 0, layout.room
         cache = layout.empty(runtime.config, len(src_len), layout.slots(layout.room * beam))
@@ -218,7 +250,8 @@ class BeamState:
         """Go on in these buffers, all of whose places are live and have their next free slot at `slot` [sentences]."""
         self._cross, self._src_len, self._slot = cross, src_len, slot
         self._places, self._in_order = np.arange(len(src_len)), True
-        self._step = Step(self._runtime, "beam_step", cross, src_len, (len(src_len), self._beam))
+        sizes = (cross, src_len, (len(src_len), self._beam))
+        self._step = Step(self._runtime, "beam_step", *sizes, attention=self._attention)
         self._step.tokens.fill(self._runtime.config.bos_id)  # what places that are left go on reading
         self._step.binding.input("slot", self._slot)
         self._remember(cache, mask)
@@ -235,6 +268,11 @@ class BeamState:
     @property
     def cross(self) -> list[FloatArray]:
         return list(self._cross[:, self._places])
+
+    @property
+    def attention(self) -> FloatArray:
+        told, rows = _told(self._step.attention), self._rows()
+        return told if rows is None else told[:, rows]
 
     def best(self, tokens: IntArray, count: int) -> Best:
         self._run(tokens, count)
@@ -305,6 +343,11 @@ class BeamState:
             cross, cache = _moved(self._cross, self._places), _moved(self._cache, self._places)
             self._use(cross, self._src_len[self._places], cache, self._mask[self._places], self._slot[self._places])
         return self
+
+
+def _told(attention: FloatArray | None) -> FloatArray:
+    assert attention is not None, "encode was not asked for it"
+    return attention
 
 
 def _require_position(runtime: OrtCpuRuntime, position: int) -> None:
