@@ -149,9 +149,8 @@ def test_vocabularies_that_are_not_the_model_s_are_refused(changed: Callable[...
 
 def test_how_its_texts_were_split_is_told(changed: Callable[..., Path]) -> None:
     path = changed(transforms=["filtertoolong", "sentencepiece"], src_subword_model="de.model")
-    assert load_checkpoint(path, {}).notes == (
-        "its texts are split by sentencepiece (de.model) first, and so must be the input of `decode`",
-    )
+    (note,) = load_checkpoint(path, {}).notes
+    assert note.startswith("its texts are split by sentencepiece (de.model) first")
 
 
 def test_a_prefix_is_kept_and_languages_are_refused() -> None:

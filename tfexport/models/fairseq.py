@@ -18,9 +18,9 @@ from tfexport.errors import CheckpointError, ConfigError
 from tfexport.models.arguments import Arguments
 from tfexport.models.family import Family
 from tfexport.models.hugging_face_layouts import bart_names, tensor2tensor_sinusoids
-from tfexport.models.inert import is_torch_file, plain, read_inert
+from tfexport.models.inert import holds, plain, read_inert
 from tfexport.models.native import Tokenizers
-from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint, tie
+from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint, split_before, tie
 from tfexport.tokenizers import FAIRSEQ_SPECIALS, TextTokenizer, read_vocabulary
 
 NAME = "fairseq"
@@ -48,13 +48,6 @@ def _is_fairseq(content: Any) -> bool:
         return False
     # Others save `model` and `args` too, but neither the history of their optimizers nor these names.
     return "optimizer_history" in content or any(".embed_tokens." in str(name) for name in content["model"])
-
-
-def recognises(path: Path) -> bool:
-    try:
-        return is_torch_file(path) and _is_fairseq(read_inert(path))
-    except CheckpointError:
-        return False
 
 
 def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
@@ -235,7 +228,7 @@ def _dictionaries(path: Path, arguments: Arguments, fields: Mapping[str, Any]) -
         found.append(tokenizer)
     steps = [f"{name} {value}" for name in _TEXT if (value := arguments.get(name))]
     if steps:
-        notes.append(f"its texts are split by {' and '.join(steps)} first, and so must be the input of `decode`")
+        notes.append(split_before(" and ".join(steps)))
     return Tokenizers(*found), tuple(notes)
 
 
@@ -258,4 +251,4 @@ _IGNORED = (
     *(f"encoder.layers.{{i}}.{name}_{{p}}" for name in ("in_proj", "out_proj", "fc1", "fc2")),
 )
 
-TOOLKIT = Toolkit(recognises=recognises, read=read, files=lambda path: [path])
+TOOLKIT = Toolkit(recognises=lambda path: holds(path, _is_fairseq), read=read, files=lambda path: [path])

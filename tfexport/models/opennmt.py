@@ -18,9 +18,9 @@ from torch import Tensor
 from tfexport.errors import CheckpointError, ConfigError
 from tfexport.models.arguments import Arguments
 from tfexport.models.family import Family
-from tfexport.models.inert import InertObject, is_torch_file, plain, read_inert
+from tfexport.models.inert import InertObject, holds, plain, read_inert
 from tfexport.models.native import Tokenizers
-from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint, tie
+from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint, split_before, tie
 from tfexport.tokenizers import word_tokenizer
 
 NAME = "opennmt-py"
@@ -37,11 +37,7 @@ _SOURCE, _TARGET = (f"{side}.embeddings.make_embedding.emb_luts.0.weight" for si
 _LAYER_NORM = re.compile(r"(.*\.layer_norm(?:_\d)?)\.([ab])_2")
 
 
-def recognises(path: Path) -> bool:
-    try:
-        content = read_inert(path) if is_torch_file(path) else None
-    except CheckpointError:
-        return False
+def _is_opennmt(content: Any) -> bool:
     return isinstance(content, Mapping) and {"opt", "vocab", "model"} <= content.keys()
 
 
@@ -207,7 +203,7 @@ def _notes(arguments: Arguments) -> tuple[str, ...]:
         return ()
     models = [str(model) for side in ("src", "tgt") if (model := arguments.get(f"{side}_subword_model"))]
     told = f" ({', '.join(dict.fromkeys(models))})" if models else ""
-    return (f"its texts are split by {', '.join(how)}{told} first, and so must be the input of `decode`",)
+    return (split_before(", ".join(how) + told),)
 
 
 def _names(side: str, layers: str, norms: tuple[str, ...], attentions: Mapping[str, str]) -> dict[str, str]:
@@ -242,4 +238,4 @@ _NAMES = {
     "generator.bias": "output_bias",
 }
 
-TOOLKIT = Toolkit(recognises=recognises, read=read, files=lambda path: [path])
+TOOLKIT = Toolkit(recognises=lambda path: holds(path, _is_opennmt), read=read, files=lambda path: [path])

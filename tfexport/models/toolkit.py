@@ -73,3 +73,8 @@ def tie(weights: dict[str, Tensor], source: str, target: str, output: str) -> di
 
 def _equal(one: Tensor, other: Tensor) -> bool:
     return one is other or (one.shape == other.shape and torch.equal(one, other))
+
+
+def split_before(how: str) -> str:
+    """The note of a model whose texts other programs split before words are looked up; `how` tells them."""
+    return f"its texts are split by {how} first, and so must be the input of `decode` (codes of subword-nmt: --src-bpe)"
