@@ -103,6 +103,11 @@ def test_options_that_are_not_supported_are_refused_by_name(
         load_checkpoint(changed(**{option: value}), {})
 
 
+def test_options_that_are_not_known_are_told(changed: Callable[..., Path]) -> None:
+    notes = load_checkpoint(changed(pos_strange=3), {}).notes
+    assert any(note.endswith("has options that were not read: pos_strange") for note in notes)
+
+
 def test_biases_that_some_layers_lack_are_zeros(changed: Callable[..., Path]) -> None:
     name = "decoder.transformer_layers.0.context_attn.final_linear.bias"
     without = load_checkpoint(changed({name: None}), {}).weights

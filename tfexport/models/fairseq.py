@@ -20,7 +20,7 @@ from tfexport.models.family import Family
 from tfexport.models.hugging_face_layouts import bart_names, tensor2tensor_sinusoids
 from tfexport.models.inert import holds, plain, read_inert
 from tfexport.models.native import Tokenizers
-from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint, split_before, tie
+from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint, not_read, split_before, tie
 from tfexport.tokenizers import FAIRSEQ_SPECIALS, TextTokenizer, read_vocabulary
 
 NAME = "fairseq"
@@ -36,6 +36,13 @@ _UNSUPPORTED = (
     *("decoder_xformers_att_config", "simul_type"),
 )
 """Options that change what a model computes."""
+_BEGINNINGS = ("encoder_", "decoder_", "scale_", "cross_", "adaptive_", "tie_", "layernorm_", "quant_noise_", "base_")
+_HARMLESS = """
+    encoder_layerdrop decoder_layerdrop encoder_embed_path decoder_embed_path decoder_input_dim decoder_output_dim
+    adaptive_softmax_dropout adaptive_softmax_factor tie_adaptive_weights tie_adaptive_proj quant_noise_pq_block_size
+    base_sublayers base_shuffle
+"""
+"""Options of training, of what is refused where it is on, and of what the weights tell."""
 _TEXT = {"bpe": ("bpe", "_name"), "tokenizer": ("tokenizer", "_name")}
 _INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
 
@@ -75,7 +82,7 @@ def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
         signature=(),
         read_config=lambda weights: {},
         ignored=_IGNORED,
-        notes=notes,
+        notes=(*notes, *not_read(arguments, _BEGINNINGS, _HARMLESS.split())),
     )
     return ToolkitCheckpoint(family, fields, weights, tokenizers)
 

@@ -20,7 +20,7 @@ from tfexport.models.arguments import Arguments
 from tfexport.models.family import Family
 from tfexport.models.inert import InertObject, holds, plain, read_inert
 from tfexport.models.native import Tokenizers
-from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint, split_before, tie
+from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint, not_read, split_before, tie
 from tfexport.tokenizers import word_tokenizer
 
 NAME = "opennmt-py"
@@ -32,6 +32,11 @@ _UNSUPPORTED = (
     *("lora_layers", "lora_embedding", "quant_layers"),
 )
 """Options that change what a model computes, or how its weights are written."""
+_BEGINNINGS = ("pos_", "position_", "layer_norm", "norm_", "rotary_", "relative_", "num_", "add_", "self_attn", "attn_")
+_HARMLESS = """
+    position_encoding_type add_qkvbias add_ffnbias rotary_theta rotary_interleave rotary_dim num_experts_per_tok num_workers
+"""
+"""Options of training, of what is refused where it is on, and of what the weights tell."""
 _TOKENS = {"unk_id": "<unk>", "pad_id": "<blank>", "eos_id": "</s>"}
 _SOURCE, _TARGET = (f"{side}.embeddings.make_embedding.emb_luts.0.weight" for side in ("encoder", "decoder"))
 _LAYER_NORM = re.compile(r"(.*\.layer_norm(?:_\d)?)\.([ab])_2")
@@ -75,7 +80,7 @@ def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
         renames=_NAMES,
         signature=(),
         read_config=lambda weights: {},
-        notes=_notes(arguments),
+        notes=(*_notes(arguments), *not_read(arguments, _BEGINNINGS, _HARMLESS.split())),
     )
     return ToolkitCheckpoint(family, fields, weights, Tokenizers(source.framed((), (), options.prefix), target))
 
