@@ -74,6 +74,12 @@ def decode(
     token_scores: Annotated[
         bool, typer.Option("--token-scores", help="The log-probability of each token, in jsonl.")
     ] = False,
+    stream: Annotated[
+        bool,
+        typer.Option(
+            "--stream", help="Write each token as soon as it is decided, line by line; in jsonl an event each."
+        ),
+    ] = False,
     batch_size: BatchSize = 32,
     input_format: InputFormatOption = None,
     output_format: Annotated[
@@ -103,6 +109,7 @@ def decode(
     from tfexport.next_tokens import suppressed
     from tfexport.runtimes import load_runtime, require_workers, takes_workers
     from tfexport.search import SearchOptions
+    from tfexport.stream import refuse_several, shown, stream_lines
     from tfexport.translate import Reader, Writer, translate, window_size
     from tfexport.watch import watched
 
@@ -110,6 +117,9 @@ def decode(
         raise TfexportError("--prefix-column and --prefix-file both say what outputs begin with. Give one of them.")
     if token_scores and output_format != "jsonl":
         raise TfexportError("--token-scores are written in jsonl alone. Add --output-format jsonl.")
+
+    if stream and (output is not None or workers not in (None, 1)):
+        raise TfexportError("--stream writes to stdout, by one worker. Leave -o and --workers out.")
 
     def search_options(suppressed: tuple[int, ...] = (), suppressed_first: tuple[int, ...] = ()) -> SearchOptions:
         return SearchOptions.for_profile(
@@ -133,7 +143,9 @@ def decode(
             token_scores=token_scores,
         )
 
-    search_options()  # what is wrong with them is told before a bundle is read
+    asked = search_options()  # what is wrong with them is told before a bundle is read
+    if stream:
+        refuse_several(asked)
     with watched(directory) as watch:
         bundle = open_bundle(directory)
         chosen = precisions_of(precision)[0] if precision else None
@@ -149,7 +161,7 @@ def decode(
             outputs = writer.reader() if prefix_column else None
             if prefix_file is not None:
                 outputs = writer.reader(lines=files.enter_context(opened(prefix_file)))
-            window = 1 if lines.isatty() else None  # a person at a terminal is answered line by line
+            window = 1 if stream or lines.isatty() else None  # a person at a terminal is answered line by line
             at_once = window is None and takes_workers(runtime, bundle, chosen)
             split = Split.of(workers, threads, at_once=at_once)
             require_workers(runtime, bundle, chosen, split.workers)
@@ -172,6 +184,11 @@ def decode(
                     say(f"note: decoding with {split}; choose with --workers and --threads")
                 if reason := missing(bundle, model.name, model.precision):
                     say(f"note: {reason}: tfexport parity {directory} INPUT")
+                if stream:
+                    events = stream_lines(model, reader, lines, options, writer, outputs=outputs)
+                    for _ in warned(watch.over(shown(events, writer, out.file))):
+                        pass
+                    return
                 results = translate(
                     model,
                     reader,

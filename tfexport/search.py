@@ -6,7 +6,7 @@ token id. A GPU may rank equal logits in any order. Scores are summed in float64
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from tfexport.next_tokens import NextTokens
 from tfexport.runtimes.base import Best, IntArray, Runtime, State
 from tfexport.search_options import Finished, Hypothesis, SearchOptions, Source
 
-__all__ = ["Hypothesis", "SearchOptions", "Source", "pad", "search"]
+__all__ = ["Hypothesis", "SearchOptions", "Source", "pad", "search", "search_steps"]
 
 COMPACT_BELOW = 0.75
 """Greedy rows leave the batch when the live ones are at most this part of it: a copy of the cache must pay for itself."""
@@ -30,6 +30,22 @@ def search(
     Raises:
         TfexportError: the runtime gave logits that are not numbers, or an option does not fit the model.
     """
+    steps = search_steps(runtime, sources, options)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return list(done.value)
+
+
+Decided = Callable[[int], tuple[IntArray, NDArray[np.float64]]]
+"""Of a source, by its place: the tokens that its best output is sure to begin with, and their log-probabilities [length]."""
+Steps = Generator[Decided, None, list[list[Hypothesis]]]
+"""A search that stops after each step but the last, and tells what is decided by then; it returns what it finds."""
+
+
+def search_steps(runtime: Runtime[State], sources: Sequence[Source | Sequence[int]], options: SearchOptions) -> Steps:
+    """`search`, step by step, for who wants to see tokens as they are decided."""
     if not sources:
         return []
     asked = [source if isinstance(source, Source) else Source(source) for source in sources]
@@ -39,9 +55,8 @@ def search(
     most = [limit if source.most is None else source.most for source, limit in zip(asked, limits, strict=True)]
     limits = np.minimum(limits, np.array(most, dtype=np.int64))
     next_tokens = NextTokens(runtime, options, asked, limits)
-    if options.beam == 1:
-        return _greedy(next_tokens, state, limits, options)
-    return _beam(next_tokens, state, limits, options)
+    decode = _greedy if options.beam == 1 else _beam
+    return (yield from decode(next_tokens, state, limits, options))
 
 
 def pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[IntArray, IntArray]:
@@ -53,7 +68,7 @@ def pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[IntArray, IntA
     return ids, lengths
 
 
-def _greedy(next_tokens: NextTokens, state: State, limits: IntArray, options: SearchOptions) -> list[list[Hypothesis]]:
+def _greedy(next_tokens: NextTokens, state: State, limits: IntArray, options: SearchOptions) -> Steps:
     """The best next token, or the one that is drawn, until it is eos; `width` outputs of each sentence."""
     bos, eos, width = next_tokens.config.bos_id, next_tokens.config.eos_id, options.width
     batch = len(limits)
@@ -68,6 +83,10 @@ def _greedy(next_tokens: NextTokens, state: State, limits: IntArray, options: Se
     def history() -> IntArray:
         past = output[: length - 1, sentence].reshape(length - 1, len(sentence) * width).T
         return np.concatenate([np.full((len(past), 1), bos), past], axis=1)
+
+    def decided(index: int) -> tuple[IntArray, NDArray[np.float64]]:
+        known = min(length, int(lengths[index, 0]))
+        return output[:known, index, 0], log_probs[:known, index, 0]
 
     for length in range(1, limits.max() + 1):
         best, state = next_tokens.best(state, tokens, 1, length, sentence, history)
@@ -88,6 +107,7 @@ def _greedy(next_tokens: NextTokens, state: State, limits: IntArray, options: Se
                 rows = (kept[:, None] * width + np.arange(width)).ravel()
                 state, tokens = state.select(rows), tokens[rows]
                 sentence, live = sentence[kept], live[kept]
+        yield decided
 
     def hypothesis(index: int, sample: int) -> Hypothesis:
         length = int(lengths[index, sample])
@@ -107,7 +127,7 @@ def _closed_up(live: NDArray[np.bool_]) -> IntArray:
     return places
 
 
-def _beam(next_tokens: NextTokens, state: State, limits: IntArray, options: SearchOptions) -> list[list[Hypothesis]]:
+def _beam(next_tokens: NextTokens, state: State, limits: IntArray, options: SearchOptions) -> Steps:
     """Beam search, which `profiles.py` describes.
 
     At each step the best 2 * beam continuations are looked at: those among the first `beam` that end in eos are
@@ -137,13 +157,29 @@ def _beam(next_tokens: NextTokens, state: State, limits: IntArray, options: Sear
         steps = np.diff([0.0, *reversed(totals)]) if options.token_scores else ()
         finished[index].add(tuple(reversed(ids)), log_prob, rank=rank, done=last == config.eos_id, steps=steps)
 
+    def told(those: IntArray, count: int) -> tuple[IntArray, NDArray[np.float64]]:
+        """The first `count` tokens of the live hypotheses of some sentences, and their sums: [sentences, beam, count]."""
+        ids = np.empty((len(those), beam, count), dtype=np.int64)
+        totals, place = np.empty(ids.shape), np.tile(np.arange(beam), (len(those), 1))
+        for step in range(count - 1, -1, -1):
+            at = step, those[:, None], place
+            ids[..., step], totals[..., step], place = words[at], sums[at], parents[at]
+        return ids, totals
+
     def history() -> IntArray:
-        past = np.empty((len(sentence), beam, length), dtype=np.int64)
-        past[..., 0], place = config.bos_id, np.tile(np.arange(beam), (len(sentence), 1))
-        for step in range(length - 2, -1, -1):
-            past[..., step + 1] = words[step, sentence[:, None], place]
-            place = parents[step, sentence[:, None], place]
-        return past.reshape(-1, length)
+        past = told(sentence, length - 1)[0].reshape(len(sentence) * beam, -1)
+        return np.concatenate([np.full((len(past), 1), config.bos_id), past], axis=1)
+
+    def decided(index: int) -> tuple[IntArray, NDArray[np.float64]]:
+        """What all have in common that may become the best: those that are live, and the best that is finished."""
+        group = np.flatnonzero(sentence == index)  # none where the sentence is done
+        ids, totals = (found[np.isfinite(scores[group])] for found in told(sentence[group], length))
+        outputs = [*zip(ids, np.diff(totals, prepend=0.0), strict=True)]
+        outputs += [(np.array(one.ids), np.array(one.token_log_probs)) for one in finished[index].best()[:1]]
+        shortest = min(len(tokens) for tokens, _ in outputs)
+        every = np.stack([tokens[:shortest] for tokens, _ in outputs])
+        common = int(np.logical_and.accumulate((every == every[0]).all(axis=0)).sum())
+        return outputs[0][0][:common], outputs[0][1][:common]
 
     for length in range(1, limits.max() + 1):
         best, state = next_tokens.best(state, tokens, 2 * beam, length, sentence, history)
@@ -180,6 +216,7 @@ def _beam(next_tokens: NextTokens, state: State, limits: IntArray, options: Sear
         tokens, scores, sentence = token[kept].ravel(), scores[kept], sentence[kept]
         if len(rows) != state.rows or (rows != np.arange(len(rows))).any():
             state = state.select(rows)
+        yield decided
 
     return [hypotheses.best() for hypotheses in finished]
 

@@ -318,14 +318,14 @@ def translate(
 
     def windows() -> Iterator[list[Source]]:
         while chunk := list(islice(stream, size)):
-            known, readable = _read(runtime.capacity, reader, outputs, chunk)
+            known, readable = read_lines(runtime.capacity, reader, outputs, chunk)
             under_way.append((known, list(readable)))
             yield list(readable.values())
 
     with Team(runtime, workers, options.width) as team:
         for decoded in decode_windows(team, windows(), options, batch_size=batch_size):
             known, numbers = under_way.popleft()
-            known |= {number: _result(number, found) for number, found in zip(numbers, decoded, strict=True)}
+            known |= {number: result_of(number, found) for number, found in zip(numbers, decoded, strict=True)}
             yield from (known[number] for number in sorted(known))
 
 
@@ -349,7 +349,7 @@ def without_bom(lines: Iterable[bytes]) -> Iterator[bytes]:
         yield line if index else line.removeprefix(BOM_UTF8)
 
 
-def _read(
+def read_lines(
     capacity: Capacity, reader: Reader, outputs: TargetReader | None, chunk: list[tuple[int, tuple[bytes, bytes]]]
 ) -> tuple[dict[int, Result], dict[int, Source]]:
     """The lines of a window by their numbers: results of those that cannot be decoded, sources of the others."""
@@ -378,7 +378,7 @@ def _within(capacity: Capacity, ids: list[int]) -> list[int]:
     return ids
 
 
-def _result(number: int, hypotheses: list[Hypothesis]) -> Result:
+def result_of(number: int, hypotheses: list[Hypothesis]) -> Result:
     if hypotheses[0].finished:
         return Result(number, "ok", "", tuple(hypotheses))
     message = f"ended by the limit of {len(hypotheses[0].ids)} tokens, not by the model: see --max-length"
