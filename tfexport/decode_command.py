@@ -60,6 +60,15 @@ def decode(
     prefix_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What each output begins with, a line for each input line.")
     ] = None,
+    alternatives: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Outputs for the N most likely tokens after the prefix, most likely first, separated by tabs."
+        ),
+    ] = 0,
+    min_alternative_prob: Annotated[
+        float, typer.Option(help="Of --alternatives: the least probability of such a token.")
+    ] = 0.0,
     samples: Annotated[
         int, typer.Option(min=0, help="Draw so many outputs a line at random, separated by tabs, instead of a search.")
     ] = 0,
@@ -135,6 +144,8 @@ def decode(
             no_repeat_ngram=no_repeat_ngram,
             suppress=suppressed,
             suppress_first=suppressed_first,
+            alternatives=alternatives,
+            min_alternative_prob=min_alternative_prob,
             samples=samples,
             temperature=temperature,
             top_k=top_k,

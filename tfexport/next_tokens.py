@@ -45,6 +45,7 @@ class NextTokens:
         self._forced = np.full((len(sources), longest), -1, dtype=np.int64)
         for row, prefix in zip(self._forced, prefixes, strict=True):
             row[: len(prefix)] = prefix
+        self._least = np.array([source.least for source in sources], dtype=np.int64)
         self._streams = Streams(options.seed, [source.line for source in sources], options.samples)
         # Transformers penalises log-probabilities in beam search; the paper and all others logits.
         self._penalises_logits = options.beam == 1 or options.rules.renormalises
@@ -94,6 +95,7 @@ class NextTokens:
             or options.repetition_penalty != 1
             or options.no_repeat_ngram
             or length <= self._forced.shape[1]
+            or (length <= self._least[sentence]).any()
             or (banned and options.rules.renormalises)
             or self._must_end(length, sentence).any()
         )
@@ -115,6 +117,7 @@ class NextTokens:
             scores = log_softmax(scores)
         allowed = np.ones(scores.shape, dtype=bool)
         allowed[:, banned] = False
+        allowed[length <= self._least[source], eos] = False
         if options.no_repeat_ngram:
             ban_repeated_ngrams(allowed, self._past(history), options.no_repeat_ngram)
         # Where nothing may come any more an output ends.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from tfexport.alternatives import with_alternatives
 from tfexport.next_tokens import NextTokens
 from tfexport.runtimes.base import Best, IntArray, Runtime, State
 from tfexport.search_options import Finished, Hypothesis, SearchOptions, Source
@@ -30,6 +31,8 @@ def search(
     Raises:
         TfexportError: the runtime gave logits that are not numbers, or an option does not fit the model.
     """
+    if options.alternatives and sources:
+        return with_alternatives(search, _begun, runtime, _asked(sources), options)
     steps = search_steps(runtime, sources, options)
     while True:
         try:
@@ -48,15 +51,25 @@ def search_steps(runtime: Runtime[State], sources: Sequence[Source | Sequence[in
     """`search`, step by step, for who wants to see tokens as they are decided."""
     if not sources:
         return []
-    asked = [source if isinstance(source, Source) else Source(source) for source in sources]
-    src_ids, src_len = pad([source.ids for source in asked], runtime.config.pad_id)
-    state = runtime.encode(src_ids, src_len, beam=options.width)
-    limits = np.minimum(options.limits(runtime.config, src_len), runtime.capacity.target)
+    asked = _asked(sources)
+    runtime, state = _begun(runtime, asked, options.width)
+    lengths = np.array([len(source) for source in asked])
+    limits = np.minimum(options.limits(runtime.config, lengths), runtime.capacity.target)
     most = [limit if source.most is None else source.most for source, limit in zip(asked, limits, strict=True)]
     limits = np.minimum(limits, np.array(most, dtype=np.int64))
     next_tokens = NextTokens(runtime, options, asked, limits)
     decode = _greedy if options.beam == 1 else _beam
     return (yield from decode(next_tokens, state, limits, options))
+
+
+def _asked(sources: Sequence[Source | Sequence[int]]) -> list[Source]:
+    return [source if isinstance(source, Source) else Source(source) for source in sources]
+
+
+def _begun(runtime: Runtime[State], sources: Sequence[Source], width: int) -> tuple[Runtime[State], State]:
+    """The state before any token of `width` hypotheses of each source, and the runtime that it is for."""
+    src_ids, src_len = pad([source.ids for source in sources], runtime.config.pad_id)
+    return runtime, runtime.encode(src_ids, src_len, beam=width)
 
 
 def pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[IntArray, IntArray]:

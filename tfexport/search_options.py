@@ -52,6 +52,12 @@ class SearchOptions:
     suppress_first: tuple[int, ...] = ()
     """Ids that are not generated first."""
 
+    alternatives: int = 0
+    """Tell so many outputs that differ in the token after the forced beginning, each the best with its own; see
+    `alternatives.py`. 0 for an ordinary search."""
+    min_alternative_prob: float = 0.0
+    """Of alternatives: the least probability of such a token; the most likely one is always told."""
+
     samples: int = 0
     """Draw so many outputs of each source, token by token, instead of searching for the best; they come in the order in
     which they are drawn, so that more of them change none."""
@@ -79,6 +85,14 @@ class SearchOptions:
             and self.profile != "hf",
             f"repetition_penalty is {self.repetition_penalty}, not above 0": not 0 < self.repetition_penalty < math.inf,
             f"no_repeat_ngram is {self.no_repeat_ngram}, below 0": self.no_repeat_ngram < 0,
+            f"alternatives is {self.alternatives}, below 0": self.alternatives < 0,
+            f"min_alternative_prob is {self.min_alternative_prob}, not between 0 and 1": not 0
+            <= self.min_alternative_prob
+            <= 1,
+            "min_alternative_prob is of alternatives, and there are none": self.min_alternative_prob != 0
+            and self.alternatives == 0,
+            "alternatives are told instead of nbest or samples": self.alternatives > 0
+            and (self.nbest > 1 or self.samples > 0),
             f"samples is {self.samples}, below 0": self.samples < 0,
             f"temperature is {self.temperature}, not above 0": not 0 < self.temperature < math.inf,
             f"top_k is {self.top_k}, below 0": self.top_k < 0,
@@ -144,6 +158,8 @@ class Source:
     """Ids that every output begins with; their log-probabilities count."""
     most: int | None = None
     """Most tokens of its outputs, beside the limits of the search."""
+    least: int = 0
+    """Fewest tokens before eos may come, beside that of the search."""
     line: int = 0
     """Its number, which decides with the seed what is drawn for it."""
 

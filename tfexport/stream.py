@@ -82,9 +82,10 @@ def stream(
 
 def refuse_several(options: SearchOptions) -> None:
     """Raises TfexportError where a search gives several outputs, of which none is decided before all are."""
-    several = options.nbest > 1 or options.samples > 1
-    if several:
-        raise TfexportError("one output of a line is streamed. Leave --nbest out, or ask for one of --samples.")
+    if options.nbest > 1 or options.samples > 1 or options.alternatives:
+        raise TfexportError(
+            "one output of a line is streamed. Leave --nbest and --alternatives out, or ask for one of --samples."
+        )
 
 
 def stream_lines(
