@@ -69,6 +69,18 @@ def decode(
     min_alternative_prob: Annotated[
         float, typer.Option(help="Of --alternatives: the least probability of such a token.")
     ] = 0.0,
+    shortlist: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Words that outputs may have: a vmap, a lexicon (lex.s2t), or a word a line."
+        ),
+    ] = None,
+    shortlist_first: Annotated[
+        int, typer.Option(min=0, help="Of a lexicon: the N most frequent target words always may come.")
+    ] = 100,
+    shortlist_best: Annotated[
+        int, typer.Option(min=1, help="Of a lexicon: the N most probable words of each source word.")
+    ] = 100,
     samples: Annotated[
         int, typer.Option(min=0, help="Draw so many outputs a line at random, separated by tabs, instead of a search.")
     ] = 0,
@@ -118,6 +130,7 @@ def decode(
     from tfexport.next_tokens import suppressed
     from tfexport.runtimes import load_runtime, require_workers, takes_workers
     from tfexport.search import SearchOptions
+    from tfexport.shortlist import read_shortlist
     from tfexport.stream import refuse_several, shown, stream_lines
     from tfexport.translate import Reader, Writer, translate, window_size
     from tfexport.watch import watched
@@ -163,6 +176,16 @@ def decode(
         reader, writer = Reader.of(bundle, input_format), Writer.of(bundle, output_format)
         options = search_options(writer.token_ids(suppress), writer.token_ids(suppress_first))
         suppressed(bundle.config, options)
+        listed = None
+        if shortlist is not None:
+            listed = read_shortlist(
+                shortlist,
+                bundle.config,
+                bundle.tokenizer("source"),
+                bundle.tokenizer("target"),
+                first=shortlist_first,
+                best=shortlist_best,
+            )
         if input_format is None and reader.format == "ids":
             say(f"note: {directory} has no source vocabulary: the input is read as ids")
         if output_format is None and writer.format == "ids":
@@ -187,6 +210,7 @@ def decode(
                 "input": [str(source), reader.format],
                 "prefixes": str(prefix_file) if prefix_file else prefix_column,
                 "output": writer.format,
+                "shortlist": [file_sha256(shortlist), shortlist_first, shortlist_best] if shortlist else None,
             }
             watch.loaded()
             size = window or window_size(batch_size, split.workers)
@@ -196,7 +220,7 @@ def decode(
                 if reason := missing(bundle, model.name, model.precision):
                     say(f"note: {reason}: tfexport parity {directory} INPUT")
                 if stream:
-                    events = stream_lines(model, reader, lines, options, writer, outputs=outputs)
+                    events = stream_lines(model, reader, lines, options, writer, outputs=outputs, shortlist=listed)
                     for _ in warned(watch.over(shown(events, writer, out.file))):
                         pass
                     return
@@ -210,6 +234,7 @@ def decode(
                     workers=split.workers,
                     done=out.done,
                     outputs=outputs,
+                    shortlist=listed,
                 )
                 for result in warned(with_progress(watch.over(results), "decoding lines")):
                     print(writer.line(result), file=out.file, flush=window == 1)

@@ -7,13 +7,15 @@ token id. A GPU may rank equal logits in any order. Scores are summed in float64
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.alternatives import with_alternatives
 from tfexport.next_tokens import NextTokens
-from tfexport.runtimes.base import Best, IntArray, Runtime, State
+from tfexport.runtimes.base import Best, IntArray, Runtime, Shortlisting, State
+from tfexport.runtimes.masked import Masked
 from tfexport.search_options import Finished, Hypothesis, SearchOptions, Source
 
 __all__ = ["Hypothesis", "SearchOptions", "Source", "pad", "search", "search_steps"]
@@ -69,7 +71,15 @@ def _asked(sources: Sequence[Source | Sequence[int]]) -> list[Source]:
 def _begun(runtime: Runtime[State], sources: Sequence[Source], width: int) -> tuple[Runtime[State], State]:
     """The state before any token of `width` hypotheses of each source, and the runtime that it is for."""
     src_ids, src_len = pad([source.ids for source in sources], runtime.config.pad_id)
-    return runtime, runtime.encode(src_ids, src_len, beam=width)
+    if all(source.candidates is None for source in sources):
+        return runtime, runtime.encode(src_ids, src_len, beam=width)
+    every = np.arange(runtime.config.tgt_vocab_size)
+    candidates = [
+        every if source.candidates is None else np.union1d(source.candidates, [*source.prefix, runtime.config.eos_id])
+        for source in sources
+    ]
+    shortlisting: Any = runtime if isinstance(runtime, Shortlisting) else Masked(runtime)
+    return shortlisting, shortlisting.encode_shortlisted(src_ids, src_len, candidates, beam=width)
 
 
 def pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[IntArray, IntArray]:

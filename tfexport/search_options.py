@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -160,6 +160,8 @@ class Source:
     """Most tokens of its outputs, beside the limits of the search."""
     least: int = 0
     """Fewest tokens before eos may come, beside that of the search."""
+    candidates: IntArray | None = field(default=None, compare=False)
+    """Target ids that may come in its outputs, beside eos and those of `prefix`; None for all."""
     line: int = 0
     """Its number, which decides with the seed what is drawn for it."""
 

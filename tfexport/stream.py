@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Runtime
 from tfexport.search import Hypothesis, SearchOptions, Source, search_steps
+from tfexport.shortlist import Shortlist
 from tfexport.tokenizers import TextTokenizer
 from tfexport.translate import Reader, Result, TargetReader, Writer, read_lines, result_of, without_bom
 
@@ -96,6 +97,7 @@ def stream_lines(
     writer: Writer,
     *,
     outputs: TargetReader | None = None,
+    shortlist: Shortlist | None = None,
 ) -> Iterator[Streamed]:
     """Decode `lines` one after the other: the steps of each, and its result, which `translate` would give.
 
@@ -106,7 +108,7 @@ def stream_lines(
     plain = without_bom(lines)
     pairs = outputs.pairs(plain) if outputs else ((line, b"") for line in plain)
     for number, pair in enumerate(pairs, start=1):
-        known, readable = read_lines(runtime.capacity, reader, outputs, [(number, pair)])
+        known, readable = read_lines(runtime.capacity, reader, outputs, [(number, pair)], shortlist)
         for result in known.values():
             yield Streamed(number, result=result)
         for source in readable.values():

@@ -11,7 +11,7 @@ from codecs import BOM_UTF8
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError, TokenizerError
 from tfexport.runtimes.base import Capacity, Runtime
 from tfexport.search import Hypothesis, SearchOptions, Source
+from tfexport.shortlist import Shortlist
 from tfexport.tokenizers import TextTokenizer
 
 InputFormat = Literal["text", "tokens", "ids"]
@@ -293,6 +294,7 @@ def translate(
     workers: int = 1,
     done: int = 0,
     outputs: TargetReader | None = None,
+    shortlist: Shortlist | None = None,
 ) -> Iterator[Result]:
     """Decode `lines` and yield a result for each, in order.
 
@@ -302,6 +304,7 @@ def translate(
         workers: that search at once, as `batching.Team` has them; more than 1 only over a runtime that takes them.
         done: lines to pass over, whose results are there already.
         outputs: what the outputs begin with.
+        shortlist: the words that may come in them; all where there is none.
 
     Raises:
         TfexportError: there are fewer lines than are `done`, or other ones than of what the outputs begin with.
@@ -318,7 +321,7 @@ def translate(
 
     def windows() -> Iterator[list[Source]]:
         while chunk := list(islice(stream, size)):
-            known, readable = read_lines(runtime.capacity, reader, outputs, chunk)
+            known, readable = read_lines(runtime.capacity, reader, outputs, chunk, shortlist)
             under_way.append((known, list(readable)))
             yield list(readable.values())
 
@@ -350,7 +353,11 @@ def without_bom(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def read_lines(
-    capacity: Capacity, reader: Reader, outputs: TargetReader | None, chunk: list[tuple[int, tuple[bytes, bytes]]]
+    capacity: Capacity,
+    reader: Reader,
+    outputs: TargetReader | None,
+    chunk: list[tuple[int, tuple[bytes, bytes]]],
+    shortlist: Shortlist | None = None,
 ) -> tuple[dict[int, Result], dict[int, Source]]:
     """The lines of a window by their numbers: results of those that cannot be decoded, sources of the others."""
     results: dict[int, Result] = {}
@@ -358,7 +365,10 @@ def read_lines(
     for number, (raw, output) in chunk:
         try:
             ids = _within(capacity, reader.ids(raw))
-            readable[number] = outputs.source(ids, output, number) if outputs else Source(ids, line=number)
+            source = outputs.source(ids, output, number) if outputs else Source(ids, line=number)
+            if shortlist is not None:
+                source = replace(source, candidates=shortlist.candidates(ids))
+            readable[number] = source
         except Unreadable as problem:
             results[number] = Result(number, problem.status, str(problem), ())
     return results, readable
