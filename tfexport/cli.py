@@ -118,6 +118,9 @@ def export(
             help="Put before every source text: 'translate German to English: ' for T5, '>>fra<< ' for Marian."
         ),
     ] = "",
+    shortlist: Annotated[
+        bool, typer.Option("--shortlist", help="With graphs that compute the logits of a shortlist alone: fp32, int8.")
+    ] = False,
     max_length: Annotated[
         int | None, typer.Option(min=1, help="Most source ids and generated tokens; by default the model's positions.")
     ] = None,
@@ -208,7 +211,13 @@ def export(
         with working(f"exporting {checkpoint}"):
             verify = gate if parity else None
             exported = run_export(
-                loaded, directory, precisions=wanted.precisions, budgets=budgets, force=force, verify=verify
+                loaded,
+                directory,
+                precisions=wanted.precisions,
+                budgets=budgets,
+                force=force,
+                verify=verify,
+                shortlist=shortlist,
             )
         print_export(loaded, exported)
         wanted.write(directory)

@@ -2,7 +2,8 @@
 
 Axes: `batch` source sentences, `src` source ids, `rows` = batch * beam hypotheses (row = b * beam + k), `cache` slots of
 the self-attention cache; `blocks` tensors of one cache that lie one after the other, `width` numbers of one row of one of
-them; `heads`, `head_dim`, `best`, `vocab`, `keys_values` (2 a decoder layer) and `classes` are fixed by the model.
+them; `candidates` words of a shortlist; `heads`, `head_dim`, `d_model`, `best`, `vocab`, `keys_values` (2 a decoder layer)
+and `classes` are fixed by the model.
 """
 
 from __future__ import annotations
@@ -14,7 +15,16 @@ from typing import Any, Literal
 
 from tfexport.config import ModelConfig
 
-Role = Literal["encoder", "decoder_step", "beam_step", "select_rows", "encoder_classifier"]
+Role = Literal[
+    "encoder",
+    "decoder_step",
+    "beam_step",
+    "select_rows",
+    "encoder_classifier",
+    "shortlist",
+    "shortlist_decoder_step",
+    "shortlist_beam_step",
+]
 Precision = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 Dialect = Literal["onnx24", "onnx24-lengths", "ort"]
 
@@ -46,7 +56,7 @@ DIALECTS: dict[Dialect, str] = {
     "ort": "ONNX Runtime's own operators, fused and shaped for its CPU kernels; beams share a cache that never moves",
 }
 
-ITEM_SIZES = {"int64": 8, "int32": 4, "float32": 4, "float16": 2, "bfloat16": 2, "bool": 1}
+ITEM_SIZES = {"int64": 8, "int32": 4, "float32": 4, "float16": 2, "bfloat16": 2, "bool": 1, "int8": 1}
 
 ALIGNMENT = 256
 """Bytes to which tensors are aligned on a device: what TensorRT asks of every address."""
@@ -58,7 +68,7 @@ BEST = 17
 """Best tokens of a row that a step tells: 2 * beam + 1 for beams up to 8, one more for an eos that may not come yet."""
 
 
-DType = Literal["int64", "int32", "bool", "float32", "float16", "bfloat16", "float"]
+DType = Literal["int64", "int32", "bool", "float32", "float16", "bfloat16", "int8", "float"]
 
 
 @dataclass(frozen=True)
@@ -186,6 +196,45 @@ ORT_BEAM_STEP = GraphSpec(
     dialect="ort",
 )
 
+# Of a shortlist: one graph gathers the output projection of a batch's candidates, and step graphs take that for theirs.
+LISTED = "listed."
+"""How the names begin of tensors that stand for weights of the output projection, or for what belongs to their names."""
+
+SHORTLIST_PRECISIONS: tuple[Precision, ...] = ("float32", "int8")
+"""Those with graphs for shortlists: the operator of int4 has the size of its matrix written into the graph."""
+
+_LISTED_BIAS = TensorSpec(f"{LISTED}output_bias", "float32", ("candidates",), "their biases")
+_LISTED_WEIGHTS: dict[Precision, tuple[TensorSpec, ...]] = {
+    "float32": (TensorSpec(f"{LISTED}output_weight", "float32", ("candidates", "d_model"), "rows of the projection"),),
+    "int8": (
+        TensorSpec(f"{LISTED}output.int8", "int8", ("d_model", "candidates"), "columns of the projection, in 8 bits"),
+        TensorSpec(f"{LISTED}output.scale", "float32", ("candidates",), "their scales"),
+    ),
+}
+_CANDIDATES = TensorSpec("candidates", "int64", ("candidates",), "target ids that may come in outputs of the batch")
+_LEFT_OUT = TensorSpec(
+    "left_out", "float32", ("rows", "candidates"), "added to logits: -inf where a row's own sentence has not the word"
+)
+
+
+def shortlist_graphs_of(config: ModelConfig, precision: Precision = "float32") -> tuple[GraphSpec, ...]:
+    """The graphs for shortlists, in the dialect `ort`: none in other precisions than `SHORTLIST_PRECISIONS`.
+
+    The steps are those of `graphs_of` with candidates in the place of the vocabulary: logits [rows, candidates], and
+    `best.ids` are places among them.
+    """
+    if precision not in SHORTLIST_PRECISIONS:
+        return ()
+    weights = (*_LISTED_WEIGHTS[precision], *([_LISTED_BIAS] if config.output_bias else []))
+    steps = []
+    for graph in graphs_of(config, precision, "ort"):
+        if graph.role in ("decoder_step", "beam_step"):
+            outputs = tuple(replace(t, axes=("rows", "candidates")) if t.name == "logits" else t for t in graph.outputs)
+            role: Any = f"shortlist_{graph.role}"
+            steps.append(replace(graph, role=role, inputs=(*graph.inputs, *weights, _LEFT_OUT), outputs=outputs))
+    gather = GraphSpec("shortlist", (_CANDIDATES,), weights, precision, "ort")
+    return (gather, *steps) if steps else ()
+
 
 def graphs_of(
     config: ModelConfig, precision: Precision = "float32", dialect: Dialect = "onnx24"
@@ -312,6 +361,7 @@ def shape(tensor: TensorSpec, config: ModelConfig) -> list[str | int]:
         "one": 1,
         "keys_values": 2 * config.n_decoder_layers,
         "vocab": config.tgt_vocab_size,
+        "d_model": config.d_model,
         "classes": config.n_classes,
     }
     return [fixed.get(axis, axis) for axis in tensor.axes]

@@ -129,8 +129,9 @@ def decode(
     from tfexport.certificate import missing
     from tfexport.next_tokens import suppressed
     from tfexport.runtimes import load_runtime, require_workers, takes_workers
+    from tfexport.runtimes.base import Shortlisting
     from tfexport.search import SearchOptions
-    from tfexport.shortlist import read_shortlist
+    from tfexport.shortlist import SHORTLIST_ADVICE, read_shortlist
     from tfexport.stream import refuse_several, shown, stream_lines
     from tfexport.translate import Reader, Writer, translate, window_size
     from tfexport.watch import watched
@@ -199,7 +200,16 @@ def decode(
             at_once = window is None and takes_workers(runtime, bundle, chosen)
             split = Split.of(workers, threads, at_once=at_once)
             require_workers(runtime, bundle, chosen, split.workers)
-            model = load_runtime(runtime, bundle, precision=chosen, threads=split.threads, share_weights=share_weights)
+            model = load_runtime(
+                runtime,
+                bundle,
+                precision=chosen,
+                threads=split.threads,
+                share_weights=share_weights,
+                shortlist=listed is not None,
+            )
+            if listed is not None and not isinstance(model, Shortlisting):
+                say(f"note: all logits are computed, for want of graphs for shortlists: {SHORTLIST_ADVICE}")
             if isinstance(model, Prepared):
                 model.prepare(options.width)
             about = {

@@ -28,6 +28,7 @@ _TYPES = {
     "int64": ir.DataType.INT64,
     "int32": ir.DataType.INT32,
     "bool": ir.DataType.BOOL,
+    "int8": ir.DataType.INT8,
     "float32": ir.DataType.FLOAT,
     "float16": ir.DataType.FLOAT16,
     "bfloat16": ir.DataType.BFLOAT16,
@@ -124,7 +125,9 @@ class Emitter:
         self._outputs[name] = self._boundary(tensor, value)
 
     def weight(self, name: str) -> Value:
-        """A tensor of the weights files."""
+        """A tensor of the weights files, or the input of the graph that stands for it."""
+        if (given := self.inputs.get(f"{contract.LISTED}{name}")) is not None:
+            return given
         return self._initializer(name, self._stored.tensor(name))
 
     def has(self, name: str) -> bool:

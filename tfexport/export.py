@@ -54,6 +54,7 @@ def export(
     budgets: Mapping[contract.Precision, tuple[Budget, Text]] | None = None,
     force: bool = False,
     verify: Callable[[Path], None] | None = None,
+    shortlist: bool = False,
 ) -> Exported:
     """Export a checkpoint to a bundle, checked against PyTorch before it is moved into place.
 
@@ -61,6 +62,7 @@ def export(
         precisions: variants to write beside float32, which is always there.
         budgets: for precisions of which modules are to stay in float32 until text is decoded within a budget.
         verify: called with the folder of the whole bundle before it is moved into place; what it raises stops that.
+        shortlist: write graphs that compute the logits of a shortlist alone, too.
 
     Raises:
         BundleError: the bundle exists already or cannot be written.
@@ -78,7 +80,7 @@ def export(
                 choices[precision] = _chosen(model, precision, folder, *budgets[precision])
                 keep = [kept.module for kept in choices[precision].kept]
             reference = _write_variant(model, precision, folder, keep)
-            written = write_graphs(config, precision, folder, keep)
+            written = write_graphs(config, precision, folder, keep, shortlist=shortlist)
             if precision in TOLERANCE:
                 max_errors[precision] = self_check(reference, written, folder)
             graphs += written
@@ -146,11 +148,13 @@ def write_graphs(
     keep: Collection[str] = (),
     *,
     dialects: Sequence[contract.Dialect] = tuple(contract.DIALECTS),
+    shortlist: bool = False,
 ) -> list[contract.GraphSpec]:
     """Write the graphs of a precision over the weights that lie in `folder`; returns them.
 
     Args:
         keep: modules that stay in float32: projections of quantized graphs, paths of nodes in half precision.
+        shortlist: those for shortlists, too; not where the output projection is one that stays in float32.
     """
     files = (
         {contract.WEIGHTS_FILE, contract.weights_file(precision)}
@@ -159,6 +163,8 @@ def write_graphs(
     )
     stored = StoredWeights(*(folder / file for file in sorted(files)))
     graphs = [graph for dialect in dialects for graph in contract.graphs_of(config, precision, dialect)]
+    if shortlist and "output" not in keep:
+        graphs += contract.shortlist_graphs_of(config, precision)
     for graph in graphs:
         model = emit(graph, config, stored, keep)
         model.producer_name, model.producer_version = "tfexport", __version__

@@ -117,8 +117,8 @@ def output_errors(
             assert checked.logits is not None
             got, wanted = _best(checked, checked.logits, tensor.name, found)
         else:
-            wanted = checked.outputs[tensor.name]
-        if graph.role == "decoder_step" and tensor.name.startswith("present.") and graph.dialect == "ort":
+            wanted = checked.outputs[tensor.name].float()
+        if graph.role.endswith("decoder_step") and tensor.name.startswith("present.") and graph.dialect == "ort":
             got = _filled(got, checked)
         yield tensor.name, relative_error(wanted, got)
 

@@ -33,6 +33,9 @@ from tfexport.tokenizers import TextTokenizer
 FIRST, BEST = 100, 100
 """Of a lexicon: the words of the lowest ids, which are the most frequent, and of each source word. Marian's own defaults."""
 
+SHORTLIST_ADVICE = "they are for ort-cpu in fp32 and int8, and export --shortlist writes them"
+"""What makes shortlists fast."""
+
 Format = Literal["vmap", "lexicon", "words"]
 Ngram = tuple[int, ...]
 IdOf = Callable[[str], int | None]
