@@ -26,8 +26,9 @@ from tfexport.bench_plan import Cell, Plan
 from tfexport.bench_report import cell_lines, heading
 from tfexport.bundle import Bundle, open_bundle
 from tfexport.contestants import OWN, Contestant
+from tfexport.contract import precisions_of
 from tfexport.errors import TfexportError
-from tfexport.options import numbers_of, precisions_of
+from tfexport.options import numbers_of
 
 RESULTS = Path(__file__).parent / "results"
 SENTENCES = Path(__file__).with_name("sentences.de")

@@ -24,11 +24,10 @@ from tfexport.bench_plan import Plan
 from tfexport.bundle import MANIFEST
 from tfexport.config import ModelConfig
 from tfexport.contestants import OWN, Contestant, Failed, Process, Setup, hire
-from tfexport.contract import Precision
+from tfexport.contract import Precision, precisions_of
 from tfexport.errors import TfexportError
 from tfexport.floor import floor
 from tfexport.machine import Peaks, facts
-from tfexport.options import precisions_of
 
 RESULTS = Path(__file__).parent / "results"
 

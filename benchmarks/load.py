@@ -29,9 +29,9 @@ from statistics import median
 from typing import Any
 
 from tfexport.bundle import Bundle, open_bundle
+from tfexport.contract import precisions_of
 from tfexport.errors import TfexportError
 from tfexport.machine import facts
-from tfexport.options import precisions_of
 from tfexport.translate import WINDOW_BATCHES
 
 RESULTS = Path(__file__).parent / "results"

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tfexport.console import opened, say
+from tfexport.contract import precisions_of
 from tfexport.errors import TfexportError
-from tfexport.options import AsJson, BundleDir, InputFormatOption, MaxLength, numbers_of, precisions_of
+from tfexport.options import AsJson, BundleDir, InputFormatOption, MaxLength, numbers_of
 from tfexport.output import writing
 
 if TYPE_CHECKING:

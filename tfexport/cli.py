@@ -21,6 +21,7 @@ from tfexport.console import (
     say,
     working,
 )
+from tfexport.contract import precisions_of
 from tfexport.decode_command import decode
 from tfexport.options import (
     AsJson,
@@ -47,7 +48,6 @@ from tfexport.options import (
     budgets_of,
     engine_request,
     hints_of,
-    precisions_of,
     vocabularies_of,
 )
 from tfexport.parity_command import parity

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tfexport.config import ModelConfig
+from tfexport.errors import TfexportError
 
 Role = Literal[
     "encoder",
@@ -286,6 +287,19 @@ def groups_queries(config: ModelConfig) -> bool:
     So it is with relative positions too: what they add differs from row to row, and the operator takes that for one row.
     """
     return config.head_dim % 8 == 0 and config.positions != "relative"
+
+
+def precisions_of(given: str) -> tuple[Precision, ...]:
+    """`fp32,fp16` to the precisions, each once.
+
+    Raises:
+        TfexportError: there is no such precision.
+    """
+    names = [name.strip() for name in given.split(",")]
+    wrong = [name for name in names if name not in PRECISIONS]
+    if wrong:
+        raise TfexportError(f"there is no precision {wrong[0]!r}. Give one or more of {', '.join(PRECISIONS)}.")
+    return tuple(PRECISIONS[name] for name in dict.fromkeys(names))
 
 
 def short_name(precision: Precision) -> str:

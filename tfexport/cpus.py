@@ -49,16 +49,16 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def return_freed_memory() -> None:
-    """Give freed memory back to the system, once a second at most, where the C library is glibc.
+def return_freed_memory(*, now: bool = False) -> None:
+    """Give freed memory back to the system, at once if `now`, else once a second at most, where the C library is glibc.
 
     By itself glibc keeps much of it, in pieces that what is asked for next may not fit into: over hours of batches of all
     sizes a process would grow.
     """
     global _returned
-    now = time.monotonic()
-    if now - _returned < RETURN_EVERY:
+    moment = time.monotonic()
+    if not now and moment - _returned < RETURN_EVERY:
         return
-    _returned = now
+    _returned = moment
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from tfexport.console import opened, say, warned, with_progress
+from tfexport.contract import precisions_of
 from tfexport.errors import TfexportError
 from tfexport.options import (
     BatchSize,
@@ -21,7 +22,6 @@ from tfexport.options import (
     RuntimeOption,
     Threads,
     Workers,
-    precisions_of,
 )
 from tfexport.output import writing
 
@@ -127,6 +127,7 @@ def decode(
     from tfexport.batching import Prepared, Split
     from tfexport.bundle import MANIFEST, file_sha256, open_bundle
     from tfexport.certificate import missing
+    from tfexport.cpus import return_freed_memory
     from tfexport.next_tokens import suppressed
     from tfexport.runtimes import load_runtime, require_workers, takes_workers
     from tfexport.runtimes.base import Shortlisting
@@ -223,6 +224,7 @@ def decode(
                 "shortlist": [file_sha256(shortlist), shortlist_first, shortlist_best] if shortlist else None,
             }
             watch.loaded()
+            return_freed_memory(now=True)  # what loading needed
             size = window or window_size(batch_size, split.workers)
             with writing(output, about, resume=resume, window=size) as out:
                 if at_once and (workers is None or threads is None):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from tfexport.console import opened, say
+from tfexport.contract import precisions_of
 from tfexport.errors import RuntimeUnavailable, TfexportError
 
 if TYPE_CHECKING:
@@ -75,17 +76,6 @@ GpuMemory = Annotated[
 ]
 ServedBy = Annotated[str, typer.Option("--runtime", help="What a Triton server decodes with.")]
 ServedBeam = Annotated[int, typer.Option("--beam", min=1, help="Beam width of a Triton server.")]
-
-
-def precisions_of(given: str) -> tuple[Precision, ...]:
-    """`fp32,fp16` to the precisions."""
-    from tfexport.contract import PRECISIONS
-
-    names = [name.strip() for name in given.split(",")]
-    wrong = [name for name in names if name not in PRECISIONS]
-    if wrong:
-        raise TfexportError(f"there is no precision {wrong[0]!r}. Give one or more of {', '.join(PRECISIONS)}.")
-    return tuple(PRECISIONS[name] for name in dict.fromkeys(names))
 
 
 def automatic_of(given: str) -> tuple[str, tuple[Precision, ...]]:

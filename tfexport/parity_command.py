@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tfexport.console import opened, print_bisection, print_invariance, print_parity, say, working
+from tfexport.contract import precisions_of
 from tfexport.errors import BundleError, TfexportError
 from tfexport.options import (
     AsJson,
@@ -21,7 +22,6 @@ from tfexport.options import (
     MaxLength,
     Threads,
     numbers_of,
-    precisions_of,
 )
 
 if TYPE_CHECKING:

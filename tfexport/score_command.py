@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from tfexport.console import opened, warned, with_progress
+from tfexport.contract import precisions_of
 from tfexport.options import (
     BatchSize,
     BundleDir,
@@ -17,7 +18,6 @@ from tfexport.options import (
     RuntimeOption,
     Threads,
     Workers,
-    precisions_of,
 )
 
 Text = Annotated[Path, typer.Argument(help="A sentence a line; - reads stdin.")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -146,6 +146,31 @@ class SearchOptions:
         if self.rules.google_length:
             return log_prob / ((5.0 + length) / 6.0) ** self.length_penalty
         return log_prob / float(length) ** self.length_penalty
+
+
+class SearchSettings(TypedDict, total=False):
+    """The fields of `SearchOptions`, as keyword arguments; of what is not said the profile has values of its own."""
+
+    beam: int
+    nbest: int
+    length_penalty: float
+    min_length: int
+    max_length: int
+    max_length_ratio: float | None
+    token_scores: bool
+    profile: ProfileName
+    early_stopping: EarlyStopping
+    repetition_penalty: float
+    no_repeat_ngram: int
+    suppress: tuple[int, ...]
+    suppress_first: tuple[int, ...]
+    alternatives: int
+    min_alternative_prob: float
+    samples: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)

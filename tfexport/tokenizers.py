@@ -75,6 +75,12 @@ class TextTokenizer:
         """
         return [self._id(token) for token in tokens]
 
+    def require(self, tokens: Sequence[str]) -> None:
+        """Raises TokenizerError where one of `tokens` is not in the vocabulary, whatever stands for unknown ones."""
+        missing = [token for token in tokens if self.inner.token_to_id(token) is None]
+        if missing:
+            raise TokenizerError(f"the vocabulary has no {missing[0]!r}")
+
     def _id(self, token: str) -> int:
         unknown = self.inner.unknown if isinstance(self.inner, Pieces) else getattr(self.inner.model, "unk_token", None)
         for candidate in (token, unknown):

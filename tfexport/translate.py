@@ -233,8 +233,10 @@ class Writer:
         """
         format: InputFormat = "tokens" if self.tokenizer and self.format != "ids" else "ids"
         try:
+            if self.tokenizer is not None and format == "tokens":
+                self.tokenizer.require(words.split())  # read as the unknown token, they would say something else
             return tuple(_ids_in(words, format, self.tokenizer, self.config.tgt_vocab_size)) if words.split() else ()
-        except Unreadable as problem:
+        except (Unreadable, TokenizerError) as problem:
             raise TfexportError(f"{words!r} are not {format} of the target vocabulary: {problem}. Change it.") from None
 
     def text(self, ids: Sequence[int]) -> str:
