@@ -31,6 +31,7 @@ from tfexport.projections import decoder_projections, encoder_projections
 from tfexport.quantize import has_fixed_scale, quantized
 from tfexport.rounded import rounded
 from tfexport.selfcheck import ONNX_RUNTIME, TOLERANCE, self_check
+from tfexport.shortlist_contract import shortlist_graphs_of
 from tfexport.stored_weights import StoredWeights
 
 
@@ -164,7 +165,7 @@ def write_graphs(
     stored = StoredWeights(*(folder / file for file in sorted(files)))
     graphs = [graph for dialect in dialects for graph in contract.graphs_of(config, precision, dialect)]
     if shortlist and "output" not in keep:
-        graphs += contract.shortlist_graphs_of(config, precision)
+        graphs += shortlist_graphs_of(config, precision)
     for graph in graphs:
         model = emit(graph, config, stored, keep)
         model.producer_name, model.producer_version = "tfexport", __version__

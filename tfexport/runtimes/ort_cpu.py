@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from tfexport.bundle import Bundle
 from tfexport.config import ModelConfig
-from tfexport.contract import Precision, Role, graphs_of, shortlist_graphs_of
+from tfexport.contract import Precision, Role, graphs_of
 from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, Runtime
 from tfexport.runtimes.ort import cpu_session, ort_cpu_portable
 from tfexport.runtimes.ort_cpu_states import BeamState, Binding, CacheLayout, GreedyState
 from tfexport.runtimes.packed import PRECISIONS, shared_session
+from tfexport.shortlist_contract import shortlist_graphs_of
 
 DEFAULT_LAYOUT = CacheLayout()
 

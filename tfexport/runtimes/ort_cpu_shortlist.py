@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from tfexport.contract import shape, shortlist_graphs_of
+from tfexport.contract import shape
 from tfexport.runtimes.base import Best, IntArray, best_of
 from tfexport.runtimes.ort_cpu import OrtCpuRuntime
 from tfexport.runtimes.ort_cpu_states import BeamState, Binding, GreedyState, Listed
+from tfexport.shortlist_contract import shortlist_graphs_of
 
 FEWEST = 512
 """Candidates of a batch, where the vocabulary has so many; others fill up, and are left out. ONNX Runtime adds up the
