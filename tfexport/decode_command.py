@@ -41,6 +41,10 @@ def decode(
     early_stopping: Annotated[
         Literal["false", "true", "never"], typer.Option(help="As Transformers has it, for --search-profile hf.")
     ] = "false",
+    force_eos: Annotated[
+        bool,
+        typer.Option("--force-eos", help="End with eos at the length limit, at no cost, for --search-profile hf."),
+    ] = False,
     length_penalty: Annotated[
         float | None,
         typer.Option(help="Exponent A of ((5 + length) / 6) ** A, by default 0.6; of length ** A in other profiles."),
@@ -151,6 +155,7 @@ def decode(
             beam=beam,
             nbest=nbest,
             early_stopping=early_stopping,
+            force_eos=force_eos,
             length_penalty=length_penalty,
             min_length=min_length,
             max_length=max_length,

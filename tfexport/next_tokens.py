@@ -85,7 +85,8 @@ class NextTokens:
     def _banned(self, length: int) -> list[int]:
         """Ids that no row may have as token `length`, each once."""
         early = [self.config.eos_id] if length <= self._options.min_length else []
-        first = self._options.suppress_first if length == 1 else ()
+        begin = 2 if self.config.forced_first_id >= 0 else 1
+        first = (*self._options.suppress_first, *self.config.suppressed_first_ids) if length == begin else ()
         return list(dict.fromkeys([*early, *self._never, *first]))
 
     def _needs_logits(self, length: int, sentence: IntArray, banned: list[int]) -> bool:
@@ -102,7 +103,7 @@ class NextTokens:
 
     def _must_end(self, length: int, rows: IntArray) -> NDArray[np.bool_]:
         """Which of these sources may have nothing but eos as token `length`."""
-        return (self._limits[rows] == length) & (self._options.rules.at_limit == "eos")
+        return (self._limits[rows] == length) & (self._options.rules.at_limit == "eos" or self._options.force_eos)
 
     def _past(self, history: History) -> IntArray:
         return history() if self._options.rules.bos_came else history()[:, 1:]
@@ -122,7 +123,10 @@ class NextTokens:
             ban_repeated_ngrams(allowed, self._past(history), options.no_repeat_ngram)
         # Where nothing may come any more an output ends.
         stuck = ~(allowed & (scores > -np.inf)).any(axis=1)
-        allowed[stuck | self._must_end(length, source)] = np.arange(scores.shape[1]) == eos
+        must_end = self._must_end(length, source)
+        allowed[stuck | must_end] = np.arange(scores.shape[1]) == eos
+        if options.force_eos:
+            scores[must_end, eos] = 0.0
         if length <= self._forced.shape[1]:
             forced = self._forced[source, length - 1]
             rows = np.flatnonzero(forced >= 0)

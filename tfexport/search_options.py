@@ -41,6 +41,8 @@ class SearchOptions:
     """Whose search it is; see `profiles.py`. `for_profile` has its own values for what is not said."""
     early_stopping: EarlyStopping = "false"
     """Of the profile `hf` alone."""
+    force_eos: bool = False
+    """Of the profile `hf` alone: the last token that the length limit leaves is eos, at no cost (`forced_eos_token_id`)."""
 
     repetition_penalty: float = 1.0
     """Above 1 makes tokens that came before less likely (Keskar et al. 2019, section 4.1, as Transformers has it): their
@@ -50,7 +52,7 @@ class SearchOptions:
     suppress: tuple[int, ...] = ()
     """Ids that are never generated."""
     suppress_first: tuple[int, ...] = ()
-    """Ids that are not generated first."""
+    """Ids that are not generated first, or, where the model begins every output with one token, after it."""
 
     alternatives: int = 0
     """Tell so many outputs that differ in the token after the forced beginning, each the best with its own; see
@@ -83,6 +85,7 @@ class SearchOptions:
             f"length_penalty is {self.length_penalty}, not between -10 and 10": not -10 <= self.length_penalty <= 10,
             f"early_stopping is {self.early_stopping}, which only the profile hf has": self.early_stopping != "false"
             and self.profile != "hf",
+            "force_eos is of the profile hf alone": self.force_eos and self.profile != "hf",
             f"repetition_penalty is {self.repetition_penalty}, not above 0": not 0 < self.repetition_penalty < math.inf,
             f"no_repeat_ngram is {self.no_repeat_ngram}, below 0": self.no_repeat_ngram < 0,
             f"alternatives is {self.alternatives}, below 0": self.alternatives < 0,
@@ -160,6 +163,7 @@ class SearchSettings(TypedDict, total=False):
     token_scores: bool
     profile: ProfileName
     early_stopping: EarlyStopping
+    force_eos: bool
     repetition_penalty: float
     no_repeat_ngram: int
     suppress: tuple[int, ...]
