@@ -30,6 +30,10 @@ def mutated(chosen: random.Random, seeds: Sequence[bytes]) -> bytes:
     data = bytearray(chosen.choice(seeds))
     if data[:2] == b"\x08\x0a" and chosen.random() < 0.7:
         return _other_graph(chosen, bytes(data))
+    if data[:2] == b"\n\x0e" and chosen.random() < 0.7:
+        return _other_pieces(chosen, bytes(data))
+    if data[8:9] == b"{" and chosen.random() < 0.4:
+        return _other_header(chosen, bytes(data))
     if data[:1] in b"{[" and chosen.random() < 0.5:
         with contextlib.suppress(ValueError):
             return _other_json(chosen, bytes(data))
@@ -64,6 +68,9 @@ def _other_json(chosen: random.Random, data: bytes) -> bytes:
         None,
         -1,
         0,
+        1,
+        7,
+        10**9,
         2**63,
         1e308,
         "",
@@ -120,6 +127,47 @@ def _other_graph(chosen: random.Random, data: bytes) -> bytes:
         case _:
             value = chosen.choice([*graph.input, *graph.output])
             value.name = chosen.choice(("x", "", value.name + "x"))
+    return model.SerializeToString()
+
+
+def _other_header(chosen: random.Random, data: bytes) -> bytes:
+    """A safetensors file with another entry in its header."""
+    size = int.from_bytes(data[:8], "little")
+    header = _other_json(chosen, data[8 : 8 + size])
+    return len(header).to_bytes(8, "little") + header + data[8 + size :]
+
+
+def _other_pieces(chosen: random.Random, data: bytes) -> bytes:
+    """A SentencePiece model with another piece, other rules of normalisation, or settings that contradict it."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    model = sentencepiece_model_pb2.ModelProto.FromString(data)
+    for _ in range(chosen.choice((1, 1, 2, 4))):
+        piece, rules = chosen.choice(model.pieces), bytearray(model.normalizer_spec.precompiled_charsmap)
+        match chosen.randrange(7):
+            case 0:
+                piece.type = chosen.randint(1, 6)
+            case 1:
+                piece.score = chosen.choice((float("nan"), float("inf"), -1e38, 1e38, 0.0))
+            case 2:
+                names = ("", "<0x00>", "<0xFF>", "x" * 100_000, "\x00", "▁", "▁▁▁", "<s>", "</s>", "<pad>", "eng_Latn")
+                piece.piece = chosen.choice(names)
+            case 3:
+                del model.pieces[chosen.randrange(len(model.pieces)) :]
+                model.pieces.add(piece="<unk>", type=2)
+            case 4 if rules:
+                for _ in range(chosen.choice((1, 10, 1000))):
+                    rules[chosen.randrange(len(rules))] = chosen.randrange(256)
+                model.normalizer_spec.precompiled_charsmap = bytes(rules)
+            case 5:
+                settings = model.trainer_spec
+                name = chosen.choice(("unk_id", "bos_id", "eos_id", "pad_id"))
+                setattr(settings, name, chosen.choice((-1, 0, 5, 2**31 - 1, -(2**31))))
+                settings.byte_fallback = chosen.random() < 0.3
+                settings.model_type = chosen.randint(1, 4)
+            case _:
+                name = chosen.choice(("add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces"))
+                setattr(model.normalizer_spec, name, chosen.random() < 0.5)
     return model.SerializeToString()
 
 

@@ -29,7 +29,7 @@ from tiny import (
     TinyCheckpoint,
     tiny_transformer,
 )
-from torch import Tensor, nn
+from torch import Tensor
 
 from tfexport.errors import ConfigError
 from tfexport.models.checkpoint import Checkpoint, inspect_checkpoint, load_checkpoint
@@ -114,13 +114,6 @@ def test_no_family_names_the_nearest_and_what_differs(load: Callable[..., Checkp
     assert "Nearest is tutorial," in message
     assert "it has no encoder.pos_embedding.weight;" in message
     assert "the family has no encoder.my_positions.weight." in message
-
-
-@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
-def test_the_transformer_of_pytorch_is_refused(load: Callable[..., Checkpoint]) -> None:
-    message = refused(load, nn.Transformer(24, 3, 2, 1, 40).state_dict())
-    assert "no known family" in message
-    assert "encoder.layers.0.self_attn.in_proj_weight" in message
 
 
 # --- weights that do not fit

@@ -35,7 +35,20 @@ from tfexport.errors import BundleError, EngineError, RuntimeUnavailable
 from tfexport.gpu import Gpu
 from tfexport.invariance import Arrangement, invariance
 
-COMMANDS = ("inspect", "export", "build", "triton", "decode", "score", "parity", "bench", "train", "demo", "version")
+COMMANDS = (
+    "inspect",
+    "export",
+    "build",
+    "triton",
+    "decode",
+    "score",
+    "classify",
+    "parity",
+    "bench",
+    "train",
+    "demo",
+    "version",
+)
 TFEXPORT = Path(sys.executable).with_name("tfexport")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from google.protobuf.message import DecodeError
 
 from tfexport.errors import TfexportError
 
@@ -82,6 +84,32 @@ def test_mutations_differ_from_their_seeds_and_come_again_with_their_number() ->
     assert one == other
     assert len(set(one)) > 250
     assert sum(data in seeds for data in one) < 15
+
+
+def test_mutations_of_a_sentencepiece_model_are_models_with_another_piece_or_rule() -> None:
+    """Most of them: bytes changed at random seldom get beyond the parser."""
+    pytest.importorskip("sentencepiece")
+    from sentencepiece import sentencepiece_model_pb2
+
+    model = sentencepiece_model_pb2.ModelProto()
+    for name in ("<unk>", "a", "b"):
+        model.pieces.add(piece=name, score=0.0, type=2 if name == "<unk>" else 1)
+    seed = model.SerializeToString()
+    assert seed[:2] == b"\n\x0e"
+    parsed = 0
+    for number in range(100):
+        with contextlib.suppress(DecodeError):
+            found = sentencepiece_model_pb2.ModelProto.FromString(mutations.mutated(random.Random(number), (seed,)))
+            parsed += found != model
+    assert parsed > 50
+
+
+def test_mutations_of_a_safetensors_header_are_headers_of_their_length(tmp_path: Path) -> None:
+    header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    seed = len(header).to_bytes(8, "little") + header + bytes(4)
+    found = [mutations.mutated(random.Random(number), (seed,)) for number in range(100)]
+    whole = [data for data in found if data != seed and len(data) == 12 + int.from_bytes(data[:8], "little")]
+    assert len(whole) > 20
 
 
 def test_random_models_are_of_every_kind() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,17 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import assert_same_model
+from text_models import as_in_a_bundle, read_ids, write_pieces
 from tiny import randomised
 from torch import Tensor
 
 from tfexport.bundle import Bundle, open_bundle
-from tfexport.errors import TfexportError
+from tfexport.errors import CheckpointError, TfexportError
 from tfexport.export import export
 from tfexport.models.checkpoint import Checkpoint, inspect_checkpoint, load_checkpoint
-from tfexport.models.native import Tokenizers
 from tfexport.models.toolkit import TextOptions
 from tfexport.runtimes import load_runtime
 from tfexport.search import SearchOptions, pad, search
-from tfexport.tokenizers import TextTokenizer
 from tfexport.translate import Reader, Writer, translate
 
 transformers = pytest.importorskip("transformers")
@@ -256,9 +255,6 @@ def test_beam_tokens_are_the_library_s(case: Case) -> None:
 # --- text
 
 
-WORDS = (
-    "the cat sat on a mat with dogs and birds while we ate bread in old towns near rivers der hund lief über die straße"
-)
 TEXTS = [
     "the cat sat on a mat",
     "über die straße",
@@ -269,17 +265,6 @@ TEXTS = [
     "Ünïcode ﬁ",
 ]
 """With characters that no vocabulary has, and with what text normalisation changes."""
-
-
-def write_pieces(path: Path, **options: Any) -> Any:
-    """Train a small SentencePiece model; returns its processor."""
-    sentencepiece = pytest.importorskip("sentencepiece")
-    random = np.random.default_rng(0)
-    lines = (" ".join(random.choice(WORDS.split(), 8)) for _ in range(300))
-    with path.open("wb") as file:
-        trainer = sentencepiece.SentencePieceTrainer
-        trainer.train(sentence_iterator=lines, model_writer=file, vocab_size=45, minloglevel=2, **options)
-    return sentencepiece.SentencePieceProcessor(model_file=str(path))
 
 
 def write_vocabulary(path: Path, first: list[str], pieces: Any, last: tuple[str, ...] = ()) -> None:
@@ -318,13 +303,27 @@ def nllb_text(folder: Path) -> Any:
     return transformers.NllbTokenizer.from_pretrained(folder, src_lang="deu_Latn", tgt_lang="eng_Latn", **languages)
 
 
+def mbart_50_text(folder: Path) -> Any:
+    write_pieces(folder / "sentencepiece.bpe.model")
+    return transformers.MBart50Tokenizer.from_pretrained(folder, src_lang="de_DE", tgt_lang="en_XX")
+
+
+def pegasus_text(folder: Path) -> Any:
+    write_pieces(folder / "spiece.model", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    return transformers.PegasusTokenizer.from_pretrained(folder)
+
+
 TEXT_MODELS = {
     "marian": (marian_text, "MarianMTModel"),
     "m2m_100": (m2m_100_text, "M2M100ForConditionalGeneration"),
     "t5": (t5_text, "T5ForConditionalGeneration"),
     "mbart": (mbart_text, "MBartForConditionalGeneration"),
     "nllb": (nllb_text, "M2M100ForConditionalGeneration"),
+    "t5 pieces": (t5_text, "T5ForConditionalGeneration"),
+    "mbart-50 pieces": (mbart_50_text, "MBartForConditionalGeneration"),
+    "pegasus pieces": (pegasus_text, "PegasusForConditionalGeneration"),
 }
+"""Those of pieces have a SentencePiece model and no tokenizer.json."""
 
 
 @pytest.fixture(scope="module")
@@ -338,9 +337,11 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
             write, model = TEXT_MODELS[name]
             tokenizer = write(folder)
             tokenizer.save_pretrained(folder)
+            if name.endswith("pieces"):
+                (folder / "tokenizer.json").unlink()
             ids = {kind: getattr(tokenizer, f"{kind}_token_id") for kind in ("pad", "eos")}
             sizes = {
-                **(T5 if name == "t5" else BART),
+                **(T5 if name.startswith("t5") else BART),
                 "vocab_size": len(tokenizer) + 108 * (name == "m2m_100"),
             }  # its languages
             sizes |= {f"{kind}_token_id": index for kind, index in ids.items()}
@@ -351,17 +352,6 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
         return folders[name]
 
     return of
-
-
-def read_ids(checkpoint: Checkpoint, text: str) -> list[int]:
-    return Reader(checkpoint.config, checkpoint.tokenizers.source, "text").ids(text.encode())
-
-
-def as_in_a_bundle(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint with its tokenizers written and read again."""
-    sides = (checkpoint.tokenizers.source, checkpoint.tokenizers.target)
-    read = [TextTokenizer.from_dict(json.loads(json.dumps(side.to_dict())), where="here") for side in sides if side]
-    return replace(checkpoint, tokenizers=Tokenizers(*read))
 
 
 @pytest.mark.parametrize("name", TEXT_MODELS)
@@ -412,7 +402,13 @@ def test_a_prefix_is_put_before_every_source(texts: Callable[[str], tuple[Path, 
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("marian", TextOptions()), ("nllb", TextOptions("deu_Latn", "eng_Latn"))]
+    ("name", "options"),
+    [
+        ("marian", TextOptions()),
+        ("nllb", TextOptions("deu_Latn", "eng_Latn")),
+        ("t5 pieces", TextOptions()),
+        ("mbart-50 pieces", TextOptions("de_DE", "en_XX")),
+    ],
 )
 def test_text_through_a_bundle_is_what_the_library_makes_of_it(
     texts: Callable[[str], tuple[Path, Any]], tmp_path: Path, name: str, options: TextOptions
@@ -456,6 +452,7 @@ def changed(folder: Path, tmp_path: Path, **settings: Any) -> Path:
     [
         ({"model_type": "umt5"}, "model_type 'umt5'"),
         ({"activation_function": "mish"}, "activation_function 'mish'"),
+        ({"activation_function": ["relu"]}, r"activation_function \['relu'\]"),
         ({"decoder_attention_heads": 1}, "encoder_attention_heads 2 and decoder_attention_heads 1"),
         ({"normalize_before": True}, "normalize_before True"),
         ({"eos_token_id": [1, 2]}, r"eos_token_id \[1, 2\]"),
@@ -475,6 +472,49 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path: Path, settings: dict
     with pytest.raises(TfexportError, match=message) as caught:
         load_checkpoint(changed(folder, tmp_path, **settings), {})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("t5", {"d_kv": 0}, "d_kv 0"),
+        ("t5", {"relative_attention_max_distance": 2}, "max_distance 2, which does not fit"),
+        ("t5", {"relative_attention_max_distance": 10**12}, "max_distance 1000000000000"),
+        ("marian", {"max_position_embeddings": 10**9}, "max_position_embeddings 1000000000"),
+        ("m2m_100", {"max_position_embeddings": -1}, "max_position_embeddings -1"),
+        ("m2m_100", {"d_model": 2}, "d_model 2"),
+        ("m2m_100", {"pad_token_id": 2**62}, "pad_token_id"),
+    ],
+)
+def test_sizes_that_no_model_has_are_refused(tmp_path: Path, name: str, settings: dict[str, Any], message: str) -> None:
+    """Before they ask for memory."""
+    made(name).save_pretrained(tmp_path / name)
+    (tmp_path / name / "generation_config.json").unlink()
+    with pytest.raises(TfexportError, match=message):
+        load_checkpoint(changed(tmp_path / name, tmp_path, **settings), {})
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "..", "x" * 300, "a\0b", 5])
+def test_shards_lie_in_the_folder(tmp_path: Path, name: object) -> None:
+    made("bart").save_pretrained(tmp_path / "bart", max_shard_size="20KB")
+    (tmp_path / "model.safetensors").write_bytes(b"no weights")
+    index = tmp_path / "bart" / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"][next(iter(content["weight_map"]))] = name
+    index.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"no weight_map of file names|there is no file"):
+        load_checkpoint(tmp_path / "bart", {})
+
+
+def test_a_model_of_many_languages_is_told_which_to_write(texts: Callable[[str], tuple[Path, Any]]) -> None:
+    def told(name: str, **options: str) -> bool:
+        notes = load_checkpoint(texts(name)[0], {}, text=TextOptions(**options)).notes
+        return any("--tgt-lang" in note for note in notes)
+
+    assert told("nllb")
+    assert told("m2m_100")
+    assert not told("nllb", target_language="eng_Latn")
+    assert not any(map(told, ("marian", "t5", "t5 pieces", "pegasus pieces")))
 
 
 def test_settings_that_nothing_reads_are_told(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def test_there_are_commands() -> None:
         "inspect",
         "export",
         "parity",
+        "probe",
         "bench",
         "build",
         "decode",

@@ -115,8 +115,8 @@ class Bundle:
         if role not in roles:
             if "encoder_classifier" in roles:
                 raise BundleError(
-                    f"{self.directory} is an encoder classifier, which has nothing to decode. Run its "
-                    "encoder_classifier.onnx, or give the bundle of a translation model."
+                    f"{self.directory} is an encoder classifier, which has nothing to decode. Use "
+                    "`tfexport classify`, or give the bundle of a translation model."
                 )
             has = ", ".join(sorted(roles))
             raise BundleError(f"{self.directory} has no {role} graph, only {has}. Give a bundle of the other kind.")

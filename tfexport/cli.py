@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from tfexport.bench_command import bench
+from tfexport.classify_command import classify
 from tfexport.console import (
     opened,
     print_engine,
@@ -24,33 +25,58 @@ from tfexport.console import (
 from tfexport.contract import precisions_of
 from tfexport.decode_command import decode
 from tfexport.options import (
+    ActivationOption,
     AsJson,
     BatchSize,
+    BosId,
     BundleDir,
     CacheSizes,
     Checkpoint,
     ConfigOption,
+    EmbeddingScale,
+    EosId,
     FamilyOption,
     GpuMemory,
     Gpus,
     Heads,
     InputFormatOption,
     LibraryOption,
+    Lowercase,
     MaxBatch,
     MaxBeam,
     MaxLength,
     MaxSource,
+    NormFirst,
+    OutputLayer,
+    PadId,
     PlanFor,
+    Positions,
     PrecisionOption,
     ServedBeam,
     ServedBy,
+    SourceCodes,
+    SourceLanguage,
+    SourceMaxLength,
+    SourcePrefix,
+    SourceTokenizer,
+    SourceVocabulary,
+    SrcEmbedding,
+    TargetCodes,
+    TargetLanguage,
+    TargetVocabulary,
+    TgtEmbedding,
+    UnkId,
     automatic_of,
     budgets_of,
     engine_request,
+    family_of,
     hints_of,
+    scale_of,
+    split_by_codes,
     vocabularies_of,
 )
 from tfexport.parity_command import parity
+from tfexport.probe_command import probe
 from tfexport.score_command import score
 from tfexport.train_command import train
 
@@ -75,12 +101,31 @@ def inspect(
     family: FamilyOption = None,
     config: ConfigOption = None,
     heads: Heads = None,
+    norm_first: NormFirst = None,
+    activation: ActivationOption = None,
+    embedding_scale: EmbeddingScale = None,
+    src_embedding: SrcEmbedding = None,
+    tgt_embedding: TgtEmbedding = None,
+    output_layer: OutputLayer = None,
+    positions: Positions = None,
     as_json: AsJson = False,
 ) -> None:
     """Tell what a checkpoint is: its family, its sizes, and what is missing to export it."""
     from tfexport.models.checkpoint import inspect_checkpoint
 
-    inspection = inspect_checkpoint(checkpoint, hints_of(checkpoint, config, n_heads=heads), family=family)
+    hints = hints_of(
+        checkpoint,
+        config,
+        n_heads=heads,
+        norm_first=norm_first,
+        activation=activation,
+        embedding_scale=scale_of(embedding_scale),
+        src_embedding=src_embedding,
+        tgt_embedding=tgt_embedding,
+        output_layer=output_layer,
+        positions=positions,
+    )
+    inspection = inspect_checkpoint(checkpoint, hints, family=family_of(family))
     if as_json:
         print(json.dumps({**vars(inspection), "path": str(inspection.path)}, indent=1))
     else:
@@ -96,34 +141,30 @@ def export(
     family: FamilyOption = None,
     config: ConfigOption = None,
     heads: Heads = None,
-    src_vocab: Annotated[Path | None, typer.Option(help="tokenizer.json, JSON list or dict, or a word a line.")] = None,
-    tgt_vocab: Annotated[Path | None, typer.Option(help="The same for the target.")] = None,
-    src_tokenizer: Annotated[
-        str, typer.Option(help="How source text is split into the vocabulary's words: whitespace, or spacy:LANG.")
-    ] = "whitespace",
-    lowercase: Annotated[
-        bool, typer.Option("--lowercase", help="Lower-case source text before looking it up.")
-    ] = False,
-    unk: Annotated[int | None, typer.Option(min=0, help="Id of the unknown token.")] = None,
-    pad: Annotated[int | None, typer.Option(min=0, help="Id of padding.")] = None,
-    bos: Annotated[int | None, typer.Option(min=0, help="Id that begins a sequence.")] = None,
-    eos: Annotated[int | None, typer.Option(min=0, help="Id that ends a sequence.")] = None,
-    src_lang: Annotated[
-        str | None, typer.Option(help="Language of the sources, as a folder's vocabulary writes it: deu_Latn.")
-    ] = None,
-    tgt_lang: Annotated[str | None, typer.Option(help="Language to translate to.")] = None,
-    prefix: Annotated[
-        str,
-        typer.Option(
-            help="Put before every source text: 'translate German to English: ' for T5, '>>fra<< ' for Marian."
-        ),
-    ] = "",
+    norm_first: NormFirst = None,
+    activation: ActivationOption = None,
+    embedding_scale: EmbeddingScale = None,
+    src_embedding: SrcEmbedding = None,
+    tgt_embedding: TgtEmbedding = None,
+    output_layer: OutputLayer = None,
+    positions: Positions = None,
+    src_vocab: SourceVocabulary = None,
+    tgt_vocab: TargetVocabulary = None,
+    src_tokenizer: SourceTokenizer = "whitespace",
+    lowercase: Lowercase = False,
+    src_bpe: SourceCodes = None,
+    tgt_bpe: TargetCodes = None,
+    unk: UnkId = None,
+    pad: PadId = None,
+    bos: BosId = None,
+    eos: EosId = None,
+    src_lang: SourceLanguage = None,
+    tgt_lang: TargetLanguage = None,
+    prefix: SourcePrefix = "",
+    max_length: SourceMaxLength = None,
     shortlist: Annotated[
         bool, typer.Option("--shortlist", help="With graphs that compute the logits of a shortlist alone: fp32, int8.")
     ] = False,
-    max_length: Annotated[
-        int | None, typer.Option(min=1, help="Most source ids and generated tokens; by default the model's positions.")
-    ] = None,
     target: Annotated[
         Literal["onnx", "tensorrt", "triton"],
         typer.Option(help="tensorrt: with engines; triton: beside the bundle a model repository, DIR.triton."),
@@ -179,12 +220,20 @@ def export(
         pad_id=pad,
         bos_id=bos,
         eos_id=eos,
+        norm_first=norm_first,
+        activation=activation,
+        embedding_scale=scale_of(embedding_scale),
+        src_embedding=src_embedding,
+        tgt_embedding=tgt_embedding,
+        output_layer=output_layer,
+        positions=positions,
         max_source_length=max_length,
         max_target_length=max_length,
     )
     tokenizers = vocabularies_of(src_vocab, tgt_vocab, src_tokenizer, lowercase, hints.get("unk_id"))
     text = TextOptions(src_lang, tgt_lang, prefix)
-    loaded = load_checkpoint(checkpoint, hints, tokenizers=tokenizers, family=family, text=text)
+    loaded = load_checkpoint(checkpoint, hints, tokenizers=tokenizers, family=family_of(family), text=text)
+    loaded = replace(loaded, tokenizers=split_by_codes(loaded.tokenizers, src_bpe, tgt_bpe))
     directory = output or checkpoint.with_suffix("")
     if directory == checkpoint or (output is None and checkpoint.is_dir()):
         directory = checkpoint.with_name(f"{checkpoint.name}.bundle")
@@ -222,7 +271,7 @@ def export(
         print_export(loaded, exported)
         wanted.write(directory)
     print(
-        "next: run encoder_classifier.onnx with ONNX Runtime"
+        f"next: tfexport classify {directory} INPUT"
         if loaded.config.is_classifier
         else f"next: tfexport parity {directory} INPUT; tfexport decode {directory} INPUT"
     )
@@ -310,7 +359,9 @@ def triton(
 
 app.command()(decode)
 app.command()(score)
+app.command()(classify)
 app.command()(parity)
+app.command()(probe)
 app.command()(bench)
 app.command()(train)
 

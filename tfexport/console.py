@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar
 
 from tfexport.contract import short_name
 from tfexport.errors import TfexportError
@@ -21,10 +21,24 @@ if TYPE_CHECKING:
     from tfexport.models.checkpoint import Checkpoint, Inspection
     from tfexport.parity_report import ParityReport
     from tfexport.plan import PlanCost
-    from tfexport.translate import Result
+    from tfexport.probe import Probe
     from tfexport.triton import Repository
 
 Item = TypeVar("Item")
+
+
+class Line(Protocol):
+    """What became of an input line."""
+
+    @property
+    def line(self) -> int: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def message(self) -> str: ...
+
+
+Marked = TypeVar("Marked", bound=Line)
 
 
 def say(text: str) -> None:
@@ -73,7 +87,7 @@ def working(description: str) -> Iterator[None]:
         yield
 
 
-def warned(results: Iterator[Result], *, most: int = 10) -> Iterator[Result]:
+def warned(results: Iterator[Marked], *, most: int = 10) -> Iterator[Marked]:
     """Warn of lines with a problem: the first ones singly, all of them in a sum."""
     problems: dict[str, int] = {}
     lines = 0
@@ -198,6 +212,30 @@ def print_parity(report: ParityReport) -> None:
         f"  {'PASSED' if report.passed else 'FAILED'} (error at most {limits.error:.0e}, best token the same at "
         f"{limits.top1:.1%} of the steps, tokens in {limits.identical:.0%} of the sentences)"
     )
+
+
+def print_probe(found: Probe) -> None:
+    """`tfexport probe` for people."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    marks = {True: "[green]passed", False: "[bold red]FAILED", None: ""}
+    table = Table(box=None, show_header=False, pad_edge=False, expand=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, justify="right")
+    table.add_column(overflow="fold")
+    for check in found.checks:
+        error = "" if check.error is None else f"{check.error:.1e}"
+        table.add_row(marks[check.passed], check.name, error, Text(check.about))
+    console = Console(width=None if sys.stdout.isatty() else 10_000)
+    with console.capture() as shown:
+        console.print(table)
+    print(f"{found.path}: family {found.family}")
+    print("\n".join(line.rstrip() for line in shown.get().splitlines()))
+    failed = [check.name for check in found.checks if check.passed is False]
+    print(f"FAILED: {', '.join(failed)}" if failed else "PASSED: it can be exported with the same flags")
 
 
 def print_plan(cost: PlanCost) -> None:

@@ -66,15 +66,15 @@ class NextTokens:
         """
         if length == 1 and self.config.forced_first_id >= 0:
             best, state = self._runtime.best(state, tokens, count)
-            _require_numbers(best.log_probs[:, 0])
+            require_numbers(best.log_probs[:, 0])
             return certain(best, self.config.forced_first_id, count), state
         banned = self._banned(length)
         if not self._needs_logits(length, sentence, banned):
             best, state = self._runtime.best(state, tokens, count + len(banned))
-            _require_numbers(best.log_probs[:, 0])
+            require_numbers(best.log_probs[:, 0])
             return without(best, banned, count), state
         logits, state = self._runtime.step(state, tokens)
-        _require_numbers(logits.max(axis=1))
+        require_numbers(logits.max(axis=1))
         scores = self._scores(logits, banned, length, np.repeat(sentence, len(tokens) // len(sentence)), history)
         if self._options.samples:
             ids = draw(scores, self._streams.uniform(sentence, length), self._options)[:, None]
@@ -197,7 +197,8 @@ def suppressed(config: ModelConfig, options: SearchOptions) -> list[int]:
     return [*options.suppress, *config.suppressed_ids, *never]
 
 
-def _require_numbers(values: NDArray[Any]) -> None:
+def require_numbers(values: NDArray[Any]) -> None:
+    """Raises: TfexportError where logits are NaN or infinite."""
     if not np.isfinite(values).all():
         raise TfexportError(
             "the model gave logits that are not finite numbers. Compare this runtime with `tfexport parity`, and check "

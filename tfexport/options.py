@@ -11,14 +11,16 @@ import typer
 
 from tfexport.console import opened, say
 from tfexport.contract import precisions_of
-from tfexport.errors import RuntimeUnavailable, TfexportError
+from tfexport.errors import RuntimeUnavailable, TfexportError, TokenizerError
 
 if TYPE_CHECKING:
     from tfexport.budget import Budget, Text
     from tfexport.contract import Precision
     from tfexport.models.checkpoint import Checkpoint as LoadedCheckpoint
     from tfexport.models.native import Tokenizers
+    from tfexport.models.recognition import Chosen
     from tfexport.targets import EngineRequest
+    from tfexport.tokenizers import TextTokenizer
 
 Checkpoint = Annotated[
     Path,
@@ -28,11 +30,97 @@ Checkpoint = Annotated[
 ]
 BundleDir = Annotated[Path, typer.Argument(metavar="DIR", help="A bundle that `tfexport export` wrote.")]
 Input = Annotated[Path | None, typer.Argument(metavar="[INPUT]", help="A sentence a line; - or nothing reads stdin.")]
-FamilyOption = Annotated[str | None, typer.Option("--family", help="Checkpoint family, where it is not recognised.")]
+FamilyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--family",
+        metavar="NAME|FILE.py",
+        help="Checkpoint family; or a family file of your own, which is run as Python.",
+    ),
+]
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", help="JSON with model fields; by default CKPT's name with .json, if there.")
 ]
 Heads = Annotated[int | None, typer.Option("--heads", min=1, help="Attention heads.")]
+SourceVocabulary = Annotated[
+    Path | None,
+    typer.Option("--src-vocab", help="tokenizer.json, SentencePiece model, JSON list or dict, or a word a line."),
+]
+TargetVocabulary = Annotated[Path | None, typer.Option("--tgt-vocab", help="The same for the target.")]
+SourceTokenizer = Annotated[
+    str,
+    typer.Option(
+        "--src-tokenizer", help="How source text is split into the vocabulary's words: whitespace, or spacy:LANG."
+    ),
+]
+Lowercase = Annotated[bool, typer.Option("--lowercase", help="Lower-case source text before looking it up.")]
+SourceCodes = Annotated[
+    Path | None, typer.Option("--src-bpe", metavar="CODES", help="Split source text by these codes of subword-nmt.")
+]
+TargetCodes = Annotated[
+    Path | None,
+    typer.Option("--tgt-bpe", metavar="CODES", help="The same for given target text, as `score` reads it."),
+]
+UnkId = Annotated[int | None, typer.Option("--unk", min=0, help="Id of the unknown token.")]
+PadId = Annotated[int | None, typer.Option("--pad", min=0, help="Id of padding.")]
+BosId = Annotated[int | None, typer.Option("--bos", min=0, help="Id that begins a sequence.")]
+EosId = Annotated[int | None, typer.Option("--eos", min=0, help="Id that ends a sequence.")]
+SourceLanguage = Annotated[
+    str | None,
+    typer.Option("--src-lang", help="Language of the sources, as a folder's vocabulary writes it: deu_Latn."),
+]
+TargetLanguage = Annotated[str | None, typer.Option("--tgt-lang", help="Language to translate to.")]
+SourcePrefix = Annotated[
+    str,
+    typer.Option(
+        "--prefix",
+        help="Put before every source text: 'translate German to English: ' for T5, '>>fra<< ' for Marian.",
+    ),
+]
+SourceMaxLength = Annotated[
+    int | None,
+    typer.Option("--max-length", min=1, help="Most source ids and generated tokens; by default the model's positions."),
+]
+_OWN = "What a checkpoint of torch.nn.Transformer does not tell"
+NormFirst = Annotated[
+    bool | None,
+    typer.Option("--norm-first/--no-norm-first", help="Norms before each sublayer, or after it.", rich_help_panel=_OWN),
+]
+ActivationOption = Annotated[
+    Literal["relu", "gelu", "gelu_tanh", "silu"] | None,
+    typer.Option("--activation", help="Of the feed-forward.", rich_help_panel=_OWN),
+]
+EmbeddingScale = Annotated[
+    str | None,
+    typer.Option(
+        "--embedding-scale",
+        metavar="sqrt|N",
+        help="Embeddings are multiplied by it: sqrt is that of d_model, 1 none.",
+        rich_help_panel=_OWN,
+    ),
+]
+SrcEmbedding = Annotated[
+    str | None,
+    typer.Option("--src-embedding", metavar="NAME", help="Your name of the source embedding.", rich_help_panel=_OWN),
+]
+TgtEmbedding = Annotated[
+    str | None, typer.Option("--tgt-embedding", metavar="NAME", help="Of the target's.", rich_help_panel=_OWN)
+]
+OutputLayer = Annotated[
+    str | None,
+    typer.Option(
+        "--output-layer", metavar="NAME", help="Of what gives the logits; a tied embedding too.", rich_help_panel=_OWN
+    ),
+]
+Positions = Annotated[
+    str | None,
+    typer.Option(
+        "--positions",
+        metavar="NAME|sinusoidal",
+        help="Of the table of positions, or of two as in SRC,TGT; sinusoidal where the model computes them.",
+        rich_help_panel=_OWN,
+    ),
+]
 InputFormatOption = Annotated[
     Literal["text", "tokens", "ids"] | None,
     typer.Option("--input-format", help="Raw text, space-separated tokens, or ids as the encoder reads them."),
@@ -193,8 +281,27 @@ def engine_request(
     return EngineRequest(plan, precisions, gpus_of(gpus), library, None if memory is None else int(memory))
 
 
-def hints_of(checkpoint: Path, config: Path | None, **flags: int | None) -> dict[str, Any]:
-    """The model fields that the user gives: flags win over the JSON file."""
+def family_of(given: str | None) -> Chosen:
+    """The name of a family, or the families of a file of the user's own, which is run."""
+    if given is None or not given.endswith(".py"):
+        return given
+    from tfexport.models.family_file import read_family_file
+
+    return read_family_file(Path(given))
+
+
+def scale_of(given: str | None) -> float | str | None:
+    """`sqrt`, or a number as text, to what `hints_of` takes for the scale of embeddings."""
+    if given is None or given == "sqrt":
+        return given
+    try:
+        return float(given)
+    except ValueError as error:
+        raise TfexportError(f"--embedding-scale is {given!r}. Give sqrt, or a number such as 1 or 22.6.") from error
+
+
+def hints_of(checkpoint: Path, config: Path | None, **flags: float | str | None) -> dict[str, Any]:
+    """The model fields and names of layers that the user gives: flags win over the JSON file."""
     from tfexport.errors import ConfigError
     from tfexport.models.checkpoint import read_hints
 
@@ -229,4 +336,25 @@ def vocabularies_of(
         if source is None
         else read_vocabulary(source, lowercase=lowercase, spacy_language=language, unk_id=unk_id),
         None if target is None else read_vocabulary(target, unk_id=unk_id),
+    )
+
+
+def split_by_codes(tokenizers: Tokenizers, source: Path | None, target: Path | None) -> Tokenizers:
+    """The `tokenizers` for text that codes of subword-nmt split, on the sides that have some.
+
+    Raises:
+        TokenizerError: a side has no vocabulary, or splits text by itself, or a file has no codes.
+    """
+    from tfexport.models.native import Tokenizers
+
+    def split(side: str, flag: str, tokenizer: TextTokenizer | None, codes: Path | None) -> TextTokenizer | None:
+        if codes is None:
+            return tokenizer
+        if tokenizer is None:
+            raise TokenizerError(f"there is no {side} vocabulary for the subwords of {codes}. Give {flag}.")
+        return tokenizer.with_codes(codes, where=f"the {side} vocabulary")
+
+    return Tokenizers(
+        split("source", "--src-vocab", tokenizers.source, source),
+        split("target", "--tgt-vocab", tokenizers.target, target),
     )

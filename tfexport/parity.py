@@ -23,6 +23,7 @@ from tfexport.config import ModelConfig
 from tfexport.contract import Precision
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.models.checkpoint import load_checkpoint
+from tfexport.models.recognition import Chosen
 from tfexport.models.transformer import Transformer
 from tfexport.next_tokens import log_softmax
 from tfexport.parity_report import LIMITS, Divergence, Errors, ParityReport, Position
@@ -239,6 +240,7 @@ def check(
     *,
     targets: Iterable[bytes] | None = None,
     checkpoint: Path | None = None,
+    family: Chosen = None,
     float64: bool = False,
     beams: Sequence[int] = (1,),
     max_length: int = 256,
@@ -256,6 +258,7 @@ def check(
 
     Args:
         targets: a translation of each line, for BLEU and chrF beside the reference's.
+        family: that of the checkpoint, where it is the user's own; the bundle has no more than its name.
         float64: the reference computes in float64, which tells whose rounding an error is.
         precisions: those that each runtime is compared in; by default all of the bundle that it can run.
 
@@ -269,7 +272,7 @@ def check(
     writer = None if targets is None else Writer.of(bundle, "text")
     reference, source = TorchRuntime.from_bundle(bundle, threads=threads), "bundle"
     if checkpoint is not None:
-        reference, source = _read_afresh(bundle, checkpoint, say)
+        reference, source = _read_afresh(bundle, checkpoint, family, say)
     if float64:
         reference.model.double()
     wanted: list[str] = []
@@ -357,8 +360,8 @@ def _loaded(
     return loaded
 
 
-def _read_afresh(bundle: Bundle, path: Path, say: Callable[[str], None]) -> tuple[TorchRuntime, str]:
-    loaded = load_checkpoint(path, bundle.origin.given, family=bundle.origin.family)
+def _read_afresh(bundle: Bundle, path: Path, family: Chosen, say: Callable[[str], None]) -> tuple[TorchRuntime, str]:
+    loaded = load_checkpoint(path, bundle.origin.given, family=family or bundle.origin.family)
     if loaded.sha256 != bundle.origin.sha256:
         say(f"note: {path} is not the file that {bundle.directory} was exported from")
     model = loaded.build_model()

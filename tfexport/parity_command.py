@@ -21,6 +21,7 @@ from tfexport.options import (
     InputFormatOption,
     MaxLength,
     Threads,
+    family_of,
     numbers_of,
 )
 
@@ -36,6 +37,9 @@ def parity(
     source: Input = None,
     checkpoint: Annotated[
         Path | None, typer.Option(metavar="CKPT", help="Compare with this checkpoint, read afresh.")
+    ] = None,
+    family: Annotated[
+        str | None, typer.Option(metavar="FILE.py", help="The family file of your own that CKPT was exported with.")
     ] = None,
     runtime: Annotated[list[str] | None, typer.Option(help="Runtime to compare; may be repeated.")] = None,
     precision: Annotated[
@@ -80,6 +84,8 @@ def parity(
     from tfexport.parity import check
     from tfexport.selfcheck import TOLERANCE
 
+    if family is not None and checkpoint is None:
+        raise TfexportError("--family says how --checkpoint is read. Give --checkpoint CKPT too.")
     if report is not None and not report.parent.is_dir():
         raise TfexportError(f"there is no folder {report.parent} for the page. Make it, or give another --report.")
     with (
@@ -93,6 +99,7 @@ def parity(
             runtime or ["ort-cpu"],
             targets=translations,
             checkpoint=checkpoint,
+            family=family_of(family),
             float64=float64,
             beams=numbers_of("--beam", beam),
             max_length=max_length,

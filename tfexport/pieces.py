@@ -1,17 +1,77 @@
-"""Text to ids by a SentencePiece model whose pieces have ids of their own, in a vocabulary beside it: Marian, M2M-100."""
+"""Text to ids by a SentencePiece model, whose pieces may have other ids than the model gives them: Marian, mBART."""
 
 from __future__ import annotations
 
 import base64
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from tfexport.errors import RuntimeUnavailable
+from tfexport.errors import RuntimeUnavailable, TokenizerError
 
 _CODE = re.compile(r">>[^<>]+<<")
 """How a text for Marian's models of many languages begins: with the language to translate to."""
+
+
+@dataclass(frozen=True)
+class PieceModel:
+    """A SentencePiece model and the names of its pieces, in the order of its own numbers."""
+
+    content: bytes
+    names: tuple[str, ...]
+    hidden: frozenset[str]
+    """Control pieces and the unknown one, which no text is split into."""
+    unknown: str
+
+    @staticmethod
+    def bytes_of(path: Path) -> bytes:
+        """Raises: TokenizerError if the file cannot be read."""
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise TokenizerError(f"cannot read {path}: {error}. Check that it was copied completely.") from error
+
+    @classmethod
+    def read(cls, path: Path) -> PieceModel:
+        """Raises: TokenizerError if it is no such model, RuntimeUnavailable if SentencePiece is not installed."""
+        content = cls.bytes_of(path)
+        try:
+            model = _processor(content)
+            numbers = range(model.get_piece_size())
+            names = tuple(model.id_to_piece(number) for number in numbers)
+            unknown = names[model.unk_id()]
+            hidden = {names[number] for number in numbers if model.is_control(number) or model.is_unknown(number)}
+        except (RuntimeError, UnicodeError, IndexError) as error:
+            raise TokenizerError(
+                f"{path} is not a SentencePiece model: {_one_line(error)}. Check that it was copied completely."
+            ) from error
+        return cls(content, names, frozenset(hidden), unknown)
+
+    def tokenizer(self) -> Pieces:
+        """Text with the model's own ids."""
+        vocabulary = {name: number for number, name in enumerate(self.names)}
+        return Pieces(self.content, vocabulary, sorted(self.hidden - {self.unknown}), self.unknown)
+
+
+def _processor(model: bytes) -> Any:
+    """SentencePiece's own; raises RuntimeError where it does not take the model."""
+    try:
+        from sentencepiece import SentencePieceProcessor
+    except ImportError as error:
+        raise RuntimeUnavailable(
+            "this text is split by SentencePiece, which is not installed: pip install 'tfexport[sentencepiece]', "
+            "or decode ids with --input-format ids."
+        ) from error
+    if not model:
+        raise RuntimeError("the file is empty")  # the library takes it for no model at all
+    return SentencePieceProcessor(model_proto=model)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 class Pieces:
@@ -25,19 +85,18 @@ class Pieces:
     """
 
     def __init__(self, model: bytes, vocabulary: Mapping[str, int], special: Sequence[str], unknown: str = "<unk>"):
-        self._model, self._vocabulary, self._special, self.unknown = model, dict(vocabulary), list(special), unknown
+        self._model, self._vocabulary = model, dict(vocabulary)
+        self._special, self.unknown = frozenset(special), unknown
         self._tokens = {index: token for token, index in self._vocabulary.items()}
 
     @cached_property
-    def _processor(self) -> Any:
+    def _splitter(self) -> Any:
         try:
-            from sentencepiece import SentencePieceProcessor
-        except ImportError as error:
+            return _processor(self._model)
+        except RuntimeError as error:
             raise RuntimeUnavailable(
-                "this text is split by SentencePiece, which is not installed: pip install 'tfexport[sentencepiece]', "
-                "or decode ids with --input-format ids."
+                f"SentencePiece does not take the model of this text: {_one_line(error)}. Upgrade it, or export again."
             ) from error
-        return SentencePieceProcessor(model_proto=self._model)
 
     def get_vocab(self) -> dict[str, int]:
         return self._vocabulary
@@ -49,25 +108,33 @@ class Pieces:
         return self._tokens.get(index)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of the pieces of `text`, and of the language code that it may begin with."""
+        """The ids of the pieces of `text`, and of the language code that it may begin with.
+
+        Text that spells another special token is not one, also where SentencePiece has no pieces for it.
+        """
         code = _CODE.match(text)
-        first = [code[0]] if code and code[0] in self._vocabulary else []
-        pieces = [*first, *self._processor.encode(text[code.end() :] if code and first else text, out_type=str)]
-        return [self._vocabulary.get(piece, self._vocabulary[self.unknown]) for piece in pieces]
+        if code and code[0] in self._vocabulary:
+            return [self._vocabulary[code[0]], *self._split(text[code.end() :])]
+        return self._split(text)
+
+    def _split(self, text: str) -> list[int]:
+        unknown = self._vocabulary[self.unknown]
+        pieces = self._splitter.encode(text, out_type=str)
+        return [unknown if piece in self._special else self._vocabulary.get(piece, unknown) for piece in pieces]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Text of ids; special tokens are left out, or else stand as they are written."""
         tokens = [self._tokens.get(index, self.unknown) for index in ids]
         if skip_special_tokens:
             tokens = [token for token in tokens if token not in self._special]
-        return str(self._processor.decode(tokens)).replace("▁", " ")
+        return str(self._splitter.decode(tokens)).replace("▁", " ")
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; `from_dict` reads it back."""
         return {
             "model": base64.b64encode(self._model).decode("ascii"),
             "vocabulary": self._vocabulary,
-            "special": self._special,
+            "special": sorted(self._special),
             "unknown": self.unknown,
         }
 

@@ -17,7 +17,7 @@ from tfexport.runtimes.base import Runtime
 from tfexport.search import Hypothesis, SearchOptions, Source, search_steps
 from tfexport.shortlist import Shortlist
 from tfexport.tokenizers import TextTokenizer
-from tfexport.translate import Reader, Result, TargetReader, Writer, read_lines, result_of, without_bom
+from tfexport.translate import Reader, Result, TargetReader, Writer, read_window, result_of, without_bom
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def stream_lines(
     plain = without_bom(lines)
     pairs = outputs.pairs(plain) if outputs else ((line, b"") for line in plain)
     for number, pair in enumerate(pairs, start=1):
-        known, readable = read_lines(runtime.capacity, reader, outputs, [(number, pair)], shortlist)
+        known, readable = read_window(runtime.capacity, reader, outputs, [(number, pair)], shortlist)
         for result in known.values():
             yield Streamed(number, result=result)
         for source in readable.values():

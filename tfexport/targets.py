@@ -91,7 +91,7 @@ class EngineRequest:
         if config.is_classifier:
             raise EngineError(
                 "this is an encoder classifier, which has nothing to decode. Export it without --target tensorrt, and "
-                "run its graph with ONNX Runtime."
+                "run it with `tfexport classify`."
             )
         gpus, library, _ = self.resolved(lambda _: None)
         builder = Builder(library)

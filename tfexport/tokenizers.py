@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,10 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from tfexport.errors import RuntimeUnavailable, TfexportError, TokenizerError
-from tfexport.pieces import Pieces
+from tfexport.pieces import PieceModel, Pieces
+from tfexport.subwords import SEPARATOR, Subwords, has_subwords
+from tfexport.yaml_files import read_words, read_yaml_file
 
 SPECIAL_NAMES = {
     "unk": ("<unk>", "[UNK]", "<UNK>"),
@@ -22,6 +25,9 @@ SPECIAL_NAMES = {
     "eos": ("<eos>", "</s>", "[EOS]", "<EOS>"),
 }
 """How vocabularies name their special tokens; looked for only where the user has not said the ids."""
+
+FAIRSEQ_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
+"""Ids 0 to 3 of every dictionary of fairseq."""
 
 BPE_SPECIALS = ("<unk>", "<pad>", "<s>", "</s>")
 """Ids 0 to 3 of a vocabulary that we train."""
@@ -42,6 +48,8 @@ class TextTokenizer:
     """Put before every text."""
     skips_special: bool = False
     """Readable text has none of the vocabulary's special tokens."""
+    subwords: Subwords | None = None
+    """Split words into those of a vocabulary of subwords before looking them up."""
 
     @property
     def size(self) -> int:
@@ -58,6 +66,10 @@ class TextTokenizer:
         if isinstance(self.inner, Pieces):
             return self.inner.encode(text)
         words: Any = text if self.spacy_language is None else [word.text for word in self._spacy(text)]
+        if self.subwords is not None:
+            normal = self.inner.normalizer  # of upper case, before words are split
+            words = text.strip("\r\n ").split(" ") if isinstance(words, str) else words
+            words = self.subwords.split([normal.normalize_str(word) for word in words] if normal else words)
         try:
             return list(
                 self.inner.encode(words, is_pretokenized=not isinstance(words, str), add_special_tokens=False).ids
@@ -108,12 +120,15 @@ class TextTokenizer:
             inner = {"pieces": self.inner.to_dict()}
         else:
             inner = {"tokenizer": json.loads(self.inner.to_str())}
-        about = {
+        about: dict[str, Any] = {
             "before": list(self.before),
             "after": list(self.after),
             "prefix": self.prefix,
             "skips_special": self.skips_special,
         }
+        if self.subwords is not None:
+            known = self.subwords.known
+            about |= {"codes": self.subwords.codes, "known": None if known is None else sorted(known)}
         return {
             **inner,
             "spacy_language": self.spacy_language,
@@ -130,6 +145,19 @@ class TextTokenizer:
         """This tokenizer for sources that have these ids before and after them, and begin with this text."""
         return replace(self, before=tuple(before), after=tuple(after), prefix=prefix)
 
+    def with_codes(self, path: Path, *, where: str) -> TextTokenizer:
+        """This tokenizer for text that the codes of subword-nmt in a file split into its words.
+
+        Args:
+            where: whose tokenizer it is, for messages.
+
+        Raises:
+            TokenizerError: the file has no codes, or the tokenizer is not of words.
+        """
+        if isinstance(self.inner, Pieces) or not isinstance(self.inner.model, models.WordLevel):
+            raise TokenizerError(f"{where} splits text by itself: codes of subword-nmt mean nothing. Leave them out.")
+        return replace(self, subwords=Subwords.from_file(path))
+
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any], *, where: str) -> TextTokenizer:
         """Raises: TokenizerError if the fields are not those of `to_dict`."""
@@ -141,7 +169,12 @@ class TextTokenizer:
             )
             before, after = (tuple(map(int, fields.get(side, []))) for side in ("before", "after"))
             about = (str(fields.get("prefix", "")), bool(fields.get("skips_special", False)))
-            return cls(inner, fields.get("spacy_language"), before, after, *about)
+            subwords = None
+            if "codes" in fields:
+                known = fields.get("known")
+                subwords = Subwords(str(fields["codes"]), None if known is None else frozenset(map(str, known)))
+                subwords.check(where)
+            return cls(inner, fields.get("spacy_language"), before, after, *about, subwords)
         except TfexportError:
             raise
         except Exception as error:  # the library raises plain Exception
@@ -167,30 +200,23 @@ class TextTokenizer:
 def read_vocabulary(
     path: Path, *, lowercase: bool = False, spacy_language: str | None = None, unk_id: int | None = None
 ) -> TextTokenizer:
-    """Read a vocabulary file: a `tokenizer.json`, a JSON list or dict of words, or one word a line.
+    """Read a vocabulary file: a `tokenizer.json`, a JSON list or dict of words, a YAML dict, one word a line, fairseq's
+    dictionary, or a SentencePiece model (.spm, .model), whose pieces have the ids that it gives them.
 
     Words are looked up in text split at whitespace, or by spaCy's rules. `lowercase` and `unk_id`, the
     id of the unknown word where its name does not tell, apply to word vocabularies.
 
     Raises:
         TokenizerError: the file is none of these.
-        RuntimeUnavailable: spaCy is not installed, or does not know the language.
+        RuntimeUnavailable: a library that it needs is not installed, or spaCy does not know the language.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TokenizerError(f"cannot read the vocabulary {path}: {error}. Give a UTF-8 text or JSON file.") from error
-    try:
-        content = json.loads(text, object_pairs_hook=_unique_keys)
-    except _KeyTwice as twice:
-        raise TokenizerError(f"{path} has the word {str(twice)!r} twice. Make its words unique.") from None
-    except (ValueError, RecursionError):
-        if path.suffix == ".json":
-            raise TokenizerError(f"{path} is not valid JSON. Give a JSON list or dict, or one token a line.") from None
-        content = text.removesuffix("\n").split("\n") if text else []
-    if isinstance(content, dict) and isinstance(content.get("model"), dict):
+    is_pieces = path.suffix in (".spm", ".model")
+    content = None if is_pieces else _content(path)
+    if is_pieces or (isinstance(content, dict) and isinstance(content.get("model"), dict)):
         if lowercase or spacy_language:
             raise TokenizerError(f"{path} has its own normalisation: leave out --lowercase and the spaCy tokeniser.")
+        if is_pieces:
+            return TextTokenizer.from_inner(PieceModel.read(path).tokenizer(), skips_special=True)
         return TextTokenizer.from_dict({"tokenizer": content}, where=str(path))
     words = _word_ids(content, path)
     try:
@@ -202,6 +228,38 @@ def read_vocabulary(
         raise TokenizerError(f"{path} is not a vocabulary: a word is not valid Unicode. Correct it.") from None
 
 
+def vocabulary_words(path: Path) -> dict[str, int]:
+    """The words and ids of a vocabulary file that is no tokenizer.
+
+    Raises:
+        TokenizerError: the file is not such a vocabulary.
+        RuntimeUnavailable: it is YAML, and PyYAML is not installed.
+    """
+    return _word_ids(_content(path), path)
+
+
+def _content(path: Path) -> Any:
+    """What a vocabulary file of text holds: values of JSON, the words and ids of YAML, or its lines."""
+    if path.suffix in (".yml", ".yaml"):
+        return read_words(read_yaml_file(path, TokenizerError), str(path))
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(
+            f"cannot read the vocabulary {path}: {error}. Give a UTF-8 text or JSON file, or a SentencePiece model named "
+            ".model or .spm."
+        ) from error
+    try:
+        return json.loads(text, object_pairs_hook=_unique_keys)
+    except _KeyTwice as twice:
+        raise TokenizerError(f"{path} has the word {str(twice)!r} twice. Make its words unique.") from None
+    except (ValueError, RecursionError):
+        if path.suffix == ".json":
+            raise TokenizerError(f"{path} is not valid JSON. Give a JSON list or dict, or one token a line.") from None
+        lines = text.removesuffix("\n").split("\n") if text else []
+        return _counted(lines, path) or lines
+
+
 class _KeyTwice(Exception):
     pass
 
@@ -211,6 +269,25 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(content) < len(pairs):
         raise _KeyTwice(next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1))
     return content
+
+
+_COUNTED = re.compile(r"(.+) \d+( #fairseq:overwrite)?")
+
+
+def _counted(lines: list[str], path: Path) -> dict[str, int]:
+    """The words of fairseq's `dict.xx.txt`: a word and its count a line, after special tokens that it leaves out.
+
+    Empty where a line has no count. `#fairseq:overwrite` lets a word that was there before have this place.
+    """
+    found = [_COUNTED.fullmatch(line.rstrip()) for line in lines]
+    words = {word: index for index, word in enumerate(FAIRSEQ_SPECIALS)}
+    for index, match in enumerate(found, len(words)):
+        if match is None:
+            return {}
+        if match[1] in words and not match[2]:
+            raise TokenizerError(f"{path} has the word {match[1]!r} twice. Make its words unique.")
+        words[match[1]] = index
+    return words if found else {}
 
 
 def _word_ids(content: Any, path: Path) -> dict[str, int]:
@@ -229,20 +306,34 @@ def _word_ids(content: Any, path: Path) -> dict[str, int]:
             raise TokenizerError(f"{path} gives one id to several words. Make the ids unique.")
         return content
     raise TokenizerError(
-        f"{path} is not a vocabulary. Give a tokenizer.json, a JSON list or dict of words, or one word a line."
+        f"{path} is not a vocabulary. Give a tokenizer.json, a JSON list or dict of words, one word a line, a "
+        "SentencePiece model named .model or .spm, or a dict.xx.txt of fairseq."
     )
 
 
 def word_tokenizer(
-    words: Mapping[str, int], *, lowercase: bool = False, spacy_language: str | None = None, unknown: str | None = None
+    words: Mapping[str, int],
+    *,
+    lowercase: bool = False,
+    spacy_language: str | None = None,
+    unknown: str | None = None,
+    joins: bool = True,
 ) -> TextTokenizer:
-    """A tokenizer that looks whole words up, from words and their ids; `unknown` stands for all others."""
+    """A tokenizer that looks whole words up, from words and their ids.
+
+    Args:
+        unknown: stands for all other words.
+        joins: readable text has the subwords of subword-nmt joined, where the words are such: `ab@@ c` is `abc`.
+    """
     unknown = unknown or next((name for name in SPECIAL_NAMES["unk"] if name in words), None)
     inner = Tokenizer(models.WordLevel(dict(words), unk_token=unknown or "<unk>"))
     if spacy_language is None:
         inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if lowercase:
         inner.normalizer = normalizers.Lowercase()
+    if joins and has_subwords(words):
+        steps = [decoders.Replace(Regex(f"(?<!{SEPARATOR})$"), " "), decoders.Replace(Regex(f"{SEPARATOR}$"), "")]
+        inner.decoder = decoders.Sequence(steps)
     return TextTokenizer(inner, spacy_language)
 
 
@@ -255,7 +346,7 @@ def train_words(
     frequent = [word for word, count in counts.items() if count >= min_frequency and word not in BPE_SPECIALS]
     frequent.sort(key=lambda word: (-counts[word], word))
     words = [*BPE_SPECIALS, *frequent][:vocab_size]
-    return word_tokenizer({word: index for index, word in enumerate(words)}, lowercase=lowercase)
+    return word_tokenizer({word: index for index, word in enumerate(words)}, lowercase=lowercase, joins=False)
 
 
 def train_bpe(texts: Iterable[str], *, vocab_size: int, lowercase: bool = False) -> TextTokenizer:

@@ -323,7 +323,7 @@ def translate(
 
     def windows() -> Iterator[list[Source]]:
         while chunk := list(islice(stream, size)):
-            known, readable = read_lines(runtime.capacity, reader, outputs, chunk, shortlist)
+            known, readable = read_window(runtime.capacity, reader, outputs, chunk, shortlist)
             under_way.append((known, list(readable)))
             yield list(readable.values())
 
@@ -354,7 +354,7 @@ def without_bom(lines: Iterable[bytes]) -> Iterator[bytes]:
         yield line if index else line.removeprefix(BOM_UTF8)
 
 
-def read_lines(
+def read_window(
     capacity: Capacity,
     reader: Reader,
     outputs: TargetReader | None,

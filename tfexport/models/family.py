@@ -1,6 +1,7 @@
 """What a checkpoint family is: a table of names, and what its files say of the config.
 
-Adding a family is one file with a `FAMILY` and one line in the list of `checkpoint.py`.
+Adding a family is one file with a `FAMILY` and one line in the list of `recognition.py`. A user's own family is the same
+file, given with `--family` (see `family_file.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from tfexport.config import ModelConfig
 
 _PLACEHOLDERS = {"{i}": r"(?P<i>\d+)", "{h}": r"(?P<h>\d+)", "{p}": r"(?P<p>weight|bias)"}
 
@@ -22,14 +25,16 @@ _PLACEHOLDERS = {"{i}": r"(?P<i>\d+)", "{h}": r"(?P<h>\d+)", "{p}": r"(?P<p>weig
 class Family:
     """A layout of checkpoints. Names hold `{i}` for the layer, `{p}` for `weight` or `bias`, `{h}` for the head.
 
-    Where the foreign name has `{h}`, the parts of all heads are joined along their first axis, in order.
+    Where the foreign name has `{h}`, the parts of all heads are joined along their first axis, in order. Where a foreign
+    name stands for several canonical ones, such as a query, key and value in one matrix, it is cut into as many equal parts
+    along its first axis.
     """
 
     name: str
     about: str
     """One line for people."""
-    renames: Mapping[str, str]
-    """Foreign name to canonical name."""
+    renames: Mapping[str, str | tuple[str, ...]]
+    """Foreign name to canonical name, or names."""
     signature: tuple[str, ...]
     """Names that every checkpoint of the family has and no other family's has together."""
     read_config: Callable[[Mapping[str, Tensor]], dict[str, Any]]
@@ -42,24 +47,47 @@ class Family:
     """Arithmetic on the canonical weights, where names alone do not make the models equal."""
     notes: tuple[str, ...] = ()
     """What `adjust` changes in the result, for `inspect` and the manifest."""
-    usual: Mapping[str, int] = field(default_factory=dict)
+    usual: Mapping[str, Any] = field(default_factory=dict)
     """What the family's own code uses for fields that are in no file: told to the user, never assumed."""
+    asked: tuple[str, ...] = ()
+    """Fields that other families' files tell and these do not, beside heads and special ids."""
+    told_by_user: tuple[str, ...] = ()
+    """What `fit` takes from the user beside the fields of `ModelConfig`."""
+    reference: Callable[[Mapping[str, Tensor], ModelConfig], nn.Module] | None = None
+    """The weights, under their foreign names, in the module that they were trained in: for `tfexport probe`. Its forward
+    takes `src_ids` [batch, src] and `tgt_ids` [batch, tgt], int64, padded with `pad_id`, to logits [batch, tgt, vocab]."""
 
     def matches(self, weights: Mapping[str, Tensor]) -> bool:
         """Whether these weights are of this family, complete or not."""
-        return all(name in weights for name in self.signature) and not any(
+        return not self.lacking(weights) and not any(
             name.startswith(prefix) for name in weights for prefix in self.absent
         )
 
+    def lacking(self, weights: Mapping[str, Tensor]) -> list[str]:
+        """The names of the signature that these weights do not have."""
+        return [name for name in self.signature if name not in weights]
+
+    def fit(self, weights: Mapping[str, Tensor], told: Mapping[str, Any]) -> tuple[Family, dict[str, str]]:
+        """The family of just these weights, where names are the user's own; and what to ask for, each with its flag.
+
+        `told` is what the user said of `told_by_user`.
+        """
+        return self, {}
+
     def known(self, name: str) -> bool:
         """Whether a foreign name is in the family's table."""
-        return self.canonical_name(name) is not None or any(regex.fullmatch(name) for regex in self._ignored)
+        return bool(self.canonical_names(name)) or self.ignores(name)
 
-    def canonical_name(self, name: str) -> str | None:
-        for regex, target in self._forward:
+    def ignores(self, name: str) -> bool:
+        """Whether a foreign name holds nothing to export."""
+        return any(regex.fullmatch(name) for regex in self._ignored)
+
+    def canonical_names(self, name: str) -> tuple[str, ...]:
+        """The canonical names of a foreign one, one for each part; none where the table does not know it."""
+        for regex, targets in self._forward:
             if match := regex.fullmatch(name):
-                return _fill(target, match)
-        return None
+                return tuple(_fill(target, match) for target in targets)
+        return ()
 
     def foreign_name(self, canonical: str) -> str:
         """How the family writes a canonical name, for messages; `{h}` stays for the head."""
@@ -68,15 +96,23 @@ class Family:
                 return _fill(source, match)
         return canonical
 
+    def part(self, canonical: str) -> str:
+        """Which part of its foreign tensor a canonical one is, for messages; nothing where it is all of it."""
+        names = self.canonical_names(self.foreign_name(canonical))
+        return f" (part {names.index(canonical) + 1} of {len(names)})" if canonical in names[len(names) == 1 :] else ""
+
     def convert(self, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-        """The weights under canonical names, heads joined, and the names that the table does not know."""
+        """The weights under canonical names, heads joined and parts cut, and the names that the table does not know."""
         parts: dict[str, list[tuple[int, Tensor]]] = defaultdict(list)
         unexpected = []
         for name, tensor in weights.items():
-            canonical = self.canonical_name(name)
-            if canonical is not None:
-                parts[canonical].append((self._head(name), tensor))
-            elif not self.known(name):
+            canonical_names = self.canonical_names(name)
+            # What cannot be cut is left as it is: its shape is reported with all else that is wrong.
+            can_be_cut = tensor.dim() > 0 and len(tensor) >= len(canonical_names)
+            cut = tensor.tensor_split(len(canonical_names)) if canonical_names and can_be_cut else [tensor]
+            for canonical, piece in zip(canonical_names, cut, strict=False):
+                parts[canonical].append((self._head(name), piece))
+            if not self.known(name):
                 unexpected.append(name)
         joined = {}
         for canonical, heads in parts.items():
@@ -92,12 +128,19 @@ class Family:
         return int(match.groupdict().get("h") or 0)
 
     @cached_property
-    def _forward(self) -> list[tuple[re.Pattern[str], str]]:
-        return [(_regex(foreign), canonical) for foreign, canonical in self.renames.items()]
+    def _forward(self) -> list[tuple[re.Pattern[str], tuple[str, ...]]]:
+        return [
+            (_regex(foreign), (canonical,) if isinstance(canonical, str) else canonical)
+            for foreign, canonical in self.renames.items()
+        ]
 
     @cached_property
     def _backward(self) -> list[tuple[re.Pattern[str], str]]:
-        return [(_regex(canonical), foreign) for foreign, canonical in self.renames.items()]
+        return [
+            (_regex(canonical), foreign)
+            for (foreign, _), (_, names) in zip(self.renames.items(), self._forward, strict=True)
+            for canonical in names
+        ]
 
     @cached_property
     def _ignored(self) -> list[re.Pattern[str]]:

@@ -38,7 +38,7 @@ def read_file(path: Path, *, unwrap: bool = True) -> RawCheckpoint:
     Raises:
         CheckpointError: the file is missing, cut, holds anything but tensors by name, or would run code.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):  # unlike pathlib, it takes a name that is too long for one of no file
         raise CheckpointError(f"there is no file {path}. Give the path of a checkpoint such as ckpt.pt.")
     try:
         with path.open("rb") as file:

@@ -49,9 +49,13 @@ def read_folder(path: Path, options: TextOptions) -> ToolkitCheckpoint:
     folder = (t5 if model_type in T5 else bart_like)(model_type, settings, weights)
     text = read_text(path, model_type, folder.fields, options)
     given = {} if text.language is None else _spoken(folder.fields, text.language)
+    notes = [*folder.family.notes, *text.notes]
+    told = folder.fields.keys() & {"forced_first_id"} or "bos_id" in _spoken(folder.fields, 0)
+    if text.speaks and not (told or given):
+        notes.append("nothing says which language to write, so the model chooses: give --tgt-lang")
     return replace(
         folder,
-        family=replace(folder.family, notes=(*folder.family.notes, *text.notes)),
+        family=replace(folder.family, notes=tuple(notes)),
         fields={**folder.fields, **text.fields, **given},
         tokenizers=text.tokenizers,
         given=given,

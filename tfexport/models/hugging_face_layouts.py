@@ -17,7 +17,7 @@ from torch import Tensor
 from tfexport.errors import CheckpointError, ConfigError
 from tfexport.models.family import Family
 from tfexport.models.hugging_face_settings import CONFIG, Settings
-from tfexport.models.toolkit import ToolkitCheckpoint
+from tfexport.models.toolkit import ToolkitCheckpoint, tie
 from tfexport.models.transformer import sinusoids
 
 
@@ -39,7 +39,7 @@ def _sin_then_cos(n_positions: int, d_model: int, pad_id: int) -> Tensor:
     return torch.cat([table[:, 0::2], table[:, 1::2]], dim=1)
 
 
-def _tensor2tensor(n_positions: int, d_model: int, pad_id: int) -> Tensor:
+def tensor2tensor_sinusoids(n_positions: int, d_model: int, pad_id: int) -> Tensor:
     """tensor2tensor's sinusoids, whose lowest frequency is 1 / 10000 exactly; the first rows belong to padding.
 
     In float32, as the models' own library has computed them: at position 1000 that is seen in the fourth decimal.
@@ -50,6 +50,9 @@ def _tensor2tensor(n_positions: int, d_model: int, pad_id: int) -> Tensor:
     table = torch.cat([angles.sin(), angles.cos()], dim=1)
     return torch.nn.functional.pad(table, (0, d_model % 2))
 
+
+_LARGEST_TABLE = 2**28
+"""Numbers in a table of positions that config.json may ask for."""
 
 KINDS = {
     "marian": _Kind(
@@ -76,7 +79,7 @@ KINDS = {
         norm_first=True,
         required={"normalize_before": True, "normalize_embedding": False, "add_final_layer_norm": True},
     ),
-    "m2m_100": _Kind(about="M2M-100, NLLB-200", positions=_tensor2tensor, norm_first=True),
+    "m2m_100": _Kind(about="M2M-100, NLLB-200", positions=tensor2tensor_sinusoids, norm_first=True),
 }
 
 
@@ -87,6 +90,11 @@ def bart_like(model_type: str, settings: Settings, weights: dict[str, Tensor]) -
     settings.require({**kind.required, **wanted})
     d_model, positions = settings.number("d_model"), settings.number("max_position_embeddings")
     pad_id = settings.token("pad_token_id")
+    if is_computed and not (d_model >= 4 and positions >= 1 and d_model * positions <= _LARGEST_TABLE):
+        raise ConfigError(
+            f"{settings.path / CONFIG} has d_model {d_model} and max_position_embeddings {positions}, which no such model "
+            "has. Check that it was copied completely."
+        )
     for side in ("encoder", "decoder"):
         if kind.positions is not None:
             # Some files have the table; all can do without.
@@ -133,6 +141,8 @@ def t5(model_type: str, settings: Settings, weights: dict[str, Tensor]) -> Toolk
     """
     settings.require({"is_encoder_decoder": True})
     d_model, n_heads, d_head = (settings.number(name) for name in ("d_model", "num_heads", "d_kv"))
+    if d_head < 1:
+        raise ConfigError(f"{settings.path / CONFIG} has d_kv {d_head}. Check that it was copied completely.")
     layers = settings.number("num_layers")
     gate, dash, activation = str(settings.get("feed_forward_proj", "relu")).rpartition("-")
     if gate not in ("", "gated"):
@@ -182,6 +192,10 @@ def t5(model_type: str, settings: Settings, weights: dict[str, Tensor]) -> Toolk
     return ToolkitCheckpoint(_family(model_type, T5[model_type], _T5_NAMES, settings), fields, weights)
 
 
+_FARTHEST = 1_000_000
+"""Distances that a number in config.json may ask for."""
+
+
 def _by_distance(settings: Settings, buckets: Tensor, max_distance: int, *, both_ways: bool) -> Tensor:
     """T5's table of buckets [buckets, heads] as one of distances, as `DistanceTable` has it: it is the same, written out.
 
@@ -193,8 +207,14 @@ def _by_distance(settings: Settings, buckets: Tensor, max_distance: int, *, both
             f"a table of relative positions in {settings.path} has {len(buckets)} buckets. Check config.json."
         )
     n = len(buckets) // 2 if both_ways else len(buckets)
+    exact = n // 2
+    if not 0 < exact < max_distance <= _FARTHEST:
+        raise ConfigError(
+            f"{settings.path / CONFIG} has relative_attention_max_distance {max_distance}, which does not fit "
+            f"{len(buckets)} buckets. Check that it was copied completely."
+        )
     distance = torch.arange(-max_distance if both_ways else 0, max_distance + 1)  # of the query from the key
-    far, exact = distance.abs(), n // 2
+    far = distance.abs()
     # In float32, as the model has computed it: a bucket begins where that says.
     growth = torch.log(far.clamp(min=1).float() / exact) / math.log(max_distance / exact) * (n - exact)
     bucket = torch.where(far < exact, far, (exact + growth.long()).clamp(max=n - 1))
@@ -214,23 +234,9 @@ def _embeddings(settings: Settings, weights: dict[str, Tensor]) -> dict[str, Any
         raise CheckpointError(
             f"the weights in {settings.path} have no lm_head.weight, which is not tied. Complete them."
         )
-    found = {"encoder.embed_tokens.weight": source, "decoder.embed_tokens.weight": target, "lm_head.weight": output}
-    weights |= found
-    same_sides, same_output = _equal(source, target), _equal(output, target)
-    if same_sides:
-        del weights["decoder.embed_tokens.weight"]
-    if same_output:
-        del weights["lm_head.weight"]
-    return {
-        "src_vocab_size": source.shape[0],
-        "tgt_vocab_size": target.shape[0],
-        "tie_source_target": same_sides,
-        "tie_output": same_output,
-    }
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return one is other or (one.shape == other.shape and torch.equal(one, other))
+    names = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
+    weights |= zip(names, (source, target, output), strict=True)
+    return tie(weights, *names)
 
 
 def _special_ids(settings: Settings) -> dict[str, Any]:
@@ -253,7 +259,7 @@ def _special_ids(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _bart_names(side: str, attentions: Mapping[str, str]) -> dict[str, str]:
+def bart_names(side: str, attentions: Mapping[str, str]) -> dict[str, str]:
     layer = f"{side}.layers.{{i}}"
     norms = (*(f"{theirs}_layer_norm" for theirs in attentions), "final_layer_norm")
     return {
@@ -273,8 +279,8 @@ def _bart_names(side: str, attentions: Mapping[str, str]) -> dict[str, str]:
 
 
 _BART_NAMES = {
-    **_bart_names("encoder", {"self_attn": "self_attention"}),
-    **_bart_names("decoder", {"self_attn": "self_attention", "encoder_attn": "cross_attention"}),
+    **bart_names("encoder", {"self_attn": "self_attention"}),
+    **bart_names("decoder", {"self_attn": "self_attention", "encoder_attn": "cross_attention"}),
     "lm_head.weight": "output_weight",
     "final_logits_bias": "output_bias",
 }

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tfexport.errors import ConfigError
+from tfexport.models.arguments import Arguments
 
 CONFIG = "config.json"
 
@@ -58,49 +59,25 @@ _SEARCH: dict[str, Any] = {
 """How its library searches, and its own defaults: options of `decode`, not of a model."""
 
 
-class Settings:
+class Settings(Arguments):
     """The entries of config.json and generation_config.json, and which of them were read."""
 
     def __init__(self, path: Path, config: Mapping[str, Any], generation: Mapping[str, Any]):
+        super().__init__(str(path / CONFIG), config)
         self.path = path
-        self._config, self._generation = config, generation
-        self._read: set[str] = set()
+        self._generation = generation
 
     def get(self, name: str, default: Any = None) -> Any:
         """A setting, of generation_config.json first, where the library too looks first."""
-        self._read.add(name)
-        found = self._generation.get(name)
-        found = self._config.get(name) if found is None else found
-        return default if found is None else found
-
-    def number(self, name: str, default: int | None = None) -> int:
-        value = self.get(name, default)
-        if type(value) is not int:
-            raise ConfigError(f"{self.path / CONFIG} has {name} {value!r}, not a whole number. Correct it.")
-        return value
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self.get(name, default)
-        if type(value) is not bool:
-            raise ConfigError(f"{self.path / CONFIG} has {name} {value!r}, not true or false. Correct it.")
-        return value
-
-    def same(self, one: str, other: str) -> int:
-        """A number that both stacks must share."""
-        values = self.number(one), self.number(other)
-        if values[0] != values[1]:
-            raise ConfigError(
-                f"{self.path / CONFIG} has {one} {values[0]} and {other} {values[1]}: models whose stacks differ in it are "
-                "not supported."
-            )
-        return values[0]
+        told, found = super().get(name, default), self._generation.get(name)
+        return told if found is None else found
 
     def token(self, name: str) -> int | None:
         """The id of a special token, if there is one."""
         value = self.get(name)
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
-        if value is None or type(value) is int:
+        if value is None or (type(value) is int and 0 <= value < 2**31):
             return value
         raise ConfigError(f"{self.path / CONFIG} has {name} {value!r}: only one id is supported.")
 
@@ -116,17 +93,7 @@ class Settings:
         return self.known_activation(name, self.get(name))
 
     def known_activation(self, name: str, value: Any) -> str:
-        if value not in _ACTIVATIONS:
-            raise ConfigError(
-                f"{self.path / CONFIG} has {name} {value!r}, which is not supported. There are {', '.join(_ACTIVATIONS)}."
-            )
-        return _ACTIVATIONS[value]
-
-    def require(self, wanted: Mapping[str, Any]) -> None:
-        """Settings that older versions of the library had: where they are told they must be what the kind has."""
-        for name, value in wanted.items():
-            if (found := self.get(name, value)) != value:
-                raise ConfigError(f"{self.path / CONFIG} has {name} {found!r}, and only {value!r} is supported.")
+        return self.known(name, value, _ACTIVATIONS)
 
     def search_settings(self) -> dict[str, Any]:
         """What its owner may want to give to `decode`."""
@@ -135,6 +102,6 @@ class Settings:
 
     def unread(self) -> list[str]:
         """Entries that nothing asked for and that are not known to be harmless."""
-        told = {**self._config, **self._generation}
+        told = {**self._given, **self._generation}
         known = {*self._read, *_HARMLESS.split()}
         return sorted(name for name, value in told.items() if name not in known and value not in (None, False, {}, []))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tfexport.models.family import Family
@@ -49,3 +50,26 @@ class Toolkit:
     """Raises CheckpointError, ConfigError or TokenizerError where something is missing, damaged or not supported."""
     files: Callable[[Path], Sequence[Path]]
     """The files that `read` takes the model from, which identify it."""
+
+
+def tie(weights: dict[str, Tensor], source: str, target: str, output: str) -> dict[str, Any]:
+    """Leave each different matrix of these once in `weights`, under the name of its first use.
+
+    Args:
+        source, target, output: names of the embeddings and of the output projection, each [vocab, d_model].
+
+    Returns:
+        The fields of `ModelConfig` that tell the vocabulary sizes and what is tied.
+    """
+    sizes = {"src_vocab_size": weights[source].shape[0], "tgt_vocab_size": weights[target].shape[0]}
+    same_output = _equal(weights[output], weights[target])
+    same_sides = _equal(weights[source], weights[target])
+    if same_output:
+        del weights[output]
+    if same_sides:
+        del weights[target]
+    return {**sizes, "tie_source_target": same_sides, "tie_output": same_output}
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one is other or (one.shape == other.shape and torch.equal(one, other))

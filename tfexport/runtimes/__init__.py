@@ -7,7 +7,7 @@ from typing import Any
 from tfexport.bundle import Bundle
 from tfexport.contract import QUANTIZED, Precision, short_name
 from tfexport.errors import RuntimeUnavailable, TfexportError
-from tfexport.runtimes.base import Runtime
+from tfexport.runtimes.base import Classifier, Runtime
 
 RUNTIMES = {
     "ort-cpu": "cpu",
@@ -53,9 +53,39 @@ def load_runtime(
     try:
         return _load(name, bundle, precision, threads, share_weights, shortlist)
     except ImportError as error:
-        raise RuntimeUnavailable(
-            f"the runtime {name} needs {error.name}, which is not installed: pip install 'tfexport[{RUNTIMES[name]}]'."
-        ) from error
+        raise _missing(name, error) from error
+
+
+def _missing(name: str, error: ImportError) -> RuntimeUnavailable:
+    return RuntimeUnavailable(
+        f"the runtime {name} needs {error.name}, which is not installed: pip install 'tfexport[{RUNTIMES[name]}]'."
+    )
+
+
+def load_classifier(
+    name: str, bundle: Bundle, *, precision: Precision | None = None, threads: int | None = None
+) -> Classifier:
+    """The runtime `name`, `ort-cpu` or `torch`, on the bundle of an encoder classifier; see `load_runtime`.
+
+    Raises:
+        RuntimeUnavailable: it is another one, or what it needs is not here.
+        BundleError: the bundle is not a classifier's, or has no graph of this precision.
+    """
+    bundle.graph("encoder_classifier")
+    if name not in ("ort-cpu", "torch"):
+        raise RuntimeUnavailable(f"the runtime {name!r} does not classify. Use --runtime ort-cpu or torch.")
+    if precision in QUANTIZED:
+        raise RuntimeUnavailable("classifiers compute in fp32, fp16 and bf16. Give --precision with one of these.")
+    try:
+        if name == "torch":
+            from tfexport.runtimes.pytorch import TorchClassifier
+
+            return TorchClassifier(bundle, precision=precision or "float32", threads=threads)
+        from tfexport.runtimes.ort import OrtClassifier
+
+        return OrtClassifier(bundle, precision=precision or "float32", threads=threads)
+    except ImportError as error:
+        raise _missing(name, error) from error
 
 
 def takes_workers(name: str, bundle: Bundle, precision: Precision | None) -> bool:

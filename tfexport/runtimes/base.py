@@ -128,6 +128,23 @@ class Shortlisting(Protocol):
         ...
 
 
+class Classifier(Protocol):
+    """One way to execute an encoder classifier."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def capacity(self) -> Capacity: ...
+
+    def logits(self, src_ids: IntArray, src_len: IntArray) -> FloatArray:
+        """`src_ids` [batch, src], of which the first `src_len` [batch] count, to logits [batch, classes] float32."""
+        ...
+
+
 def best_of(logits: FloatArray, count: int) -> Best:
     """The `count` best tokens of `logits` [rows, vocab], the lower id first among equals, in float64."""
     peak = logits.max(axis=1)

@@ -15,6 +15,7 @@ from tfexport.bundle import Bundle
 from tfexport.contract import SHAPE_NODE, Dialect, Precision, aligned_length
 from tfexport.cpus import usable_cpus
 from tfexport.errors import BundleError, RuntimeUnavailable
+from tfexport.runtimes.base import Capacity, FloatArray, IntArray
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.device import Call, Device, DeviceTensor, HostDevice
 from tfexport.runtimes.loop import LoopRuntime
@@ -123,6 +124,26 @@ class OrtGraphs:
 
     def step(self, cache: int) -> OrtExecutable:
         return self._step
+
+
+class OrtClassifier:
+    """The runtime `ort-cpu` for encoder classifiers.
+
+    Raises:
+        RuntimeUnavailable: half precision needs onnx, which is not installed.
+        BundleError: the bundle is of another kind or precision, or ONNX Runtime cannot load its graph.
+    """
+
+    name = "ort-cpu"
+
+    def __init__(self, bundle: Bundle, *, precision: Precision = "float32", threads: int | None = None):
+        self.config, self.capacity = bundle.config, Capacity.of_model(bundle.config)
+        graph = bundle.graph("encoder_classifier", precision)
+        self._session = _session(graph, HostDevice(), threads, record=False, rounding=precision != "float32")
+
+    def logits(self, src_ids: IntArray, src_len: IntArray) -> FloatArray:
+        (found,) = self._session.run(["logits"], {"src_ids": src_ids, "src_len": src_len})
+        return found
 
 
 class OrtExecutable:

@@ -14,6 +14,7 @@ from tfexport.config import ModelConfig
 from tfexport.contract import Precision
 from tfexport.errors import RuntimeUnavailable
 from tfexport.models.checkpoint import build_model
+from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import KeyValue, Transformer
 from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, best_of
@@ -184,3 +185,27 @@ def require_gpu() -> None:
             f"PyTorch cannot use an NVIDIA GPU here ({reason}). Run on a machine with a GPU and a driver for CUDA "
             f"{torch.version.cuda}, or decode with --runtime torch."
         ) from error
+
+
+class TorchClassifier:
+    """The canonical weights of an encoder classifier's bundle in PyTorch, on the CPU.
+
+    Raises:
+        BundleError: the bundle is of another kind.
+        TfexportError: a weight is too large for the precision.
+    """
+
+    name = "torch"
+
+    def __init__(self, bundle: Bundle, *, precision: Precision = "float32", threads: int | None = None):
+        bundle.graph("encoder_classifier")
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.config, self.capacity = bundle.config, Capacity.of_model(bundle.config)
+        model = in_precision(build_model(bundle.config, load_file(bundle.weights)), precision)
+        assert isinstance(model, EncoderClassifier)
+        self._model = model.eval()
+
+    @torch.inference_mode()
+    def logits(self, src_ids: IntArray, src_len: IntArray) -> FloatArray:
+        return _array(self._model(torch.from_numpy(src_ids), torch.from_numpy(src_len)))

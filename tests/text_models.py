@@ -1,0 +1,42 @@
+"""Small SentencePiece models, and checkpoints as a bundle has them, for tests of what toolkits make of text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tfexport.models.checkpoint import Checkpoint
+from tfexport.models.native import Tokenizers
+from tfexport.tokenizers import TextTokenizer
+from tfexport.translate import Reader
+
+WORDS = (
+    "the cat sat on a mat with dogs and birds while we ate bread in old towns near rivers der hund lief über die straße"
+)
+
+
+def write_pieces(path: Path, **options: Any) -> Any:
+    """Train a small SentencePiece model; returns its processor."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    random = np.random.default_rng(0)
+    lines = (" ".join(random.choice(WORDS.split(), 8)) for _ in range(300))
+    with path.open("wb") as file:
+        trainer = sentencepiece.SentencePieceTrainer
+        trainer.train(sentence_iterator=lines, model_writer=file, vocab_size=45, minloglevel=2, **options)
+    return sentencepiece.SentencePieceProcessor(model_file=str(path))
+
+
+def read_ids(checkpoint: Checkpoint, text: str) -> list[int]:
+    return Reader(checkpoint.config, checkpoint.tokenizers.source, "text").ids(text.encode())
+
+
+def as_in_a_bundle(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with its tokenizers written and read again."""
+    sides = (checkpoint.tokenizers.source, checkpoint.tokenizers.target)
+    read = [TextTokenizer.from_dict(json.loads(json.dumps(side.to_dict())), where="here") for side in sides if side]
+    return replace(checkpoint, tokenizers=Tokenizers(*read))

@@ -1,0 +1,108 @@
+"""Lines in, classes out: what `translate` is for translation models, for encoder classifiers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfexport.batching import batches
+from tfexport.errors import TfexportError
+from tfexport.next_tokens import log_softmax, require_numbers
+from tfexport.runtimes.base import Classifier
+from tfexport.search import pad
+from tfexport.translate import Reader, Status, read_window, window_size, without_bom
+
+
+@dataclass(frozen=True)
+class Classified:
+    """What became of one input line."""
+
+    line: int
+    """Counted from 1."""
+    status: Status
+    """As of lines that are decoded; without `length_limit`."""
+    message: str
+    """What is wrong, for every status but `ok` and `empty`."""
+    classes: tuple[tuple[int, float], ...] = ()
+    """Each with its probability, the most likely first; of equal ones the lower first. None where the line is not read."""
+
+
+def classify(
+    classifier: Classifier,
+    reader: Reader,
+    lines: Iterable[bytes],
+    *,
+    top: int = 1,
+    batch_size: int = 32,
+    window: int | None = None,
+) -> Iterator[Classified]:
+    """The `top` most likely classes of each line, in order.
+
+    Args:
+        batch_size: sentences computed together, at most: long ones come in smaller batches.
+        window: lines read before any is computed; by default those of some batches. 1 answers each line at once.
+
+    Raises:
+        TfexportError: the model gives no finite numbers.
+    """
+    stream = enumerate(((line, b"") for line in without_bom(lines)), start=1)
+    size = classifier.capacity.batch_size(batch_size, 1)
+    while chunk := list(islice(stream, window or window_size(batch_size, 1))):
+        unread, readable = read_window(classifier.capacity, reader, None, chunk)
+        found = {number: Classified(number, result.status, result.message) for number, result in unread.items()}
+        numbers, sources = list(readable), list(readable.values())
+        for places in batches([len(source) for source in sources], size):
+            logits = classifier.logits(*pad([sources[place].ids for place in places], reader.config.pad_id))
+            require_numbers(logits)
+            for place, scores in zip(places, log_softmax(logits), strict=True):
+                best = np.argsort(-scores, kind="stable")[:top]
+                classes = tuple((int(index), float(np.exp(scores[index]))) for index in best)
+                found[numbers[place]] = Classified(numbers[place], "ok", "", classes)
+        yield from (found[number] for number in sorted(found))
+
+
+def read_labels(path: Path, n_classes: int) -> list[str]:
+    """The names of the classes, one a line, class 0 first.
+
+    Raises:
+        TfexportError: the file cannot be read, or has not one name for each class.
+    """
+    try:
+        labels = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TfexportError(f"cannot read the labels {path}: {error}. Give a UTF-8 text file.") from error
+    labels = [" ".join(label.split()) for label in labels]
+    if len(labels) != n_classes or not all(labels):
+        raise TfexportError(
+            f"{path} has {sum(map(bool, labels))} labels, the model {n_classes} classes. Give one a line."
+        )
+    return labels
+
+
+@dataclass(frozen=True)
+class ClassWriter:
+    """Writes results as output lines, without the newline."""
+
+    labels: Sequence[str] | None = None
+    """Of the classes; their numbers where there are none."""
+
+    def line(self, result: Classified) -> str:
+        """Class and probability, the best first, separated by tabs; an empty line where the input could not be read."""
+        return "\t".join(f"{self._name(index)}\t{probability:.6f}" for index, probability in result.classes)
+
+    def record(self, result: Classified) -> dict[str, Any]:
+        """All facts, for JSON."""
+        message = {"message": result.message} if result.message else {}
+        classes = [
+            {"class": index, **({"label": self.labels[index]} if self.labels else {}), "probability": round(value, 6)}
+            for index, value in result.classes
+        ]
+        return {"line": result.line, "status": result.status, **message, "classes": classes}
+
+    def _name(self, index: int) -> str:
+        return self.labels[index] if self.labels else str(index)

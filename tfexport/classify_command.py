@@ -1,0 +1,55 @@
+"""`tfexport classify`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from tfexport.console import opened, say, warned, with_progress
+from tfexport.contract import precisions_of
+from tfexport.options import BatchSize, BundleDir, Input, InputFormatOption, PrecisionOption, Threads
+
+
+def classify(
+    directory: BundleDir,
+    source: Input = None,
+    top: Annotated[int, typer.Option(min=1, help="Classes a line, best first.")] = 1,
+    labels: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Names of the classes, one a line, class 0 first.")
+    ] = None,
+    runtime: Annotated[str, typer.Option(help="ort-cpu or torch.")] = "ort-cpu",
+    precision: PrecisionOption = None,
+    batch_size: BatchSize = 32,
+    input_format: InputFormatOption = None,
+    output_format: Annotated[
+        Literal["text", "jsonl"],
+        typer.Option(help="text has each class and its probability; jsonl has the status too."),
+    ] = "text",
+    threads: Threads = None,
+) -> None:
+    """Tell the class of each sentence, with an encoder classifier: one output line for each input line, always.
+
+    A line that cannot be read (too long, not UTF-8) gives an empty line, a warning, and its status in jsonl.
+    """
+    from tfexport.bundle import open_bundle
+    from tfexport.classify import ClassWriter, classify, read_labels
+    from tfexport.runtimes import load_classifier
+    from tfexport.translate import Reader
+
+    bundle = open_bundle(directory)
+    chosen = precisions_of(precision)[0] if precision else None
+    model = load_classifier(runtime, bundle, precision=chosen, threads=threads)
+    reader = Reader.of(bundle, input_format)
+    writer = ClassWriter(read_labels(labels, bundle.config.n_classes) if labels else None)
+    if input_format is None and reader.format == "ids":
+        say(f"note: {directory} has no source vocabulary: the input is read as ids")
+    with opened(source) as lines:
+        at_terminal = lines.isatty()  # a person is answered line by line
+        results = classify(model, reader, lines, top=top, batch_size=batch_size, window=1 if at_terminal else None)
+        for result in warned(with_progress(results, "classifying lines")):
+            as_json = output_format == "jsonl"
+            line = json.dumps(writer.record(result), ensure_ascii=False) if as_json else writer.line(result)
+            print(line, flush=at_terminal)

@@ -1,0 +1,87 @@
+"""The options that a toolkit saved with a model: each is used, refused by name, or known to be without effect."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from tfexport.errors import ConfigError
+
+
+class Arguments:
+    """Options by name, and which of them were read."""
+
+    def __init__(self, where: str, given: Mapping[str, Any]):
+        self.where = where
+        """Where they stand, for messages."""
+        self._given = given
+        self._read: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An option; one that is None is as one that is not there."""
+        self._read.add(name)
+        found = self._given.get(name)
+        return default if found is None else found
+
+    def number(self, name: str, default: int | None = None) -> int:
+        value = self.get(name, default)
+        if type(value) is not int:
+            raise ConfigError(f"{self.where} has {name} {value!r}, not a whole number. Correct it.")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.get(name, default)
+        if type(value) is not bool:
+            raise ConfigError(f"{self.where} has {name} {value!r}, not true or false. Correct it.")
+        return value
+
+    def text(self, name: str, default: str) -> str:
+        value = self.get(name, default)
+        if not isinstance(value, str):
+            raise ConfigError(f"{self.where} has {name} {value!r}, not a text. Correct it.")
+        return value
+
+    def inner(self, name: str) -> Arguments:
+        """The options within the option `name`; none where there is none."""
+        value = self.get(name, {})
+        if not isinstance(value, dict):
+            raise ConfigError(f"{self.where} has {name} {value!r}, not options by name. Correct it.")
+        return Arguments(f"{self.where}, {name},", value)
+
+    def same(self, one: str, other: str) -> int:
+        """A number that both stacks must share."""
+        values = self.number(one), self.number(other)
+        if values[0] != values[1]:
+            raise ConfigError(
+                f"{self.where} has {one} {values[0]} and {other} {values[1]}: models whose stacks differ in it are "
+                "not supported."
+            )
+        return values[0]
+
+    def known(self, name: str, value: Any, ours: Mapping[str, str]) -> str:
+        """What we call the `value` of an option."""
+        if not isinstance(value, str) or value not in ours:
+            raise ConfigError(
+                f"{self.where} has {name} {value!r}, which is not supported. There are {', '.join(ours)}."
+            )
+        return ours[value]
+
+    def require(self, wanted: Mapping[str, Any]) -> None:
+        """Options that are only supported with one value, which they have where they are not told."""
+        for name, value in wanted.items():
+            if (found := self.get(name, value)) != value:
+                raise ConfigError(f"{self.where} has {name} {found!r}, and only {value!r} is supported.")
+
+    def refuse(self, *names: str) -> None:
+        """Options that are only supported where they are off: false, 0 or empty."""
+        for name in names:
+            if found := self.get(name):
+                raise ConfigError(f"{self.where} has {name} {found!r}, which is not supported.")
+
+    def others(self, harmless: Collection[str]) -> list[str]:
+        """Options that say something, that nothing asked for and that are not known to be without effect."""
+        return sorted(
+            str(name)
+            for name, value in self._given.items()
+            if name not in self._read and name not in harmless and value not in (None, False, {}, [], "")
+        )

@@ -1,0 +1,106 @@
+"""Weights of a family to those of the canonical model, or all that is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from tfexport.config import ModelConfig
+from tfexport.models.classifier import EncoderClassifier
+from tfexport.models.family import Family
+from tfexport.models.files import some
+from tfexport.models.transformer import Transformer, sinusoids
+
+
+def build_model(config: ModelConfig, weights: Mapping[str, Tensor]) -> Transformer | EncoderClassifier:
+    """The canonical model with canonical `weights`, in evaluation mode."""
+    model = _empty(config)
+    model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, assign=True)
+    return model.eval()
+
+
+def convert(
+    family: Family | None, weights: Mapping[str, Tensor], config: ModelConfig
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Canonical float32 weights and all that is wrong with them, in the names of the file."""
+    used = {name: tensor for name, tensor in weights.items() if family is None or not family.ignores(name)}
+    odd = [name for name, tensor in used.items() if not _has_plain_numbers(tensor)]
+    unexpected: list[str] = []
+    # What is no number is told below, with all else that is wrong; until then its shape stands for it.
+    converted = {
+        name: torch.zeros(()).expand(tensor.shape) if name in odd else tensor.float() for name, tensor in used.items()
+    }
+    if family is not None:
+        converted, unexpected = family.convert(converted)
+        converted = family.adjust(converted)
+    for side, most in (("encoder", config.max_source_length), ("decoder", config.max_target_length)):
+        name = f"{side}.positions.table"
+        if name in converted and converted[name].dim() and config.positions != "relative":
+            # The user may limit the lengths of a model with a longer table.
+            converted[name] = converted[name][: most + config.position_offset]
+        elif name not in converted and config.positions == "sinusoidal" and family is not None and most > 0:
+            converted[name] = sinusoids(most + config.position_offset, config.d_model)
+    expected = {name: tuple(tensor.shape) for name, tensor in _empty(config).state_dict().items()}
+
+    def theirs(name: str) -> str:
+        return name if family is None else family.foreign_name(name)
+
+    missing = list(dict.fromkeys(theirs(name) for name in expected if name not in converted))
+    unexpected += [theirs(name) for name in converted if name not in expected]
+    shapes = [
+        f"{theirs(name)}{family.part(name) if family else ''} is {list(tensor.shape)}, not {list(expected[name])}"
+        for name, tensor in converted.items()
+        if name in expected and tuple(tensor.shape) != expected[name]
+    ]
+    bad = [theirs(name) for name, tensor in converted.items() if not tensor.isfinite().all()]
+    problems = [
+        f"{what}: {some(names)}"
+        for what, names in (
+            ("missing", missing),
+            ("unexpected", unexpected),
+            ("misshapen", shapes),
+            ("not plain floating-point numbers", odd),
+            ("NaN or infinite", bad),
+        )
+        if names
+    ]
+    return {} if problems else _unshared({name: converted[name].contiguous() for name in expected}), problems
+
+
+def _empty(config: ModelConfig) -> Transformer | EncoderClassifier:
+    """The model without numbers, so that no time goes into random ones that weights replace."""
+    with torch.device("meta"):
+        return EncoderClassifier(config) if config.is_classifier else Transformer(config)
+
+
+def _has_plain_numbers(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.layout == torch.strided and not tensor.is_meta
+
+
+def _unshared(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of tensors that share memory, such as a layer used twice: safetensors stores each name by itself."""
+    seen: set[int] = set()
+    for name, tensor in weights.items():
+        address = tensor.untyped_storage().data_ptr()
+        if address in seen:
+            weights[name] = tensor.clone()
+        seen.add(address)
+    return weights
+
+
+def tie(config: ModelConfig, weights: dict[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Store equal embedding matrices once. Only storage changes: the arithmetic reads the same numbers."""
+    weights = dict(weights)
+    source = weights["encoder.tokens.weight"]
+    target = source if config.tie_source_target else weights.get("decoder.tokens.weight")
+    if target is not None and not config.tie_source_target and torch.equal(source, target):
+        del weights["decoder.tokens.weight"]
+        config = config.replace(tie_source_target=True)
+        target = source
+    output = weights.get("output_weight")
+    if output is not None and target is not None and torch.equal(output, target):
+        del weights["output_weight"]
+        config = config.replace(tie_output=True)
+    return config, weights

@@ -1,0 +1,260 @@
+"""Checkpoints of fairseq's encoder-decoder Transformers: `args` or `cfg`, weights, and `dict.xx.txt` beside them.
+
+Read without fairseq. What is said here of its arithmetic is that of fairseq 0.12 (`models/transformer`, `modules`), which
+reads the layouts of its older versions too.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tfexport.errors import CheckpointError, ConfigError
+from tfexport.models.arguments import Arguments
+from tfexport.models.family import Family
+from tfexport.models.hugging_face_layouts import bart_names, tensor2tensor_sinusoids
+from tfexport.models.inert import is_torch_file, plain, read_inert
+from tfexport.models.native import Tokenizers
+from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint, tie
+from tfexport.tokenizers import FAIRSEQ_SPECIALS, TextTokenizer, read_vocabulary
+
+NAME = "fairseq"
+_BOS, _PAD, _EOS, _UNK = range(len(FAIRSEQ_SPECIALS))
+"""Of every dictionary. Decoding starts with eos; bos is for other tasks."""
+_ARCHITECTURES = re.compile(r"transformer(?!_(lm|ulm|from_pretrained)).*|m?bart_.*")
+_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_tanh", "gelu_fast": "gelu_tanh"}
+_UNSUPPORTED = (
+    *("adaptive_input", "adaptive_softmax_cutoff", "char_inputs", "base_layers", "no_cross_attention"),
+    *("cross_self_attention", "no_token_positional_embeddings", "no_decoder_final_norm"),
+    *("encoder_layers_to_keep", "decoder_layers_to_keep", "quant_noise_pq", "quant_noise_scalar"),
+    *("scale_attn", "scale_fc", "scale_heads", "scale_resids", "encoder_xformers_att_config"),
+    *("decoder_xformers_att_config", "simul_type"),
+)
+"""Options that change what a model computes."""
+_TEXT = {"bpe": ("bpe", "_name"), "tokenizer": ("tokenizer", "_name")}
+_INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
+
+
+def _is_fairseq(content: Any) -> bool:
+    """Whether a file holds a model of fairseq, of whatever kind."""
+    if not isinstance(content, Mapping) or not isinstance(content.get("model"), Mapping):
+        return False
+    if content.get("args") is None and content.get("cfg") is None:
+        return False
+    # Others save `model` and `args` too, but neither the history of their optimizers nor these names.
+    return "optimizer_history" in content or any(".embed_tokens." in str(name) for name in content["model"])
+
+
+def recognises(path: Path) -> bool:
+    try:
+        return is_torch_file(path) and _is_fairseq(read_inert(path))
+    except CheckpointError:
+        return False
+
+
+def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
+    """Read options, weights and the dictionaries that lie beside a checkpoint.
+
+    Raises:
+        CheckpointError: the file cannot be read, or holds something else than weights by name.
+        ConfigError: an option of the model is not supported.
+    """
+    content = read_inert(path)
+    arguments = _arguments(path, content)
+    weights = _weights(path, content["model"])
+    fields = _fields(arguments, weights)
+    tokenizers, notes = _dictionaries(path, arguments, fields)
+    if options.source_language or options.target_language:
+        raise ConfigError(f"{path} is a model of one pair of languages. Leave out --src-lang and --tgt-lang.")
+    if options.prefix:
+        if tokenizers.source is None:
+            raise ConfigError(f"{path} has no dictionary beside it that could read --prefix. Put it there.")
+        tokenizers = Tokenizers(tokenizers.source.framed((), (), options.prefix), tokenizers.target)
+    family = Family(
+        name=NAME,
+        about="fairseq's Transformer",
+        renames=_NAMES,
+        signature=(),
+        read_config=lambda weights: {},
+        ignored=_IGNORED,
+        notes=notes,
+    )
+    return ToolkitCheckpoint(family, fields, weights, tokenizers)
+
+
+def _arguments(path: Path, content: Mapping[str, Any]) -> Arguments:
+    """The options under the names that they have on the command line, whichever version wrote them.
+
+    Up to version 0.9 they lie in one Namespace; later versions have groups, and some models groups for their stacks.
+    """
+    if content.get("cfg") is None:
+        given = plain(content["args"], f"args in {path}")
+        return Arguments(f"args in {path}", given if isinstance(given, dict) else {})
+    where = f"cfg in {path}"
+    groups = plain(content["cfg"], where)
+    if not isinstance(groups, dict) or not isinstance(groups.get("model"), dict):
+        raise CheckpointError(f"{where} has no options of a model, but {type(groups).__name__}. Check the file.")
+
+    def resolved(value: Any) -> Any:
+        """What `${group.name}` refers to."""
+        match = _INTERPOLATION.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
+            return value
+        found: Any = groups
+        for part in match[1].split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+        return None if found == value else found
+
+    flat: dict[str, Any] = {}
+    task: Any = groups.get("task")
+    task = task if isinstance(task, dict) else {}
+    for group in (task, groups["model"]):
+        for name, value in group.items():
+            inner = value if isinstance(value, dict) else {}
+            flat |= {f"{name}_{key}": resolved(part) for key, part in inner.items()} or {name: resolved(value)}
+    flat["task"], flat["arch"] = task.get("_name"), flat.get("arch") or groups["model"].get("_name")
+    for name, (group, key) in _TEXT.items():
+        given = groups.get(group)
+        flat[name] = given.get(key) if isinstance(given, dict) else given
+    return Arguments(where, flat)
+
+
+def _weights(path: Path, found: Mapping[Any, Any]) -> dict[str, Tensor]:
+    """The weights under the names of fairseq 0.12, with older ways to write them undone."""
+    weights: dict[str, Tensor] = {}
+    for name, tensor in found.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise CheckpointError(f"the model in {path} has {name!r}, which is no tensor. Check that it is complete.")
+        attention, _, part = name.rpartition(".in_proj_")
+        if attention.endswith("attn") and tensor.ndim and len(tensor) % 3 == 0:
+            # Up to version 0.6 the three projections are one matrix.
+            for letter, third in zip("qkv", tensor.chunk(3), strict=True):
+                weights[f"{attention}.{letter}_proj.{part}"] = third
+        else:
+            weights[name] = tensor
+    return weights
+
+
+def _fields(arguments: Arguments, weights: dict[str, Tensor]) -> dict[str, Any]:
+    """The fields of `ModelConfig`; position tables and output are made explicit in `weights`."""
+    architecture, task = str(arguments.get("arch", "transformer")), str(arguments.get("task", "translation"))
+    if not _ARCHITECTURES.fullmatch(architecture):
+        raise ConfigError(
+            f"{arguments.where} has arch {architecture!r}, which is no Transformer that translates. There are transformer "
+            "and bart, with their variants."
+        )
+    if task != "translation":
+        raise ConfigError(
+            f"{arguments.where} has task {task!r}, whose texts have tokens that are not supported. There is "
+            "translation; of models of many languages read those that the transformers library has."
+        )
+    arguments.refuse(*_UNSUPPORTED)
+    d_model = arguments.same("encoder_embed_dim", "decoder_embed_dim")
+    norm_first = arguments.flag("encoder_normalize_before", False)
+    arguments.require({"decoder_normalize_before": norm_first})
+    # Whether there is a norm after the last layer has changed between versions; the weights tell.
+    final_norms = {f"{side}.layer_norm.weight" in weights for side in ("encoder", "decoder")}
+    if len(final_norms) > 1:
+        raise ConfigError(f"of {arguments.where}, one stack has a final norm and one has none: not supported.")
+    lengths = {side: _positions(arguments, weights, side, d_model) for side in ("encoder", "decoder")}
+    source, target, output = (
+        "encoder.embed_tokens.weight",
+        "decoder.embed_tokens.weight",
+        "decoder.output_projection.weight",
+    )
+    for side in (source, target):
+        if side not in weights:
+            raise CheckpointError(f"the model of {arguments.where} has no {side}. Check that it is complete.")
+    weights.setdefault(output, weights.pop("decoder.embed_out", weights[target]))
+    return {
+        "d_model": d_model,
+        "n_heads": arguments.same("encoder_attention_heads", "decoder_attention_heads"),
+        "d_ff": arguments.same("encoder_ffn_embed_dim", "decoder_ffn_embed_dim"),
+        "n_encoder_layers": arguments.number("encoder_layers"),
+        "n_decoder_layers": arguments.number("decoder_layers"),
+        "max_source_length": lengths["encoder"],
+        "max_target_length": lengths["decoder"],
+        "source_eos": True,
+        "activation": arguments.known("activation_fn", arguments.get("activation_fn", "relu"), _ACTIVATIONS),
+        "norm_first": norm_first,
+        "final_norm": final_norms == {True},
+        "embedding_norm": arguments.flag("layernorm_embedding", False),
+        "positions": "stored",
+        "embedding_scale": 1.0 if arguments.flag("no_scale_embedding", False) else math.sqrt(d_model),
+        "unk_id": _UNK,
+        "pad_id": _PAD,
+        "bos_id": _EOS,
+        "eos_id": _EOS,
+        "suppressed_ids": (_PAD,),
+        **tie(weights, source, target, output),
+    }
+
+
+def _positions(arguments: Arguments, weights: dict[str, Tensor], side: str, d_model: int) -> int:
+    """Put the position table of a stack, [length, d_model], into `weights`; returns its length.
+
+    Rows up to that of padding are no positions: token t has row pad + 1 + t.
+    """
+    name = f"{side}.embed_positions.weight"
+    is_learned = arguments.flag(f"{side}_learned_pos", False)
+    if is_learned != (name in weights):
+        raise ConfigError(
+            f"{arguments.where} has {side}_learned_pos {is_learned}, and the model has {name if not is_learned else 'none'}"
+            ". Check that both are of one model."
+        )
+    if is_learned:
+        weights[name] = weights[name][_PAD + 1 :]
+        return len(weights[name])
+    most = "max_source_positions" if side == "encoder" else "max_target_positions"
+    length = arguments.number(most, arguments.number("max_positions", 1024))
+    weights[name] = tensor2tensor_sinusoids(length, d_model, _PAD)
+    return length
+
+
+def _dictionaries(path: Path, arguments: Arguments, fields: Mapping[str, Any]) -> tuple[Tokenizers, tuple[str, ...]]:
+    """The tokenizers of the dictionaries beside the checkpoint, and what its owner should know of them."""
+    found: list[TextTokenizer | None] = []
+    notes = []
+    for side, name, size in (
+        ("source", "src", fields["src_vocab_size"]),
+        ("target", "tgt", fields["tgt_vocab_size"]),
+    ):
+        file = path.with_name(f"dict.{arguments.get(f'{side}_lang', name)}.txt")
+        tokenizer = read_vocabulary(file) if file.is_file() else None
+        if tokenizer is None:
+            notes.append(f"{file.name} is not beside it: put it there, or give it with --{name}-vocab")
+        elif tokenizer.size != size:
+            notes.append(f"{file.name} beside it has {tokenizer.size} words, the model {size}: it was not read")
+            tokenizer = None
+        found.append(tokenizer)
+    steps = [f"{name} {value}" for name in _TEXT if (value := arguments.get(name))]
+    if steps:
+        notes.append(f"its texts are split by {' and '.join(steps)} first, and so must be the input of `decode`")
+    return Tokenizers(*found), tuple(notes)
+
+
+def _old_norms(side: str, count: int) -> dict[str, str]:
+    layer = f"{side}.layers.{{i}}"
+    return {f"{layer}.layer_norms.{k}.{{p}}": f"{layer}.norms.{k}.{{p}}" for k in range(count)}
+
+
+_NAMES = {
+    **bart_names("encoder", {"self_attn": "self_attention"}),
+    **bart_names("decoder", {"self_attn": "self_attention", "encoder_attn": "cross_attention"}),
+    **_old_norms("encoder", 2),
+    **_old_norms("decoder", 3),
+    "decoder.output_projection.weight": "output_weight",
+}
+_IGNORED = (
+    *(f"{side}.{name}" for side in ("encoder", "decoder") for name in ("version", "embed_positions._float_tensor")),
+    *(f"{side}.embed_positions.weights" for side in ("encoder", "decoder")),  # a table that is computed
+    # Copies that version 0.12 has for a fast path.
+    *(f"encoder.layers.{{i}}.{name}_{{p}}" for name in ("in_proj", "out_proj", "fc1", "fc2")),
+)
+
+TOOLKIT = Toolkit(recognises=recognises, read=read, files=lambda path: [path])

@@ -1,0 +1,112 @@
+"""A user's own family file: Python that its owner names on the command line, and that is run because it is theirs.
+
+    FAMILY = Family(name="my-model", about="...", renames={...}, signature=(...), read_config=...)
+
+`FAMILIES` may hold several, asked in their order. A function `reference(weights, config)` gives the module that the weights
+were trained in, for `tfexport probe` (see `Family.reference`). examples/my_family.py is a complete one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import wraps
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from torch import nn
+
+from tfexport.errors import ConfigError, TfexportError
+from tfexport.models.family import Family
+from tfexport.models.recognition import FAMILIES, NATIVE
+
+Result = TypeVar("Result")
+
+
+def read_family_file(path: Path) -> tuple[Family, ...]:
+    """Run the file and return its families, in the order in which they are asked.
+
+    Their functions name the line of the file where they fail.
+
+    Raises:
+        ConfigError: the file is missing, fails, or has no family.
+    """
+    if not path.is_file():
+        raise ConfigError(f"there is no family file {path}. Give the path of your own, such as my_family.py.")
+    with _running(path):
+        module = _run(path)
+    found = getattr(module, "FAMILIES", None) or (getattr(module, "FAMILY", None),)
+    if not isinstance(found, Sequence) or not all(isinstance(family, Family) for family in found):
+        raise ConfigError(
+            f"{path} has no FAMILY. Let it say FAMILY = Family(name=..., ...), with Family from tfexport.models.family, as "
+            "examples/my_family.py does."
+        )
+    reference = getattr(module, "reference", None)
+    return tuple(_checked(path, family, reference) for family in found)
+
+
+def _run(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"tfexport_family_{path.stem}", path.resolve())
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def _checked(path: Path, family: Family, reference: Callable[..., nn.Module] | None) -> Family:
+    if family.name in (NATIVE, *(known.name for known in FAMILIES)):
+        raise ConfigError(f"{path} has a family {family.name!r}, which tfexport has itself. Give it another name.")
+    try:
+        family.convert({})
+        family.foreign_name("")
+    except re.error as error:
+        raise ConfigError(
+            f"the names of {path} cannot be read ({error}): use each of {{i}}, {{h}} and {{p}} once in a name."
+        ) from error
+    changes: dict[str, Any] = {
+        "read_config": _telling(path, family.read_config),
+        "adjust": _telling(path, family.adjust),
+    }
+    if (reference := reference or family.reference) is not None:
+        changes["reference"] = _telling(path, reference)
+    return replace(family, **changes)
+
+
+def _telling(path: Path, function: Callable[..., Result]) -> Callable[..., Result]:
+    @wraps(function)
+    def told(*arguments: Any) -> Result:
+        with _running(path):
+            return function(*arguments)
+
+    return told
+
+
+@contextlib.contextmanager
+def _running(path: Path) -> Iterator[None]:
+    """Find modules beside the user's file, as a script does, and make any error one of tfexport that names its line."""
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        yield
+    except TfexportError:
+        raise
+    except Exception as error:
+        own = [
+            frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path.resolve())
+        ]
+        line = error.lineno if isinstance(error, SyntaxError) else own[-1] if own else None
+        where = f"{path}, line {line}" if line else str(path)
+        reason = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise ConfigError(
+            f"{where}: {type(error).__name__}: {reason.rstrip('.')}. Correct the family file; --debug shows the traceback."
+        ) from error
+    finally:
+        sys.path.remove(folder)

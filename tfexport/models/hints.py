@@ -1,0 +1,143 @@
+"""What a file does not tell and its user does: fields of `ModelConfig`, names of parts, and the flags that give them."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tfexport.config import ModelConfig
+from tfexport.errors import ConfigError
+from tfexport.models.family import Family
+from tfexport.models.native import Tokenizers
+
+ALWAYS = ("n_heads", "pad_id", "bos_id", "eos_id")
+"""Fields that every model needs, and that files of few families tell."""
+
+FLAGS = {
+    "n_heads": "--heads N",
+    "pad_id": "--pad N",
+    "bos_id": "--bos N",
+    "eos_id": "--eos N",
+    "norm_first": "--norm-first (or --no-norm-first)",
+    "activation": "--activation relu (or gelu)",
+    "embedding_scale": "--embedding-scale sqrt (or a number)",
+    "max_source_length": "--max-length N",
+    "max_target_length": "--max-length N",
+}
+"""The flag that gives a field which a file may not tell."""
+
+PARTS = ("src_embedding", "tgt_embedding", "output_layer")
+"""What may stand in a configuration beside the fields of `ModelConfig`: names of the user's own layers."""
+
+
+def complete(
+    family: Family | None, told: Mapping[str, Any], hints: Mapping[str, Any], tokenizers: Tokenizers
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Config fields from the file, from the vocabularies and from the user, the later winning; flags for the missing."""
+    # An unknown token is met only in text, which a vocabulary reads, and it then tells the id itself.
+    fields: dict[str, Any] = {"unk_id": -1}
+    sides = [side for side in (tokenizers.source, tokenizers.target) if side is not None]
+    for kind in ("unk", "pad", "bos", "eos"):
+        ids = {side.special_id(kind) for side in sides} - {None}
+        if len(ids) == 1:
+            fields[f"{kind}_id"] = ids.pop()
+    fields = {**fields, **told, **hints}
+    if fields.get("embedding_scale") == "sqrt":
+        fields["embedding_scale"] = math.sqrt(fields["d_model"])
+    if fields.get("n_classes"):  # a classifier needs bos and eos only where its input has them
+        unused = {name for name in ("bos", "eos") if not fields[f"source_{name}"]}
+        fields = {**{f"{name}_id": -1 for name in unused}, **fields}
+    needed = (*ALWAYS, *(family.asked if family else ()))
+    return fields, {name: FLAGS.get(name, f"{name} with --config") for name in needed if name not in fields}
+
+
+def asking(path: Path, missing: Mapping[str, str], family: Family | None) -> str:
+    """The message that asks for what is missing, with what the family's own code uses."""
+    usual = {} if family is None else family.usual
+    known = ", ".join(_said(name, usual[name]) for name in missing if name in usual)
+    flags = " ".join(dict.fromkeys(missing.values()))
+    return (
+        f"{path} does not tell {', '.join(missing)}. Give {flags}, or the same fields in a JSON "
+        f"file with --config{f' (the original code of this family uses {known})' if known else ''}."
+    )
+
+
+def _said(name: str, value: object) -> str:
+    flag = FLAGS[name].split()[0]
+    if isinstance(value, bool):
+        return flag if value else flag.replace("--", "--no-", 1)
+    return f"{flag} {value}"
+
+
+def parted(family: Family | None, hints: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the user said of fields, and what of the parts that a family asks for.
+
+    Raises:
+        ConfigError: parts are named, and the family knows its own.
+    """
+    taken = () if family is None else family.told_by_user
+    idle = [name for name in hints if name in PARTS and name not in taken]
+    if idle:
+        name = "native" if family is None else family.name
+        raise ConfigError(f"the family {name} has names of its own: {', '.join(idle)} means nothing. Leave it out.")
+    return (
+        {name: value for name, value in hints.items() if name not in taken},
+        {name: value for name, value in hints.items() if name in taken},
+    )
+
+
+def read_hints(path: Path) -> dict[str, Any]:
+    """The `ModelConfig` fields, and names of parts, of a JSON file.
+
+    Raises:
+        ConfigError: it is not a JSON object of such fields.
+    """
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error}. Give a JSON object.") from error
+    known = [*(field.name for field in dataclasses.fields(ModelConfig)), *PARTS]
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{path} is not a configuration. Give a JSON object.")
+    for name in fields:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=5, cutoff=0.4) or known
+            raise ConfigError(f"{path} has an unknown field {name}. Use fields such as {', '.join(nearest)}.")
+    return fields
+
+
+def check_lengths(path: Path, told: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
+    """Raises ConfigError where the user gives lengths for which the file has no positions."""
+    if told.get("positions") == "relative":  # which go on for ever
+        return
+    for name in ("max_source_length", "max_target_length"):
+        if isinstance(wanted := hints.get(name), int) and told["n_decoder_layers"] and wanted > told.get(name, wanted):
+            raise ConfigError(f"{path} has positions for a {name} of {told[name]}, not {wanted}. Give at most that.")
+
+
+def vocabulary_problems(tokenizers: Tokenizers, config: ModelConfig) -> Iterable[str]:
+    """What is odd about the vocabularies of this model.
+
+    Raises:
+        ConfigError: a vocabulary has ids that the model lacks.
+    """
+    for side, tokenizer, size in (
+        ("source", tokenizers.source, config.src_vocab_size),
+        ("target", tokenizers.target, config.tgt_vocab_size),
+    ):
+        if tokenizer is not None and tokenizer.size > size:
+            raise ConfigError(
+                f"the {side} vocabulary has ids up to {tokenizer.size - 1}, the model's embedding has {size} rows. "
+                "Give the vocabulary that this model was trained with."
+            )
+        if tokenizer is not None and tokenizer.size < size:
+            yield f"the {side} vocabulary has {tokenizer.size} words, the model's embedding {size} rows"
+        for kind in ("unk", "pad", "bos", "eos"):
+            theirs, ours = tokenizer and tokenizer.special_id(kind), getattr(config, f"{kind}_id")
+            if theirs is not None and ours not in (theirs, -1):
+                yield f"{kind}_id is {ours}, the {side} vocabulary's own is {theirs}"

@@ -1,0 +1,198 @@
+"""Files of torch.save that hold more than tensors, read without running anything in them.
+
+Toolkits save their arguments and vocabularies as pickled objects of their own classes. Here such a file becomes plain
+containers, numbers, strings and tensors, and each object of a class an `InertObject`: what the file says of it. Both forms
+of torch.save are read: the zip archive, and the stream of pickles that PyTorch wrote before 1.6.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import sys
+import zipfile
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+from torch import Tensor
+
+from tfexport.errors import CheckpointError
+from tfexport.models.pickles import InertClass, InertObject, Refused, read_pickle
+
+__all__ = ["InertClass", "InertObject", "is_torch_file", "plain", "read_inert"]
+
+_MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
+"""The first two pickles of a file of PyTorch before 1.6."""
+_ALIGNMENT = 16
+"""Numbers of several bytes may not begin just anywhere in memory."""
+_MOST_VALUES = 1_000_000
+_MOST_LEVELS = 50
+
+
+def is_torch_file(path: Path) -> bool:
+    """Whether a file begins as those of torch.save do."""
+    try:
+        with path.open("rb") as file:
+            return file.read(2) in (b"PK", b"\x80\x02")
+    except OSError:
+        return False
+
+
+def read_inert(path: Path) -> Any:
+    """What torch.save wrote to a file: plain values, tensors, which stay on disk until they are used, and inert objects.
+
+    Of subclasses of dict nothing but the entries is kept, and of tensors neither `requires_grad` nor hooks.
+
+    Raises:
+        CheckpointError: the file is missing, damaged or not of torch.save, or asks for more than it has.
+    """
+    try:
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # tensors may be written to; the file is not
+            if mapped[:2] == b"PK":
+                return _read_archive(mapped, zipfile.ZipFile(file).infolist())
+        return _read_stream(mapped)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"there is no file {path}. Give the path of a checkpoint such as model.pt.") from error
+    except Refused as error:
+        raise CheckpointError(
+            f"{path} cannot be read as a file of torch.save: {error}. Nothing in it was run. Check where it came from, and "
+            "that it was copied completely."
+        ) from error
+    except Exception as error:  # a damaged file is met with whatever the parsers run into
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise CheckpointError(
+            f"{path} cannot be read as a file of torch.save ({what}). Check that it was copied completely."
+        ) from error
+
+
+def plain(value: Any, where: str) -> Any:
+    """Arguments as dicts, lists, numbers and strings, with `where` they come from for messages.
+
+    Namespaces and omegaconf's containers and nodes become what they hold; what is made of one string or number, as an enum
+    is, becomes that. Other objects stay inert.
+
+    Raises:
+        CheckpointError: it holds itself, or is deeper or larger than arguments are.
+    """
+    n_values = 0
+
+    def visit(value: Any, level: int) -> Any:
+        nonlocal n_values
+        n_values += 1
+        if level > _MOST_LEVELS or n_values > _MOST_VALUES:
+            raise CheckpointError(
+                f"{where} holds itself, or is nested deeper than {_MOST_LEVELS} levels, or has more than {_MOST_VALUES} "
+                "values: those are no arguments of a model. Check where it came from."
+            )
+        if isinstance(value, InertObject):
+            held = _held(value)
+            return value if held is value else visit(held, level + 1)
+        if isinstance(value, dict):
+            return {key: visit(inner, level + 1) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [visit(inner, level + 1) for inner in value]
+        return value
+
+    return visit(value, 0)
+
+
+def _held(value: InertObject) -> Any:
+    if value.of == "argparse.Namespace":
+        return value.attributes
+    if value.of.startswith("omegaconf."):
+        return value.attributes.get("_content", value.attributes.get("_val"))
+    if value.of == "builtins.getattr" and len(value.args) == 2:  # how some versions of Python write an enum
+        return value.args[1]
+    is_of_one = len(value.args) == 1 and value.state is None and isinstance(value.args[0], str | int | float)
+    return value.args[0] if is_of_one else value
+
+
+def _read_archive(mapped: mmap.mmap, listed: list[zipfile.ZipInfo]) -> Any:
+    """The zip archive of PyTorch 1.6 and later: `*/data.pkl`, and one member `*/data/KEY` for each storage."""
+    members = {member.filename: member for member in listed}
+    pickles = [name for name in members if name.endswith("/data.pkl") and name.count("/") == 1]
+    if len(pickles) != 1:
+        raise Refused("it is a zip archive of something else")
+    top = pickles[0].removesuffix("data.pkl")
+    if f"{top}constants.pkl" in members:
+        raise Refused("it is a TorchScript archive, which is a program")
+
+    def content(name: str) -> tuple[int, int]:
+        """Where the bytes of a member begin, and how many there are."""
+        member = members.get(top + name)
+        if member is None:
+            raise Refused(f"it has no {name}")
+        # After a header of 30 bytes, of which the last two numbers are the lengths of a name and of extra fields.
+        start = member.header_offset + 30 + sum(struct.unpack_from("<HH", mapped, member.header_offset + 26))
+        if member.compress_type != zipfile.ZIP_STORED or start + member.file_size > len(mapped):
+            raise Refused(f"its {name} is compressed or cut")
+        return start, member.file_size
+
+    if f"{top}byteorder" in members:
+        start, size = content("byteorder")
+        _check_byte_order(mapped[start : start + size] == b"little")
+
+    def storage(key: str, n_bytes: int) -> Tensor:
+        start, size = content(f"data/{key}")
+        if n_bytes > size:
+            raise Refused(f"a tensor of {n_bytes} bytes is declared where there are {size}")
+        if start % _ALIGNMENT:
+            raise Refused(f"its data/{key} does not begin where torch.save would let it begin")
+        return _bytes(mapped, start, n_bytes)
+
+    start, size = content("data.pkl")
+    return read_pickle(BytesIO(mapped[start : start + size]), storage)
+
+
+def _read_stream(mapped: mmap.mmap) -> Any:
+    """PyTorch before 1.6: a number, a version, the machine, the object, the keys of the storages, and these in order."""
+
+    stream = cast(IO[bytes], mapped)  # which it is in all that is asked for here
+
+    def no_storage(key: str, n_bytes: int) -> Tensor:
+        raise Refused("it has a tensor where none can be")
+
+    if mapped[:1] != b"\x80" or read_pickle(stream, no_storage) != _MAGIC:
+        raise Refused(f"it begins with {mapped[:16]!r}")
+    version, machine = (read_pickle(stream, no_storage) for _ in range(2))
+    if version != _PROTOCOL:
+        raise Refused(f"its version is {version!r}, not {_PROTOCOL}")
+    _check_byte_order(bool(machine["little_endian"]))
+    begin = mapped.tell()
+
+    # Where storages begin is known once the types of all are, so the object is read twice, at first without numbers.
+    declared: dict[str, int] = {}
+
+    def note(key: str, n_bytes: int) -> Tensor:
+        declared[key] = n_bytes
+        return torch.empty(n_bytes, dtype=torch.uint8, device="meta")
+
+    read_pickle(stream, note)
+    keys = read_pickle(stream, no_storage)
+    start, found = mapped.tell(), {}
+    for key in keys:
+        start += 8  # after its number of elements
+        if start + declared[key] > len(mapped):
+            raise Refused(f"a tensor of {declared[key]} bytes is declared where there are {len(mapped) - start}")
+        found[key] = _bytes(mapped, start, declared[key])
+        if start % _ALIGNMENT:
+            found[key] = found[key].clone()
+        start += declared[key]
+    if start != len(mapped):
+        raise Refused("its tensors have other sizes than it declares")
+    mapped.seek(begin)
+    return read_pickle(stream, lambda key, n_bytes: found[key][:n_bytes])
+
+
+def _check_byte_order(is_little: bool) -> None:
+    if is_little != (sys.byteorder == "little"):
+        raise Refused("its numbers have the byte order of another kind of machine")
+
+
+def _bytes(mapped: mmap.mmap, start: int, size: int) -> Tensor:
+    if not size:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(mapped, dtype=torch.uint8, count=size, offset=start)

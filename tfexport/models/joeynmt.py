@@ -1,0 +1,229 @@
+"""JoeyNMT's models: a folder with config.yaml, checkpoints and vocabularies; versions 1 and 2.
+
+Source of the arithmetic: JoeyNMT 2.3, `transformer_layers.py`, `encoders.py`, `decoders.py` and `model.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tfexport.errors import CheckpointError, ConfigError
+from tfexport.models.arguments import Arguments
+from tfexport.models.family import Family
+from tfexport.models.inert import read_inert
+from tfexport.models.joeynmt_text import read_text
+from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint, tie
+from tfexport.models.transformer import sinusoids
+from tfexport.yaml_files import read_settings, read_yaml_file
+
+CONFIG = "config.yaml"
+_SECTIONS = re.compile(r"^(data|model|training):", re.MULTILINE)
+"""What every configuration of JoeyNMT has, and few others have together."""
+_LENGTH = 5000
+"""The rows of JoeyNMT's table of sinusoids."""
+_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
+_NORMS = {"pre": "pre", "post": "post"}
+_EMBEDDINGS = ("src_embed.lut.weight", "trg_embed.lut.weight", "decoder.output_layer.weight")
+_HARMLESS = """
+    initializer init_gain init_weight bias_initializer init_rnn_orthogonal lstm_forget_gate embed_initializer
+    embed_init_gain embed_init_weight init_rnn_weight rnn_initializer tied_embeddings tied_softmax dropout freeze
+    rnn_type bidirectional hidden_dropout input_feeding bridge init_hidden attention
+"""
+"""Of training, told by the weights themselves, or of recurrent layers."""
+_READ = ("type", "alpha", "layer_norm", "hidden_size", "num_heads", "ff_size", "num_layers", "embeddings", "activation")
+"""Settings of a stack that are used or refused."""
+_SEARCH = ("beam_size", "beam_alpha", "alpha", "min_output_length", "max_output_length", "n_best")
+_SEARCH_TOO = ("repetition_penalty", "no_repeat_ngram_size", "generate_unk")
+
+
+def recognises(path: Path) -> bool:
+    folder = path if path.is_dir() else path.parent
+    try:
+        if (folder / "config.json").exists() or not (path.is_dir() or path.suffix == ".ckpt"):
+            return False
+        with (folder / CONFIG).open(encoding="utf-8", errors="replace") as file:
+            return set(_SECTIONS.findall(file.read(2**20))) == {"data", "model", "training"}
+    except OSError:
+        return False
+
+
+def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
+    """Read a checkpoint, the configuration beside it and its vocabularies.
+
+    Args:
+        path: the folder, of which the best checkpoint is taken, or else the last one; or a checkpoint in it.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+        ConfigError: a setting of the model, or an option for languages, is not supported.
+        TokenizerError: a vocabulary cannot be read.
+        RuntimeUnavailable: a library for YAML, SentencePiece or subword-nmt is not installed.
+    """
+    file = checkpoint_file(path)
+    config = file.parent / CONFIG
+    told = Arguments(str(config), read_settings(read_yaml_file(config), str(config)))
+    weights = _weights(file)
+    model = told.inner("model")
+    fields = _fields(model, weights)
+    text = read_text(file.parent, told.inner("data"), options)
+    notes = [*text.notes]
+    if search := _search(told.inner("testing")):
+        notes.append(f"its own search is told {search}; give `decode` what you want of that, and --min-length 1")
+    known = _HARMLESS.split()
+    if unread := [name for side in ("encoder", "decoder") for name in model.inner(side).others([*known, *_READ])]:
+        notes.append(f"its model has settings that were not read: {', '.join(dict.fromkeys(unread))}")
+    family = Family(
+        name="joeynmt",
+        about="JoeyNMT (config.yaml, checkpoint and vocabularies)",
+        renames=_NAMES,
+        signature=(),
+        read_config=lambda weights: {},
+        notes=tuple(notes),
+    )
+    return ToolkitCheckpoint(family, {**fields, **text.fields}, weights, text.tokenizers)
+
+
+def checkpoint_file(path: Path) -> Path:
+    """The checkpoint that is meant.
+
+    Raises:
+        CheckpointError: the folder has none.
+    """
+    if not path.is_dir():
+        return path
+    if (path / "best.ckpt").is_file():
+        return path / "best.ckpt"
+    steps = [file for file in path.glob("*.ckpt") if file.stem.isdecimal() and len(file.stem) < 19]
+    found = max(steps, key=lambda file: int(file.stem), default=path / "latest.ckpt")
+    if not found.is_file():
+        raise CheckpointError(f"{path} has no checkpoint (best.ckpt, or STEPS.ckpt). Give the path of one.")
+    return found
+
+
+def _weights(file: Path) -> dict[str, Tensor]:
+    content = read_inert(file)
+    state = content.get("model_state") if isinstance(content, Mapping) else None
+    if not isinstance(state, Mapping) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+        raise CheckpointError(
+            f"{file} has no model_state of weights by name, so JoeyNMT did not save it. Check the file."
+        )
+    weights = {str(name): tensor for name, tensor in state.items()}
+    for side in ("encoder", "decoder"):
+        table = weights.get(f"{side}.pe.pe")
+        if table is not None and table.dim() == 3:
+            weights[f"{side}.pe.pe"] = table[0]
+    missing = [name for name in _EMBEDDINGS if name not in weights or weights[name].dim() != 2]
+    if missing:
+        raise CheckpointError(
+            f"{file} has no matrix {missing[0]}, as a Transformer of JoeyNMT has. Check that it is one, and complete."
+        )
+    return weights
+
+
+def _fields(model: Arguments, weights: dict[str, Tensor]) -> dict[str, Any]:
+    sides = {"encoder": model.inner("encoder"), "decoder": model.inner("decoder")}
+    encoder, decoder = sides.values()
+    for side, settings in sides.items():
+        kind = settings.get("type", "recurrent" if side == "encoder" else "transformer")
+        if kind != "transformer":
+            raise ConfigError(f"{settings.where} has type {kind!r}, and only 'transformer' is supported.")
+        settings.require({"alpha": 1.0})
+    norm_first = _norm_first(encoder, decoder, weights)
+
+    def same(name: str, *usual: int) -> int:
+        found = [settings.number(name, number) for settings, number in zip(sides.values(), usual, strict=True)]
+        return int(_same(model, name, *found))
+
+    d_model = same("hidden_size", 512, 512)
+    scales = [settings.inner("embeddings").flag("scale", False) for settings in sides.values()]
+    if model.flag("tied_embeddings", False):
+        scales[1] = scales[0]  # the source's embeddings serve the target, too
+    activations = [
+        settings.known("activation", settings.get("activation", "relu"), _ACTIVATIONS) for settings in sides.values()
+    ]
+    fields = {
+        "d_model": d_model,
+        "n_heads": same("num_heads", 4, 8),
+        "d_ff": same("ff_size", 2048, 2048),
+        "n_encoder_layers": encoder.number("num_layers", 8),
+        "n_decoder_layers": decoder.number("num_layers", 4),
+        "source_eos": True,
+        "activation": _same(model, "activation", *activations),
+        "norm_first": norm_first,
+        "final_norm": _same(model, "a final layer_norm", *(f"{side}.layer_norm.weight" in weights for side in sides)),
+        "norm_eps": 1e-6,
+        "positions": "stored",
+        "embedding_scale": math.sqrt(d_model) if _same(model, "scale of embeddings", *scales) else 1.0,
+        **tie(weights, *_EMBEDDINGS),
+    }
+    for side in ("encoder", "decoder"):
+        weights.setdefault(f"{side}.pe.pe", sinusoids(_LENGTH, d_model))
+    fields["max_source_length"], fields["max_target_length"] = (len(weights[f"{side}.pe.pe"]) for side in sides)
+    return fields
+
+
+def _norm_first(encoder: Arguments, decoder: Arguments, weights: Mapping[str, Tensor]) -> bool:
+    """Whether norms stand before sublayers.
+
+    Version 1 has no setting for it, and has them before; where version 2 is not told, it has them before in the encoder and
+    after in the decoder. A decoder with norms before has one at its end, too.
+    """
+    usual = "pre" if "decoder.layer_norm.weight" in weights else "post"
+    found = encoder.get("layer_norm", "pre"), decoder.get("layer_norm", usual)
+    return _same(encoder, "layer_norm", *(encoder.known("layer_norm", value, _NORMS) for value in found)) == "pre"
+
+
+def _same(where: Arguments, name: str, one: Any, other: Any) -> Any:
+    """What both stacks must share."""
+    if one != other:
+        raise ConfigError(
+            f"{where.where} has {name} {one!r} for the encoder and {other!r} for the decoder: models whose stacks differ "
+            "in it are not supported."
+        )
+    return one
+
+
+def _search(testing: Arguments) -> str:
+    told = {name: testing.get(name) for name in (*_SEARCH, *_SEARCH_TOO)}
+    return ", ".join(f"{name} {str(value)[:30]}" for name, value in told.items() if value is not None)
+
+
+def _layer(side: str, attentions: Mapping[str, str], norms: tuple[str, ...]) -> dict[str, str]:
+    layer = f"{side}.layers.{{i}}"
+    parts = {"q_layer": "query", "k_layer": "key", "v_layer": "value", "output_layer": "output"}
+    return {
+        **{
+            f"{layer}.{theirs}.{part}.{{p}}": f"{layer}.{ours}.{name}.{{p}}"
+            for theirs, ours in attentions.items()
+            for part, name in parts.items()
+        },
+        **{f"{layer}.{norm}.{{p}}": f"{layer}.norms.{k}.{{p}}" for k, norm in enumerate(norms)},
+        f"{layer}.feed_forward.pwff_layer.0.{{p}}": f"{layer}.feed_forward.hidden.{{p}}",
+        f"{layer}.feed_forward.pwff_layer.3.{{p}}": f"{layer}.feed_forward.output.{{p}}",
+        f"{side}.layer_norm.{{p}}": f"{side}.norm.{{p}}",
+        f"{side}.pe.pe": f"{side}.positions.table",
+    }
+
+
+_NAMES = {
+    **dict(zip(_EMBEDDINGS, ("encoder.tokens.weight", "decoder.tokens.weight", "output_weight"), strict=True)),
+    **_layer("encoder", {"src_src_att": "self_attention"}, ("layer_norm", "feed_forward.layer_norm")),
+    **_layer(
+        "decoder",
+        {"trg_trg_att": "self_attention", "src_trg_att": "cross_attention"},
+        ("x_layer_norm", "dec_layer_norm", "feed_forward.layer_norm"),
+    ),
+}
+
+
+TOOLKIT = Toolkit(
+    recognises=recognises,
+    read=read,
+    files=lambda path: [checkpoint_file(path).parent / CONFIG, checkpoint_file(path)],
+)

@@ -1,0 +1,347 @@
+"""Marian's own models: `model.npz` with its settings inside, vocabularies and a decoder.yml beside it.
+
+Source of the arithmetic: marian-dev 1.12, `models/transformer.h`, `layers/output.cpp` and `layers/embedding.cpp`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tfexport.errors import CheckpointError, ConfigError
+from tfexport.models.arguments import Arguments
+from tfexport.models.family import Family
+from tfexport.models.hugging_face_layouts import tensor2tensor_sinusoids
+from tfexport.models.marian_text import model_file, read_text, search_note
+from tfexport.models.npz import read_npz
+from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint
+from tfexport.yaml_files import read_settings
+
+_CONFIG = "special:model.yml"
+"""The array whose bytes are the model's settings in YAML."""
+
+_LENGTH = 1000
+"""Marian's sinusoids have no end. This is the longest sentence that it decodes by default (--max-length)."""
+
+_NEVER = -100.0
+"""The logit of a token that Marian does not have. Beside a best logit above -83 its probability is 0 in float32, so the
+log-probabilities of all others are as if it were not there."""
+
+_SIGMOID_GELU = 1.702
+"""Marian's GELU is x * sigmoid(1.702 * x), the second approximation of Hendrycks and Gimpel (2016): Swish, if what goes in
+is multiplied by this and what comes out divided."""
+
+_ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "silu"}
+
+_NORMS = {
+    ("", "an"): {"norm_first": False},
+    ("n", "a"): {"norm_first": True},
+}
+"""transformer-preprocess and -postprocess, without dropout: a adds the residual, n normalises."""
+
+
+_HARMLESS = """
+    version transformer-depth-scaling transformer-guided-alignment-layer guided-alignment transformer-dim-aan
+    transformer-aan-depth transformer-aan-activation transformer-aan-nogate dim-rnn enc-cell enc-type enc-cell-depth
+    dec-cell dec-cell-base-depth dec-cell-high-depth skip layer-normalization special-vocab bert-train-type-embeddings
+    bert-type-vocab-size bert-mask-symbol bert-sep-symbol bert-class-symbol bert-masking-fraction ulr-dim-emb
+    ulr-trainable-transformation char-stride char-highway char-conv-filters-num char-conv-filters-widths
+    factors-combine transformer-rnn-projection
+"""
+"""Of training, of recurrent, averaging and BERT's layers, and of factored vocabularies, none of which there are here."""
+
+
+@dataclass(frozen=True)
+class _Model:
+    """The arrays of a file, of which each is taken once, and its settings."""
+
+    path: Path
+    arrays: dict[str, NDArray[Any]]
+    settings: Arguments
+
+    def take(self, name: str) -> Tensor:
+        if name not in self.arrays:
+            raise CheckpointError(
+                f"{self.path} has no {name}, which its settings ask for. Check that it was copied completely."
+            )
+        return _tensor(self.path, name, self.arrays.pop(name))
+
+
+def read_model(path: Path, options: TextOptions) -> ToolkitCheckpoint:
+    """Read a model and the vocabularies beside it.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+        ConfigError: a setting, or an option for languages, is not supported.
+        TokenizerError: a vocabulary cannot be read.
+        RuntimeUnavailable: a library for YAML or SentencePiece is not installed.
+    """
+    file = model_file(path)
+    model = _open(file)
+    settings = model.settings
+    _refuse(settings)
+    layers = {side: settings.number(f"{side[:3]}-depth") for side in ("encoder", "decoder")}
+    if not all(0 < depth <= 1000 for depth in layers.values()):
+        raise ConfigError(f"{settings.where} has enc-depth {layers['encoder']} and dec-depth {layers['decoder']}.")
+    kind = settings.text("transformer-ffn-activation", "swish")
+    activation = settings.known("transformer-ffn-activation", kind, _ACTIVATIONS)
+    weights, sizes = _embeddings(model)
+    text = read_text(file, (sizes["src_vocab_size"], sizes["tgt_vocab_size"]), options)
+    weights, bos_id = _with_first_token(weights, sizes)
+    positions = _positions(model, weights)
+    norms = _norms(settings)
+    own = {name: _tensor(file, name, array) for name, array in model.arrays.items()}
+    weights |= own | {name: own[other] for name, other in _tied_names(settings, layers["decoder"]) if other in own}
+    _arrange(weights, _SIGMOID_GELU if kind == "gelu" else 1.0)
+    fields = {
+        "d_model": settings.number("dim-emb"),
+        "n_heads": settings.number("transformer-heads"),
+        "d_ff": settings.number("transformer-dim-ffn"),
+        "n_encoder_layers": layers["encoder"],
+        "n_decoder_layers": layers["decoder"],
+        **sizes,
+        **positions,
+        "unk_id": text.unk_id,
+        "eos_id": text.eos_id,
+        "pad_id": text.eos_id,  # which Marian, too, fills batches with
+        "bos_id": bos_id,
+        "suppressed_ids": (bos_id,),
+        "source_eos": True,
+        "activation": activation,
+        "norm_eps": 1e-6,
+        "output_bias": True,
+        **norms,
+    }
+    notes = [*text.notes, *search_note(file)]
+    if unread := settings.others(_HARMLESS.split()):
+        notes.append(f"its settings have some that were not read: {', '.join(unread)}")
+    return ToolkitCheckpoint(_family(layers, norms["norm_first"], notes), fields, weights, text.tokenizers)
+
+
+def _open(file: Path) -> _Model:
+    arrays = read_npz(file)
+    if _CONFIG not in arrays:
+        raise CheckpointError(
+            f"{file} has no {_CONFIG}, so it is no model that Marian saved. Give the model.npz, not the optimizer's."
+        )
+    where = f"{_CONFIG} of {file}"
+    # The last byte is the 0 of a string in C.
+    text = arrays.pop(_CONFIG).tobytes().rstrip(b"\0").decode("utf-8", errors="replace")
+    return _Model(file, arrays, Arguments(where, read_settings(text, where)))
+
+
+def _refuse(settings: Arguments) -> None:
+    """What the canonical model does not have."""
+    settings.require(
+        {
+            "type": "transformer",
+            "transformer-decoder-autoreg": "self-attention",
+            "transformer-no-projection": False,
+            "transformer-pool": False,
+            "transformer-ffn-depth": 2,
+            "right-left": False,
+            "ulr": False,
+            "lemma-dim-emb": 0,
+            "lemma-dependency": "",
+            "factors-dim-emb": 0,
+        }
+    )
+    for name, alike in (("transformer-decoder-dim-ffn", "transformer-dim-ffn"), ("transformer-decoder-ffn-depth", "")):
+        most = settings.number(alike) if alike else 2
+        if settings.number(name, 0) not in (0, most):
+            raise ConfigError(f"{settings.where} has {name} {settings.number(name)}, and only {most} is supported.")
+    kinds = settings.get("input-types", [])
+    if not isinstance(kinds, list) or any(kind != "sequence" for kind in kinds):
+        raise ConfigError(f"{settings.where} has input-types that are not sequences, which are not supported.")
+
+
+def _norms(settings: Arguments) -> dict[str, Any]:
+    """Where norms stand. Dropout, d, is for training."""
+    before, after, embedding, top = (
+        settings.text(f"transformer-{name}", default).replace("d", "")
+        for name, default in (
+            ("preprocess", ""),
+            ("postprocess", "dan"),
+            ("postprocess-emb", "d"),
+            ("postprocess-top", ""),
+        )
+    )
+    if (before, after) not in _NORMS:
+        raise ConfigError(
+            f"{settings.where} has transformer-preprocess {before!r} and transformer-postprocess {after!r}, d left out, "
+            "which are not supported. There are '' with 'an', and 'n' with 'a'."
+        )
+    for name, ops in (("emb", embedding), ("top", top)):
+        if ops not in ("", "n"):
+            raise ConfigError(f"{settings.where} has transformer-postprocess-{name} {ops!r}, which is not supported.")
+    return {**_NORMS[before, after], "embedding_norm": embedding == "n", "final_norm": top == "n"}
+
+
+def _embeddings(model: _Model) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Each different matrix once, under the name of its first use, and the output's bias; their sizes and what is tied."""
+    settings = model.settings
+    tied_all = settings.flag("tied-embeddings-all", False)
+    tied_sides = settings.flag("tied-embeddings-src", False) or tied_all
+    tied_output = settings.flag("tied-embeddings", False) or tied_all
+    source = model.take("Wemb" if tied_sides else "encoder_Wemb")
+    target = source if tied_sides else model.take("decoder_Wemb")
+    weights = {"Wemb" if tied_sides else "encoder_Wemb": source}
+    if not tied_sides:
+        weights["decoder_Wemb"] = target
+    output = "decoder_ff_logit_out"
+    if not tied_output:
+        # Early models have it as [in, out].
+        is_old = f"{output}_W" in model.arrays
+        weights[f"{output}_Wt"] = model.take(f"{output}_W").T if is_old else model.take(f"{output}_Wt")
+    has_bias = not settings.flag("output-omit-bias", False)
+    bias = model.take(f"{output}_b").flatten() if has_bias else torch.zeros(target.shape[0])
+    weights[f"{output}_b"] = bias
+    if any(tensor.dim() != 2 for name, tensor in weights.items() if not name.endswith("_b")):
+        raise CheckpointError(f"the embeddings in {model.path} are no matrices. Check that it was copied completely.")
+    sizes = settings.get("dim-vocabs", [])
+    if isinstance(sizes, list) and len(sizes) > 2:
+        raise ConfigError(f"{settings.where} has {len(sizes)} dim-vocabs: several encoders are not supported.")
+    return weights, {
+        "src_vocab_size": source.shape[0],
+        "tgt_vocab_size": target.shape[0],
+        "tie_source_target": tied_sides,
+        "tie_output": tied_output,
+    }
+
+
+def _with_first_token(weights: dict[str, Tensor], sizes: dict[str, Any]) -> tuple[dict[str, Tensor], int]:
+    """The weights with one more target token, the last, whose embedding is 0: Marian begins with no token but zeros.
+
+    It is never the next token: it is suppressed, and its logit is so low that the others' probabilities do not change.
+    """
+    bos_id = sizes["tgt_vocab_size"]
+    grown = {}
+    for name, tensor in weights.items():
+        value = _NEVER if name.endswith("_b") else 0.0
+        rows = tensor if name == "encoder_Wemb" else torch.cat([tensor, tensor.new_full((1, *tensor.shape[1:]), value)])
+        grown[name] = rows
+    sizes["tgt_vocab_size"] += 1
+    sizes["src_vocab_size"] += sizes["tie_source_target"]
+    return grown, bos_id
+
+
+def _positions(model: _Model, weights: dict[str, Tensor]) -> dict[str, Any]:
+    """Put the tables of both sides into `weights`; returns the fields about them.
+
+    Trained positions are in the file, one table for both sides, and embeddings are not scaled then.
+    """
+    d_model = model.settings.number("dim-emb")
+    model.settings.get("transformer-train-position-embeddings")
+    is_trained = "Wpos" in model.arrays
+    table = model.take("Wpos") if is_trained else tensor2tensor_sinusoids(_LENGTH, d_model, -1)
+    for side in ("encoder", "decoder"):
+        weights[f"{side}_Wpos"] = table
+    return {
+        "positions": "learned" if is_trained else "stored",
+        "embedding_scale": 1.0 if is_trained else math.sqrt(d_model),
+        "max_source_length": table.shape[0],
+        "max_target_length": table.shape[0],
+    }
+
+
+def _tied_names(settings: Arguments, depth: int) -> Iterator[tuple[str, str]]:
+    """The names of weights of decoder layers that are another layer's, and its names (transformer-tied-layers)."""
+    tied = settings.get("transformer-tied-layers", [])
+    if not tied:
+        return
+    if not isinstance(tied, list) or len(tied) != depth or any(type(n) is not int or not 0 < n <= depth for n in tied):
+        raise ConfigError(f"{settings.where} has transformer-tied-layers that are not {depth} numbers of layers.")
+    for number, owner in enumerate(tied, 1):
+        for suffix in ("", "_pre"):
+            mine, theirs = (_layer("decoder", n, suffix) for n in (number, owner))
+            yield from zip(mine, theirs, strict=True)
+
+
+def _arrange(weights: dict[str, Tensor], gain: float) -> None:
+    """Turn matrices from [in, out] to [out, in] and [1, n] to vectors, and fold the activation's `gain`."""
+    for name, tensor in weights.items():
+        kind = name.rpartition("_")[2]
+        if kind in ("Wq", "Wk", "Wv", "Wo", "W1", "W2") and tensor.dim() == 2:
+            tensor = tensor.T
+        elif kind.startswith("b") or "_ln_" in name:
+            tensor = tensor.flatten()
+        if "_ffn_" in name and kind in ("W1", "b1"):
+            tensor = tensor * gain
+        elif "_ffn_" in name and kind == "W2":
+            tensor = tensor / gain
+        weights[name] = tensor
+
+
+def _layer(side: str, number: int, suffix: str) -> dict[str, str]:
+    """Names of the weights of one layer, Marian's, which counts from 1, and ours; `suffix` is that of its norms."""
+    theirs, ours = f"{side}_l{number}", f"{side}.layers.{number - 1}"
+    attentions = {"self": "self_attention", **({"context": "cross_attention"} if side == "decoder" else {})}
+    parts = {"q": "query", "k": "key", "v": "value", "o": "output"}
+    names = {
+        f"{theirs}_{attention}_{kind}{part}": f"{ours}.{module}.{parts[part]}.{p}"
+        for attention, module in attentions.items()
+        for part in parts
+        for kind, p in (("W", "weight"), ("b", "bias"))
+    }
+    names |= {
+        f"{theirs}_ffn_{kind}{n}": f"{ours}.feed_forward.{module}.{p}"
+        for n, module in ((1, "hidden"), (2, "output"))
+        for kind, p in (("W", "weight"), ("b", "bias"))
+    }
+    norms = [*(f"{attention}_Wo" for attention in attentions), "ffn_ffn"]
+    return names | {
+        f"{theirs}_{norm}_ln_{kind}{suffix}": f"{ours}.norms.{k}.{p}"
+        for k, norm in enumerate(norms)
+        for kind, p in (("scale", "weight"), ("bias", "bias"))
+    }
+
+
+def _family(layers: dict[str, int], norm_first: bool, notes: list[str]) -> Family:
+    renames = {
+        "Wemb": "encoder.tokens.weight",
+        "decoder_ff_logit_out_Wt": "output_weight",
+        "decoder_ff_logit_out_b": "output_bias",
+    }
+    for side, depth in layers.items():
+        renames |= {f"{side}_Wemb": f"{side}.tokens.weight", f"{side}_Wpos": f"{side}.positions.table"}
+        for kind, p in (("scale", "weight"), ("bias", "bias")):
+            renames |= {
+                f"{side}_emb_ln_{kind}_pre": f"{side}.embedding_norm.{p}",
+                f"{side}_top_ln_{kind}": f"{side}.norm.{p}",
+            }
+        for number in range(1, depth + 1):
+            renames |= _layer(side, number, "_pre" if norm_first else "")
+    return Family(
+        name="marian",
+        about="Marian (model.npz)",
+        renames=renames,
+        signature=(),
+        read_config=lambda weights: {},
+        notes=tuple(notes),
+    )
+
+
+def _tensor(path: Path, name: str, array: NDArray[Any]) -> Tensor:
+    """Raises: CheckpointError for what is no floating-point number, such as a matrix of 8-bit integers."""
+    if array.dtype.kind != "f":
+        raise CheckpointError(
+            f"{path} has {name} as {array.dtype}, not in floating point. Give the model before it was quantized."
+        )
+    return torch.from_numpy(np.asarray(array, dtype=np.float32).copy())
+
+
+def _is_marian(path: Path) -> bool:
+    if path.is_dir():
+        return not (path / "config.json").exists() and any(path.glob("*.npz"))
+    return path.suffix == ".npz"
+
+
+TOOLKIT = Toolkit(recognises=_is_marian, read=read_model, files=lambda path: [model_file(path)])

@@ -1,0 +1,154 @@
+"""What lies beside a Marian model: vocabularies, the SentencePiece models that OPUS-MT has, and decoder.yml."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfexport.errors import CheckpointError, ConfigError, TokenizerError
+from tfexport.models.native import Tokenizers
+from tfexport.models.toolkit import TextOptions
+from tfexport.pieces import PieceModel, Pieces
+from tfexport.tokenizers import TextTokenizer, read_vocabulary, vocabulary_words, word_tokenizer
+from tfexport.yaml_files import read_settings, read_yaml_file
+
+_EOS, _UNK = 0, 1
+"""Marian's ids where no vocabulary says others."""
+_OLD_NAMES = {"</s>": "eos", "<unk>": "UNK"}
+"""As Nematus wrote them, at Marian's own ids."""
+_SEARCH = {"beam-size": 12, "normalize": 0, "word-penalty": 0, "allow-unk": False, "n-best": False}
+"""Options of marian-decoder that decide what is found, and its defaults."""
+
+
+@dataclass(frozen=True)
+class MarianText:
+    """What the vocabularies tell."""
+
+    tokenizers: Tokenizers
+    unk_id: int = _UNK
+    eos_id: int = _EOS
+    notes: tuple[str, ...] = ()
+
+
+def model_file(path: Path) -> Path:
+    """The .npz of a folder, or the file itself.
+
+    Raises:
+        CheckpointError: there are several, and neither decoder.yml nor their names say which.
+    """
+    if not path.is_dir():
+        return path
+    told = _names(_decoder_settings(path, None), "models")
+    if len(told) > 1:
+        raise ConfigError(
+            f"{path} has a decoder.yml with {len(told)} models: an ensemble is not one model. Give the path of one of them."
+        )
+    found = [file for file in sorted(path.glob("*.npz")) if not file.name.endswith((".optimizer.npz", ".orig.npz"))]
+    named = [file for file in found if file.name in ({*told} or {"model.npz"})]
+    if len(named or found) != 1:
+        raise CheckpointError(
+            f"{path} has {'no model' if not found else ', '.join(file.name for file in found)}. Give the path of the .npz."
+        )
+    return (named or found)[0]
+
+
+def search_note(model: Path) -> tuple[str, ...]:
+    """How its decoder.yml searches, for who wants the same."""
+    settings = _decoder_settings(model.parent, model)
+    told = {name: settings[name] for name, usual in _SEARCH.items() if settings.get(name, usual) != usual}
+    if not told:
+        return ()
+    options = ", ".join(f"{name} {str(value)[:30]}" for name, value in told.items())
+    return (f"its decoder.yml searches with {options}; give `decode --search-profile marian` what you want of that",)
+
+
+def read_text(model: Path, sizes: tuple[int, int], options: TextOptions) -> MarianText:
+    """The tokenizers beside `model`, whose embeddings have `sizes` rows, source and target.
+
+    Raises:
+        ConfigError: an option is not for this model, or the two vocabularies contradict each other.
+        TokenizerError: a vocabulary cannot be read.
+    """
+    if options.source_language or options.target_language:
+        raise ConfigError(
+            "Marian knows no languages: --src-lang and --tgt-lang mean nothing. Models of many languages have one as a word "
+            "of the text: give it with --prefix, such as '>>fra<< '."
+        )
+    files = _vocabularies(model)
+    if factored := [file.name for file in files if file.suffix == ".fsv"]:
+        raise ConfigError(f"{model} has the factored vocabulary {factored[0]}, which is not supported.")
+    if len(files) != 2:
+        if options:
+            raise ConfigError(f"{model} has no vocabularies beside it, so --prefix means nothing. Leave it out.")
+        note = (
+            "no vocabularies were found beside it (vocab.spm, vocab.yml, or those of its decoder.yml): ids are read and "
+            f"written, </s> as {_EOS} and <unk> as {_UNK}; or give --src-vocab and --tgt-vocab"
+        )
+        return MarianText(Tokenizers(None, None), notes=(note,))
+    pieces = [model.parent / f"{side}.spm" for side in ("source", "target")]
+    sides = [_side(file, own, size) for file, own, size in zip(files, pieces, sizes, strict=True)]
+    ids = {tuple(side.inner.token_to_id(token) for token in ("<unk>", "</s>")) for side in sides}
+    if len(ids) > 1:
+        raise ConfigError(f"the vocabularies {' and '.join(map(str, files))} have different ids of <unk> and </s>.")
+    ((unk_id, eos_id),) = ids
+    if unk_id is None or eos_id is None:
+        raise TokenizerError(
+            f"{files[0]} has no {'</s>' if eos_id is None else '<unk>'}. Give the model's own vocabulary."
+        )
+    source = sides[0].framed((), (), options.prefix)
+    return MarianText(Tokenizers(source, sides[1]), unk_id, eos_id)
+
+
+def _side(file: Path, pieces: Path, size: int) -> TextTokenizer:
+    """One side's tokenizer: pieces with ids of their own, words, or pieces with the ids of a list of words (OPUS-MT)."""
+    if file.suffix == ".spm":
+        return read_vocabulary(file)
+    # A model may have fewer rows than its vocabulary has words; the others are unknown then.
+    words = {word: index for word, index in vocabulary_words(file).items() if index < size}
+    by_id = {index: word for word, index in words.items()}
+    for index, (name, old) in enumerate(_OLD_NAMES.items()):
+        if by_id.get(index, old) == old and name not in words:
+            words.pop(old, None)
+            words[name] = index
+    if not pieces.is_file():
+        return word_tokenizer(words, unknown="<unk>")
+    special = [
+        word for word in words if word in ("<s>", "</s>", "<pad>") or (word.startswith(">>") and word.endswith("<<"))
+    ]
+    return TextTokenizer.from_inner(Pieces(PieceModel.read(pieces).content, words, special), skips_special=True)
+
+
+def _vocabularies(model: Path) -> Sequence[Path]:
+    """The files of both sides, or none: those that decoder.yml or the training's settings name, or the usual names."""
+    folder = model.parent
+    for settings in (_decoder_settings(folder, model), _settings_of(folder / f"{model.name}.yml")):
+        files = [folder / name for name in _names(settings, "vocabs")]
+        if len(files) == 2 and all(file.is_file() for file in files):
+            return files
+    for names in (("vocab.spm",), ("vocab.yml",), ("source.yml", "target.yml"), ("source.spm", "target.spm")):
+        files = [folder / name for name in names]
+        if all(file.is_file() for file in files):
+            return files * 2 if len(files) == 1 else files
+    joint = sorted(folder.glob("*.vocab.yml"))
+    return joint * 2 if len(joint) == 1 else ()
+
+
+def _decoder_settings(folder: Path, model: Path | None) -> dict[str, Any]:
+    """What the decoder.yml beside the model says; Marian writes it as MODEL.npz.decoder.yml."""
+    own = () if model is None else (f"{model.name}.decoder.yml",)
+    for name in (*own, "decoder.yml"):
+        if (folder / name).is_file():
+            return _settings_of(folder / name)
+    return {}
+
+
+def _settings_of(path: Path) -> dict[str, Any]:
+    return read_settings(read_yaml_file(path), str(path)) if path.is_file() else {}
+
+
+def _names(settings: dict[str, Any], name: str) -> list[str]:
+    """Names of files that a setting lists, without the folders that they were in where the model was trained."""
+    files = settings.get(name) or []
+    return [Path(file).name for file in files if isinstance(file, str)] if isinstance(files, list) else []

@@ -1,0 +1,57 @@
+"""NumPy's archives of arrays (.npz) to arrays by name: nothing is unpickled, and no array is larger than its bytes."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfexport.errors import CheckpointError
+
+_MOST_PACKED = 64
+"""How many times its size a file may hold: random weights do not shrink, and zeros are few."""
+
+
+def read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """All arrays of a file that `numpy.savez`, or Marian, wrote.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, holds Python objects, or would become far larger than it is.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"there is no file {path}. Give the path of a model such as model.npz.")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            if sum(member.file_size for member in members) > _MOST_PACKED * path.stat().st_size + 2**20:
+                raise CheckpointError(
+                    f"{path} would become more than {_MOST_PACKED} times as large when it is unpacked: it is not read. "
+                    "Save the model again."
+                )
+            arrays = {}
+            for member in members:
+                with archive.open(member) as file:
+                    arrays[member.filename.removesuffix(".npy")] = _array(file, member)
+            return arrays
+    except CheckpointError:
+        raise
+    except Exception as error:  # zipfile and NumPy meet a damaged file with whatever their parsers run into
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise CheckpointError(
+            f"{path} cannot be read as an .npz file: {reason}. Check that it was copied completely."
+        ) from error
+
+
+def _array(file: IO[bytes], member: zipfile.ZipInfo) -> NDArray[Any]:
+    """One array, whose header must tell exactly the bytes that follow it before any memory is asked for."""
+    version = np.lib.format.read_magic(file)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, by_columns, dtype = read_header(file)
+    size = math.prod(shape) * dtype.itemsize
+    if dtype.hasobject or min(shape, default=0) < 0 or size != member.file_size - file.tell():
+        raise ValueError(f"the header of {member.filename} does not fit its content")
+    return np.frombuffer(file.read(), dtype).reshape(shape, order="F" if by_columns else "C")

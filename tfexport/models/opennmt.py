@@ -1,0 +1,244 @@
+"""Checkpoints of OpenNMT-py's Transformers, versions 1 to 3: options, vocabularies and weights in one file.
+
+Read without OpenNMT-py. What is said here of its arithmetic is that of version 3.5 (`encoders/transformer.py`,
+`decoders/transformer.py`, `modules`), which reads the files of version 2 too; those of version 1 have the same layout.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tfexport.errors import CheckpointError, ConfigError
+from tfexport.models.arguments import Arguments
+from tfexport.models.family import Family
+from tfexport.models.inert import InertObject, is_torch_file, plain, read_inert
+from tfexport.models.native import Tokenizers
+from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint, tie
+from tfexport.tokenizers import word_tokenizer
+
+NAME = "opennmt-py"
+_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "gated-gelu": "gelu"}
+_GATED = ("silu", "gated-gelu")
+_UNSUPPORTED = (
+    *("max_relative_positions", "relative_positions_buckets", "multiquery", "num_kv", "sliding_window", "num_experts"),
+    *("parallel_residual", "shared_layer_norm", "copy_attn", "coverage_attn", "aan_useffn", "n_src_feats"),
+    *("lora_layers", "lora_embedding", "quant_layers"),
+)
+"""Options that change what a model computes, or how its weights are written."""
+_TOKENS = {"unk_id": "<unk>", "pad_id": "<blank>", "eos_id": "</s>"}
+_SOURCE, _TARGET = (f"{side}.embeddings.make_embedding.emb_luts.0.weight" for side in ("encoder", "decoder"))
+_LAYER_NORM = re.compile(r"(.*\.layer_norm(?:_\d)?)\.([ab])_2")
+
+
+def recognises(path: Path) -> bool:
+    try:
+        content = read_inert(path) if is_torch_file(path) else None
+    except CheckpointError:
+        return False
+    return isinstance(content, Mapping) and {"opt", "vocab", "model"} <= content.keys()
+
+
+def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
+    """Read options, vocabularies and weights.
+
+    Raises:
+        CheckpointError: the file cannot be read, or lacks something.
+        ConfigError: an option of the model is not supported.
+    """
+    if options.source_language or options.target_language:
+        raise ConfigError(f"{path} knows no languages. Leave out --src-lang and --tgt-lang.")
+    content = read_inert(path)
+    given = plain(content["opt"], f"opt in {path}")
+    arguments = Arguments(f"opt in {path}", given if isinstance(given, dict) else {})
+    _check(arguments)
+    weights = _weights(path, content)
+    words = {side: _words(path, content["vocab"], side) for side in ("src", "tgt")}
+    start = content["vocab"].get("decoder_start_token") if isinstance(content["vocab"], Mapping) else None
+    fields = {
+        **_fields(arguments, weights),
+        **_special_ids(path, words["tgt"], start if isinstance(start, str) else "<s>"),
+        **tie(weights, _SOURCE, _TARGET, "generator.weight"),
+    }
+    for side, name in (("src", "src_vocab_size"), ("tgt", "tgt_vocab_size")):
+        if len(words[side]) != fields[name]:
+            raise CheckpointError(
+                f"the {side} vocabulary in {path} has {len(words[side])} words, the model {fields[name]}. Check that it "
+                "was saved completely."
+            )
+    source, target = (word_tokenizer({word: k for k, word in enumerate(words[side])}) for side in ("src", "tgt"))
+    family = Family(
+        name=NAME,
+        about="OpenNMT-py's Transformer",
+        renames=_NAMES,
+        signature=(),
+        read_config=lambda weights: {},
+        notes=_notes(arguments),
+    )
+    return ToolkitCheckpoint(family, fields, weights, Tokenizers(source.framed((), (), options.prefix), target))
+
+
+def _check(arguments: Arguments) -> None:
+    arguments.refuse(*_UNSUPPORTED)
+    arguments.require(
+        {
+            "encoder_type": "transformer",
+            "decoder_type": "transformer",
+            "model_type": "text",
+            "model_task": "seq2seq",
+            "position_encoding": True,
+            "generator_function": "softmax",
+        }
+    )
+    kind = arguments.get("self_attn_type", "scaled-dot")
+    if kind not in ("scaled-dot", "scaled-dot-flash"):  # which compute the same
+        raise ConfigError(f"{arguments.where} has self_attn_type {kind!r}, and only 'scaled-dot' is supported.")
+
+
+def _weights(path: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Those of the model and of its output layer, under the names of version 3."""
+    model, generator = content["model"], content.get("generator")
+    if not isinstance(model, Mapping) or not isinstance(generator, Mapping):
+        raise CheckpointError(f"{path} has no whole model (`model` and `generator`). Save it as one file of PyTorch.")
+    weights: dict[str, Tensor] = {}
+    for name, tensor in (*model.items(), *((f"generator.{name}", tensor) for name, tensor in generator.items())):
+        if not isinstance(tensor, Tensor):
+            raise CheckpointError(f"the model in {path} has {name!r}, which is no tensor. Check that it is complete.")
+        name = str(name).replace("generator.0.", "generator.")  # before version 3 it is the first of several modules
+        old = _LAYER_NORM.fullmatch(name)
+        weights[f"{old[1]}.{'weight' if old[2] == 'a' else 'bias'}" if old else name] = tensor
+    for name in (_SOURCE, _TARGET, "generator.weight", "generator.bias"):
+        if name not in weights:
+            raise CheckpointError(f"the model in {path} has no {name}. Check that it was saved completely.")
+    return weights
+
+
+def _fields(arguments: Arguments, weights: dict[str, Tensor]) -> dict[str, Any]:
+    """The fields of `ModelConfig`; position tables and biases are made explicit in `weights`."""
+    d_model = weights[_SOURCE].shape[-1]
+    lengths = {}
+    for side in ("encoder", "decoder"):
+        name = f"{side}.embeddings.make_embedding.pe.pe"
+        if name not in weights:
+            raise CheckpointError(f"the model of {arguments.where} has no {name}. Check that it was saved completely.")
+        weights[name] = weights[name].flatten(1) if weights[name].ndim == 3 else weights[name]  # [length, 1, d_model]
+        lengths[side] = len(weights[name])
+    activation = arguments.get("pos_ffn_activation_fn", "relu")
+    # Version 3 has biases in attention and feed-forward only where it is told so; before, they were always there.
+    attention = _biases(weights, r"(.*_attn\.(?:linear_(?:keys|values|query)|final_linear))\.weight")
+    feed_forward = _biases(weights, r"(.*\.feed_forward\.w_[123])\.weight")
+    norm = arguments.get("layer_norm", "standard")
+    return {
+        "d_model": d_model,
+        "n_heads": arguments.number("heads"),
+        "d_ff": arguments.number("transformer_ff"),
+        "n_encoder_layers": arguments.number("enc_layers"),
+        "n_decoder_layers": arguments.number("dec_layers"),
+        "max_source_length": lengths["encoder"],
+        "max_target_length": lengths["decoder"],
+        "source_eos": False,
+        "activation": arguments.known("pos_ffn_activation_fn", activation, _ACTIVATIONS),
+        "gated": activation in _GATED,
+        "norm_first": True,
+        "final_norm": True,
+        "norm": arguments.known("layer_norm", norm, {"standard": "layer", "rms": "rms"}),
+        "norm_eps": arguments.get("norm_eps", 1e-6),
+        "positions": "stored",
+        "attention_bias": attention,
+        "feed_forward_bias": feed_forward,
+        "output_bias": True,
+        "embedding_scale": math.sqrt(d_model),
+    }
+
+
+def _biases(weights: dict[str, Tensor], layers: str) -> bool:
+    """Whether any of the `layers`, a pattern, has a bias; the others then get one of zeros."""
+    names = [match[1] for match in map(re.compile(layers).fullmatch, list(weights)) if match]
+    if not any(f"{name}.bias" in weights for name in names):
+        return False
+    for name in names:
+        weights.setdefault(f"{name}.bias", torch.zeros(len(weights[f"{name}.weight"])))
+    return True
+
+
+def _words(path: Path, vocabularies: Any, side: str) -> list[str]:
+    """The words of a side in order: of version 3 a list, before that within objects of torchtext."""
+    found = dict(vocabularies).get(side) if isinstance(vocabularies, list | tuple | Mapping) else None
+    if (
+        isinstance(found, InertObject) and "fields" in found.attributes
+    ):  # one field for words, others for their features
+        fields = found.attributes["fields"]
+        if len(fields) != 1:
+            raise ConfigError(f"the {side} vocabulary in {path} has features beside words, which are not supported.")
+        found = fields[0][1]
+    if isinstance(found, InertObject) and "vocab" in found.attributes:
+        marks = {name: found.attributes.get(name) for name in ("init_token", "eos_token")}
+        if side == "src" and any(marks.values()):
+            raise ConfigError(f"the sources of {path} have {marks}, which is not supported.")
+        found = found.attributes["vocab"]
+    if isinstance(found, InertObject):
+        found = found.attributes.get("itos")
+    if not isinstance(found, list) or not found or not all(isinstance(word, str) for word in found):
+        raise CheckpointError(f"{path} has no {side} vocabulary that can be read. Check that it was saved completely.")
+    if len(set(found)) < len(found):
+        raise CheckpointError(f"the {side} vocabulary in {path} has a word twice. Check that it was saved completely.")
+    return found
+
+
+def _special_ids(path: Path, target: list[str], start: str) -> dict[str, int]:
+    tokens = {**_TOKENS, "bos_id": start}
+    absent = [token for token in tokens.values() if token not in target]
+    if absent:
+        raise ConfigError(f"the tgt vocabulary in {path} has no {', '.join(absent)}, which is not supported.")
+    return {name: target.index(token) for name, token in tokens.items()}
+
+
+def _notes(arguments: Arguments) -> tuple[str, ...]:
+    transforms = arguments.get("transforms", [])
+    how = [name for name in transforms if name in ("sentencepiece", "bpe", "onmt_tokenize")]
+    if not how:
+        return ()
+    models = [str(model) for side in ("src", "tgt") if (model := arguments.get(f"{side}_subword_model"))]
+    told = f" ({', '.join(dict.fromkeys(models))})" if models else ""
+    return (f"its texts are split by {', '.join(how)}{told} first, and so must be the input of `decode`",)
+
+
+def _names(side: str, layers: str, norms: tuple[str, ...], attentions: Mapping[str, str]) -> dict[str, str]:
+    theirs, ours = f"{side}.{layers}.{{i}}", f"{side}.layers.{{i}}"
+    parts = (("linear_query", "query"), ("linear_keys", "key"), ("linear_values", "value"), ("final_linear", "output"))
+    return {
+        f"{side}.embeddings.make_embedding.emb_luts.0.weight": f"{side}.tokens.weight",
+        f"{side}.embeddings.make_embedding.pe.pe": f"{side}.positions.table",
+        f"{side}.layer_norm.{{p}}": f"{side}.norm.{{p}}",
+        **{f"{theirs}.{norm}.{{p}}": f"{ours}.norms.{k}.{{p}}" for k, norm in enumerate(norms)},
+        **{
+            f"{theirs}.{attention}.{part}.{{p}}": f"{ours}.{name}.{our_part}.{{p}}"
+            for attention, name in attentions.items()
+            for part, our_part in parts
+        },
+        **{
+            f"{theirs}.feed_forward.{part}.{{p}}": f"{ours}.feed_forward.{name}.{{p}}"
+            for part, name in (("w_1", "hidden"), ("w_2", "output"), ("w_3", "gate"))
+        },
+    }
+
+
+_NAMES = {
+    **_names("encoder", "transformer", ("layer_norm", "feed_forward.layer_norm"), {"self_attn": "self_attention"}),
+    **_names(
+        "decoder",
+        "transformer_layers",
+        ("layer_norm_1", "layer_norm_2", "feed_forward.layer_norm"),
+        {"self_attn": "self_attention", "context_attn": "cross_attention"},
+    ),
+    "generator.weight": "output_weight",
+    "generator.bias": "output_bias",
+}
+
+TOOLKIT = Toolkit(recognises=recognises, read=read, files=lambda path: [path])

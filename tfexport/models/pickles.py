@@ -1,0 +1,308 @@
+"""Pickles of tensors and arguments, interpreted without running anything in them.
+
+What a pickle asks for is done here, one opcode after the other, as `pickletools.genops` tells them (which holds every length
+against the file), and calling is not among what can be done: nothing is imported or called on a file's word. Objects of
+classes become records of what the file says of them.
+"""
+
+from __future__ import annotations
+
+import pickletools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+_DTYPES = {
+    "BFloat16Storage": torch.bfloat16,
+    "BoolStorage": torch.bool,
+    "ByteStorage": torch.uint8,
+    "CharStorage": torch.int8,
+    "DoubleStorage": torch.float64,
+    "FloatStorage": torch.float32,
+    "HalfStorage": torch.float16,
+    "IntStorage": torch.int32,
+    "LongStorage": torch.int64,
+    "ShortStorage": torch.int16,
+    "UntypedStorage": torch.uint8,
+}
+_LITERALS = {
+    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+    *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
+}
+"""The opcodes that are their argument."""
+_CONSTANTS: Mapping[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+_MOST_STEPS = 10_000_000
+_TENSORS = ("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2")
+_PARAMETERS = ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
+_DICTS = ("builtins.dict", "collections.OrderedDict", "collections.Counter")
+
+
+class Refused(Exception):
+    """A file asks for what no checkpoint needs; the text is part of a sentence."""
+
+
+@dataclass(frozen=True)
+class InertClass:
+    """The name of a class or function in a file; nothing was imported for it."""
+
+    module: str
+    name: str
+
+    @property
+    def path(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class InertObject:
+    """What a file says of an object that is not a plain value. `of` is its class, or the function that would make it."""
+
+    of: str
+    """Such as `argparse.Namespace`."""
+    args: tuple[Any, ...] = ()
+    """What the class or function would have been called with, in order."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    state: Any = None
+    """Usually the attributes by name; whatever its class would have been given to restore it."""
+    items: list[Any] = field(default_factory=list)
+    """What would have been appended to it."""
+    entries: dict[Any, Any] = field(default_factory=dict)
+    """What would have been put into it by key."""
+
+    def __repr__(self) -> str:  # the default one would descend into everything, and an object may hold itself
+        return f"<inert {self.of}>"
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The state as attributes by name, those in slots too; empty where it is something else."""
+        states = self.state if isinstance(self.state, tuple) and len(self.state) == 2 else (self.state,)
+        return {str(name): value for state in states if isinstance(state, dict) for name, value in state.items()}
+
+
+Storages = Callable[[str, int], Tensor]
+"""Gives the bytes, uint8 [n_bytes], of a storage from its key and the size that a pickle declares; else raises Refused."""
+
+
+def read_pickle(file: IO[bytes], storages: Storages) -> Any:
+    """What the pickle holds that begins where `file` stands, which then stands behind it.
+
+    Of subclasses of dict and list nothing but their entries is kept, and a tensor's `requires_grad` and hooks are not.
+
+    Args:
+        file: in memory, so that a length that it declares is not made room for before it is read.
+        storages: where the numbers of tensors are.
+
+    Raises:
+        Refused: it asks for what no checkpoint needs.
+        Exception: it is damaged.
+    """
+    return _Interpreter(file, storages).run()
+
+
+class _Interpreter:
+    """Runs one pickle; what it holds besides plain values and tensors becomes records."""
+
+    def __init__(self, file: IO[bytes], storages: Storages):
+        self._file, self._storages = file, storages
+        self._stack: list[Any] = []
+        self._marks: list[int] = []
+        self._memo: dict[int, Any] = {}
+        self._copied = 0
+
+    def run(self) -> Any:
+        """What the pickle holds that begins where the file stands, which then stands behind it."""
+        begin, stack = self._file.tell(), self._stack
+        for step, (opcode, argument, _) in enumerate(pickletools.genops(self._file)):
+            name = opcode.name
+            if name in _LITERALS:
+                stack.append(argument)
+            elif name in _CONSTANTS:
+                stack.append(_CONSTANTS[name])
+            elif name != "STOP":
+                self._do(name, argument)
+            if step > _MOST_STEPS or self._copied > self._file.tell() - begin:
+                raise Refused("it declares more than a file of its size holds")
+        return stack.pop()
+
+    def _do(self, name: str, argument: Any) -> None:
+        stack = self._stack
+        match name:
+            case "BINPUT" | "LONG_BINPUT" | "PUT":
+                self._memo[argument] = stack[-1]
+            case "MEMOIZE":
+                self._memo[len(self._memo)] = stack[-1]
+            case "BINGET" | "LONG_BINGET" | "GET":
+                stack.append(self._memo[argument])
+            case "MARK":
+                self._marks.append(len(stack))
+            case "EMPTY_LIST":
+                stack.append([])
+            case "EMPTY_DICT":
+                stack.append({})
+            case "EMPTY_SET":
+                stack.append(set())
+            case "TUPLE":
+                stack.append(tuple(self._since_mark()))
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                stack.append(tuple(self._last(int(name[-1]))))
+            case "LIST":
+                stack.append(self._since_mark())
+            case "DICT":
+                stack.append(_pairs(self._since_mark()))
+            case "FROZENSET":
+                stack.append(frozenset(map(_key, self._since_mark())))
+            case "APPEND":
+                self._extend(self._last(1))
+            case "APPENDS" | "ADDITEMS":
+                self._extend(self._since_mark())
+            case "SETITEM":
+                self._put(self._last(2))
+            case "SETITEMS":
+                self._put(self._since_mark())
+            case "GLOBAL":
+                module, _, attribute = argument.partition(" ")
+                stack.append(InertClass(module, attribute))
+            case "STACK_GLOBAL":
+                stack.append(InertClass(*map(_text, self._last(2))))
+            case "REDUCE" | "NEWOBJ":
+                self._make(*self._last(2))
+            case "NEWOBJ_EX":
+                self._make(*self._last(3))
+            case "INST":
+                module, _, attribute = argument.partition(" ")
+                self._make(InertClass(module, attribute), tuple(self._since_mark()))
+            case "OBJ":
+                made_by, *arguments = self._since_mark()
+                self._make(made_by, tuple(arguments))
+            case "BUILD":
+                state = stack.pop()
+                if isinstance(stack[-1], InertObject):
+                    stack[-1].state = state
+            case "BINPERSID":
+                stack.append(self._storage(stack.pop()))
+            case "DUP":
+                stack.append(stack[-1])
+            case "POP" if not self._marks or self._marks[-1] < len(stack):
+                stack.pop()
+            case "POP" | "POP_MARK":  # a mark is on the stack, too
+                self._since_mark()
+            case "PROTO" | "FRAME":
+                pass
+            case _:
+                raise Refused(f"it uses the pickle opcode {name}")
+
+    def _since_mark(self) -> list[Any]:
+        return self._last(len(self._stack) - self._marks.pop())
+
+    def _last(self, count: int) -> list[Any]:
+        begin = len(self._stack) - count
+        values = self._stack[begin:]
+        del self._stack[begin:]
+        return values
+
+    def _extend(self, values: list[Any]) -> None:
+        match self._stack[-1]:
+            case list() as target:
+                target.extend(values)
+            case set() as target:
+                target.update(map(_key, values))
+            case InertObject() as target:
+                target.items.extend(values)
+            case target:
+                raise Refused(f"it adds to a {type(target).__name__}")
+
+    def _put(self, values: list[Any]) -> None:
+        target = self._stack[-1]
+        entries = target.entries if isinstance(target, InertObject) else target
+        if not isinstance(entries, dict):
+            raise Refused(f"it puts entries into a {type(target).__name__}")
+        entries.update(_pairs(values))
+
+    def _make(self, made_by: Any, arguments: Any, named: Any = None) -> None:
+        """Where a class or function would be called: the plain value that this is known to give, or a record of it."""
+        if not isinstance(made_by, InertClass) or not isinstance(arguments, tuple):
+            raise Refused(f"it calls a {type(made_by).__name__} with a {type(arguments).__name__}")
+        path = made_by.path.replace("__builtin__.", "builtins.").replace("copy_reg.", "copyreg.")  # as of Python 2
+        known = None if named else self._known(path, arguments)
+        if known is None and path == "copyreg._reconstructor" and isinstance(arguments[0], InertClass):
+            path, arguments = arguments[0].path, ()  # protocols 0 and 1 write so what the others write as NEWOBJ
+        self._stack.append(InertObject(path, arguments, dict(named or {})) if known is None else known)
+
+    def _known(self, path: str, arguments: tuple[Any, ...]) -> Any:
+        """The plain value that a few functions would give; None of all others."""
+        match path, arguments:
+            case "torch._utils._rebuild_tensor" | "torch._utils._rebuild_tensor_v2", (Tensor() as storage, *layout):
+                return _tensor(storage, *layout[:3])
+            case (
+                "torch._utils._rebuild_parameter"
+                | "torch._utils._rebuild_parameter_with_state"
+                | "torch.nn.parameter.Parameter",
+                (Tensor() as tensor, *_),
+            ):
+                return tensor
+            case "collections.OrderedDict" | "collections.Counter", ():
+                return {}
+            case "collections.defaultdict", (_,) | ():
+                return {}
+            case "collections.OrderedDict" | "collections.Counter" | "builtins.dict", (dict() | list() as entries,):
+                self._copied += len(entries)
+                pairs = entries.items() if isinstance(entries, dict) else entries
+                return {_key(key): value for key, value in pairs}
+            case "builtins.list" | "builtins.set" | "builtins.frozenset", (list() | tuple() as values,):
+                self._copied += len(values)
+                return list(values) if path == "builtins.list" else {*map(_key, values)}
+            case "torch.Size", (tuple() as sizes,):
+                return sizes
+            case "_codecs.encode", (str() as text, "latin1"):  # how protocol 2 writes bytes
+                self._copied += len(text)
+                return text.encode("latin-1")
+        return None
+
+    def _storage(self, declared: Any) -> Tensor:
+        """The elements of the storage that a persistent id declares."""
+        match declared:
+            case ("storage", InertClass(name=kind), str() as key, str(), int() as count, *views) if kind in _DTYPES:
+                dtype = _DTYPES[kind]
+                if not 0 <= count < 2**48:
+                    raise Refused(f"a tensor of {count} numbers is declared")
+                stored = self._storages(key, count * dtype.itemsize).view(dtype)
+                if not views or views == [None]:
+                    return stored
+                _, begin, size = views[0]  # of a PyTorch that had storages within storages
+                return _tensor(stored, begin, (size,), (1,))
+            case _:
+                raise Refused("it refers to something outside of it that is no tensor")
+
+
+def _tensor(stored: Tensor, begin: Any, sizes: Any, strides: Any) -> Tensor:
+    numbers = (begin, *sizes, *strides)
+    if len(sizes) != len(strides) or not all(type(number) is int and number >= 0 for number in numbers):
+        raise Refused("a tensor's sizes are no sizes")
+    last = begin + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    # Views in which numbers stand several times are refused too: copied, they would take any amount of memory.
+    if 0 not in sizes and (last >= len(stored) or prod(sizes) > len(stored)):
+        raise Refused(f"a tensor of sizes {list(sizes)} is declared in a storage of {len(stored)}")
+    return torch.empty(sizes, dtype=stored.dtype) if 0 in sizes else stored.as_strided(sizes, strides, begin)
+
+
+def _pairs(values: list[Any]) -> dict[Any, Any]:
+    return {_key(key): value for key, value in zip(values[::2], values[1::2], strict=True)}
+
+
+def _key(value: Any) -> Any:
+    """A key of a dict or set. Those that Python must descend into to hash them could be too deep for it."""
+    parts = value if isinstance(value, tuple) else (value,)
+    if not all(isinstance(part, str | bytes | int | float | InertClass | InertObject | None) for part in parts):
+        raise Refused(f"it has a {type(value).__name__} as a key")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise Refused(f"it names a class with a {type(value).__name__}")
+    return value

@@ -1,0 +1,74 @@
+"""Which family the weights of a file are of, and what to say where they are of none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from tfexport.errors import CheckpointError
+from tfexport.models import annotated, per_head, torch_transformer, tutorial
+from tfexport.models.family import Family
+from tfexport.models.files import some
+
+FAMILIES = (*tutorial.FAMILIES, annotated.FAMILY, per_head.FAMILY, torch_transformer.FAMILY)
+NATIVE = "native"
+
+Chosen = str | Sequence[Family] | None
+"""What the user says of the family: its name, or one or more of their own. A name is never a path to a file."""
+
+
+def family_of(path: Path, weights: Mapping[str, Tensor], chosen: Chosen) -> Family:
+    """The family of the weights in `path`.
+
+    Raises:
+        CheckpointError: they are of none, or not of the one that was chosen.
+    """
+    if chosen is None:
+        found = next((family for family in FAMILIES if family.matches(weights)), None)
+        if found is None:
+            raise CheckpointError(_no_family(path, weights))
+        return found
+    versions = [known for known in FAMILIES if known.name == chosen] if isinstance(chosen, str) else list(chosen)
+    if not versions:
+        raise CheckpointError(
+            f"{path} cannot be read as {chosen!r}. Give --family one of: {_names()}; or a family file of your own, such as "
+            "--family my_family.py."
+        )
+    named = next((version for version in versions if version.matches(weights)), versions[-1])
+    if absent := named.lacking(weights):
+        advice = "Leave out --family." if isinstance(chosen, str) else "Correct its signature, or give its checkpoint."
+        raise CheckpointError(f"{path} is not of the family {named.name}: it has no {some(absent)}. {advice}")
+    return named
+
+
+def _no_family(path: Path, weights: Mapping[str, Tensor]) -> str:
+    def likeness(family: Family) -> tuple[int, float]:
+        """Names that the family knows; among families that know none, how many words their names share."""
+        theirs, ours = (_words(names) for names in (family.renames, weights))
+        return sum(map(family.known, weights)), len(theirs & ours) / len(theirs | ours)
+
+    if any(name.endswith("self_attn.in_proj_weight") for name in weights):
+        return (
+            f"{path} has layers of torch.nn.Transformer, and none of a decoder with cross-attention (multihead_attn): an "
+            "encoder or a decoder alone is not read. Give the checkpoint of an encoder-decoder model, or a family file of "
+            "your own, --family my_family.py."
+        )
+    nearest = max(FAMILIES, key=likeness)
+    other = [name for name in weights if not nearest.known(name)]
+    absent = nearest.lacking(weights)
+    differs = [f"it has no {some(absent)}"] * bool(absent) + [f"the family has no {some(other, 6)}"] * bool(other)
+    return (
+        f"{path} is of no known family ({_names()}). Nearest is {nearest.name}, "
+        f"{nearest.about}, which knows {len(weights) - len(other)} of its {len(weights)} names: {'; '.join(differs)}. "
+        "Rename the weights to that family's names, or describe your own in a family file, --family my_family.py."
+    )
+
+
+def _names() -> str:
+    return ", ".join(dict.fromkeys([*(family.name for family in FAMILIES), NATIVE]))
+
+
+def _words(names: Iterable[str]) -> set[str]:
+    return {word for name in names for word in name.split(".") if not word.isdecimal() and "{" not in word}

@@ -1,0 +1,107 @@
+"""A `torch` checkpoint in PyTorch's own layers, under the names of its file: what `tfexport probe` holds ours against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tfexport.config import Activation, ModelConfig
+from tfexport.models.torch_parts import Parts
+from tfexport.models.transformer import sinusoids
+
+_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
+
+
+class TorchReference(nn.Module):
+    """`nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer` with what surrounds them, post- or pre-norm as told."""
+
+    def __init__(
+        self,
+        weights: Mapping[str, Tensor],
+        config: ModelConfig,
+        stacks: tuple[str, str],
+        norms: Mapping[str, str],
+        parts: Parts,
+    ):
+        super().__init__()
+        self.config, self.parts, self.stacks = config, parts, stacks
+        self.norm_paths = {canonical.partition(".")[0]: name.rpartition(".")[0] for name, canonical in norms.items()}
+        encoder, decoder = (nn.ModuleList(layers) for layers in self._layers())
+        _place(self, stacks[0][:-1], encoder)
+        _place(self, stacks[1][:-1], decoder)
+        for path in self.norm_paths.values():
+            _place(self, path, nn.LayerNorm(config.d_model, config.norm_eps, bias=config.attention_bias))
+        bias = f"{parts.output.removesuffix('weight')}bias"
+        for name in {parts.source, parts.target, parts.output, *parts.positions, *({bias} & weights.keys())}:
+            _place(self, name, nn.Parameter(torch.empty_like(weights[name], dtype=torch.float32)))
+        self.bias = bias if bias in weights else None
+        self.load_state_dict(dict(weights), strict=False)
+
+    def _layers(self) -> tuple[list[nn.Module], list[nn.Module]]:
+        config = self.config
+
+        def layer(kind: Callable[..., nn.Module]) -> nn.Module:
+            return kind(
+                config.d_model,
+                config.n_heads,
+                config.d_ff,
+                0.0,
+                _ACTIVATIONS[config.activation],
+                config.norm_eps,
+                batch_first=True,
+                norm_first=config.norm_first,
+                bias=config.attention_bias,
+            )
+
+        return (
+            [layer(nn.TransformerEncoderLayer) for _ in range(config.n_encoder_layers)],
+            [layer(nn.TransformerDecoderLayer) for _ in range(config.n_decoder_layers)],
+        )
+
+    def forward(self, src_ids: Tensor, tgt_ids: Tensor) -> Tensor:
+        """`src_ids` [batch, src] and `tgt_ids` [batch, tgt], padded with `pad_id`, to logits [batch, tgt, vocab]."""
+        encoder, decoder = (self.get_submodule(prefix[:-1]) for prefix in self.stacks)
+        hidden = src_ids == self.config.pad_id
+        states = self._embedded(src_ids, self.parts.source, 0)
+        for layer in encoder.children():
+            states = layer(states, src_key_padding_mask=hidden)
+        memory, states = self._normed("encoder", states), self._embedded(tgt_ids, self.parts.target, 1)
+        future = torch.ones(tgt_ids.shape[1], tgt_ids.shape[1], dtype=torch.bool).triu(1)
+        for layer in decoder.children():
+            states = layer(states, memory, tgt_mask=future, memory_key_padding_mask=hidden)
+        bias = self.get_parameter(self.bias) if self.bias else None
+        return F.linear(self._normed("decoder", states), self.get_parameter(self.parts.output), bias)
+
+    def _embedded(self, ids: Tensor, name: str, side: int) -> Tensor:
+        config, table = self.config, self.get_parameter(name)
+        n_positions = ids.shape[1] + config.position_offset
+        positions = sinusoids(n_positions, config.d_model).to(table)
+        if self.parts.positions:
+            stored = self.get_parameter(self.parts.positions[side])
+            positions = stored.reshape(-1, config.d_model)[:n_positions]
+        return F.embedding(ids, table) * config.embedding_scale + positions[config.position_offset :]
+
+    def _normed(self, side: str, states: Tensor) -> Tensor:
+        return self.get_submodule(self.norm_paths[side])(states) if side in self.norm_paths else states
+
+
+def _place(root: nn.Module, path: str, what: nn.Module | nn.Parameter) -> None:
+    """Put a module or parameter at a path, with modules on the way that do nothing."""
+    *way, last = path.split(".")
+    for name in way:
+        if not hasattr(root, name):
+            root.add_module(name, nn.Module())
+        root = root.get_submodule(name)
+    if isinstance(what, nn.Module):
+        root.add_module(last, what)
+    else:
+        root.register_parameter(last, what)

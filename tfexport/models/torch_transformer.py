@@ -1,0 +1,227 @@
+"""Family `torch`: layers of `torch.nn.Transformer`, or of its encoder and decoder, within a class of the user's own.
+
+What surrounds the layers has the user's names: `torch_parts.py` finds embeddings, output and positions, or asks. A file
+does not tell heads, pre- or post-norm, the activation and the scale of the embeddings; `batch_first` is without effect on
+the weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tfexport.config import ModelConfig
+from tfexport.errors import CheckpointError
+from tfexport.models.family import Family, count
+from tfexport.models.torch_parts import Parts, find_parts
+from tfexport.models.torch_reference import TorchReference
+
+_SELF = re.compile(r"(.*?)\d+\.self_attn\.out_proj\.weight")
+_CROSS = re.compile(r"(.*?)\d+\.multihead_attn\.out_proj\.weight")
+
+_TUTORIAL = {"src_tok_emb.embedding.weight", "positional_encoding.pos_embedding", "generator.weight"}
+_USUAL = {
+    "n_heads": 8, "norm_first": False, "activation": "relu", "embedding_scale": "sqrt",
+    "unk_id": 0, "pad_id": 1, "bos_id": 2, "eos_id": 3,
+}  # fmt: skip
+"""Of the tutorial "Language Translation with nn.Transformer and torchtext" on pytorch.org."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchTransformer(Family):
+    """The family before it is fitted to the names of a file."""
+
+    def lacking(self, weights: Mapping[str, Tensor]) -> list[str]:
+        has_cross = any(_CROSS.fullmatch(name) for name in weights)
+        return [] if has_cross else ["layers.0.multihead_attn.out_proj.weight"]
+
+    def fit(self, weights: Mapping[str, Tensor], told: Mapping[str, Any]) -> tuple[Family, dict[str, str]]:
+        encoder, decoder = _stacks(weights)
+        beside = {name: t for name, t in weights.items() if not name.startswith((encoder, decoder))}
+        norms = _final_norms(beside, encoder, decoder)
+        beside = {name: tensor for name, tensor in beside.items() if name not in norms}
+        d_model = _d_model(weights, encoder)
+        parts = find_parts({name: t for name, t in beside.items() if not _is_mask(name)}, d_model, told)
+        masks = [name for name in beside if _is_mask(name)]
+
+        def read_config(weights: Mapping[str, Tensor]) -> dict[str, Any]:
+            fields = _layer_fields(weights, encoder, decoder, bool(norms))
+            return fields if parts.unclear else fields | _part_fields(weights, parts)
+
+        def adjust(canonical: dict[str, Tensor]) -> dict[str, Tensor]:
+            return _adjusted(canonical, has_bias=f"{encoder}0.norm1.bias" in weights)
+
+        def reference(weights: Mapping[str, Tensor], config: ModelConfig) -> nn.Module:
+            return TorchReference(weights, config, (encoder, decoder), norms, parts)
+
+        # PyTorch's own layers have one matrix for query, key and value, and biases everywhere or nowhere.
+        is_plain = not any(name.endswith("q_proj_weight") for name in weights) and (
+            (f"{encoder}0.self_attn.out_proj.bias" in weights) == (f"{encoder}0.linear1.bias" in weights)
+        )
+        fitted = Family(
+            name=self.name,
+            about=self.about,
+            renames={
+                **_stack("encoder", encoder, {"self_attn": "self_attention"}),
+                **_stack("decoder", decoder, {"self_attn": "self_attention", "multihead_attn": "cross_attention"}),
+                **norms,
+                **({} if parts.unclear else _part_names(parts)),
+            },
+            signature=(),
+            read_config=read_config,
+            ignored=tuple(masks),
+            adjust=adjust,
+            notes=() if parts.unclear else tuple(_notes(parts, masks)),
+            usual=_USUAL if weights.keys() >= _TUTORIAL else {},
+            asked=(*self.asked, *(("max_source_length", "max_target_length") if parts.kind == "sinusoidal" else ())),
+            told_by_user=self.told_by_user,
+            reference=reference if is_plain else None,
+        )
+        return fitted, parts.unclear
+
+
+def _stacks(weights: Mapping[str, Tensor]) -> tuple[str, str]:
+    """What stands before the numbers of the encoder's and of the decoder's layers: `transformer.encoder.layers.`"""
+    every = {match[1]: None for match in map(_SELF.fullmatch, weights) if match}
+    decoders = [
+        prefix for prefix in every if any(name.startswith(prefix) and _CROSS.fullmatch(name) for name in weights)
+    ]
+    encoders = [prefix for prefix in every if prefix not in decoders]
+    if len(encoders) != 1 or len(decoders) != 1 or "{" in encoders[0] + decoders[0]:
+        raise CheckpointError(
+            f"there are {len(encoders)} encoders ({', '.join(encoders)}) and {len(decoders)} decoders "
+            f"({', '.join(decoders)}) of torch.nn.Transformer's layers, not one of each. Describe this model in a family "
+            "file of your own, --family my_family.py."
+        )
+    return encoders[0], decoders[0]
+
+
+def _stack(ours: str, theirs: str, attentions: Mapping[str, str]) -> dict[str, str | tuple[str, ...]]:
+    layer, projections = f"{ours}.layers.{{i}}", ("query", "key", "value")
+    names: dict[str, str | tuple[str, ...]] = {}
+    for attention, canonical in attentions.items():
+        to = f"{layer}.{canonical}"
+        names[f"{theirs}{{i}}.{attention}.in_proj_{{p}}"] = tuple(f"{to}.{name}.{{p}}" for name in projections)
+        for name in projections:  # where kdim or vdim were given
+            names[f"{theirs}{{i}}.{attention}.{name[0]}_proj_weight"] = f"{to}.{name}.weight"
+        names[f"{theirs}{{i}}.{attention}.out_proj.{{p}}"] = f"{to}.output.{{p}}"
+    names[f"{theirs}{{i}}.linear1.{{p}}"] = f"{layer}.feed_forward.hidden.{{p}}"
+    names[f"{theirs}{{i}}.linear2.{{p}}"] = f"{layer}.feed_forward.output.{{p}}"
+    for norm in range(len(attentions) + 1):
+        names[f"{theirs}{{i}}.norm{norm + 1}.{{p}}"] = f"{layer}.norms.{norm}.{{p}}"
+    return names
+
+
+def _final_norms(beside: Mapping[str, Tensor], encoder: str, decoder: str) -> dict[str, str]:
+    """The norms after the last layers, which stand beside `layers`: `nn.Transformer` has them, its stacks alone may not."""
+    names = {}
+    for side, prefix in (("encoder", encoder), ("decoder", decoder)):
+        for part in ("weight", "bias"):
+            if prefix.endswith("layers.") and (name := f"{prefix.removesuffix('layers.')}norm.{part}") in beside:
+                names[name] = f"{side}.norm.{part}"
+    sides = {name.partition(".")[0] for name in names.values()}
+    if len(sides) == 1:
+        raise CheckpointError(
+            f"the {sides.pop()} has a norm after its last layer ({', '.join(names)}), the other stack has none: this is not "
+            "supported. torch.nn.Transformer has both; so must nn.TransformerEncoder and nn.TransformerDecoder, or neither."
+        )
+    return names
+
+
+def _d_model(weights: Mapping[str, Tensor], encoder: str) -> int:
+    hidden = weights.get(f"{encoder}0.linear1.weight")
+    if hidden is None or hidden.dim() != 2:
+        raise CheckpointError(
+            f"{encoder}0.linear1.weight, from which the sizes are read, is missing or misshapen. Check that the file is "
+            "complete."
+        )
+    return hidden.shape[1]
+
+
+def _layer_fields(weights: Mapping[str, Tensor], encoder: str, decoder: str, final_norm: bool) -> dict[str, Any]:
+    d_ff, d_model = weights[f"{encoder}0.linear1.weight"].shape
+    return {
+        "d_model": d_model,
+        "d_ff": d_ff,
+        "n_encoder_layers": count(weights, f"{encoder}{{i}}.self_attn.out_proj.weight"),
+        "n_decoder_layers": count(weights, f"{decoder}{{i}}.self_attn.out_proj.weight"),
+        "final_norm": final_norm,
+        "attention_bias": f"{encoder}0.self_attn.out_proj.bias" in weights,
+        "feed_forward_bias": f"{encoder}0.linear1.bias" in weights,
+        "source_bos": True,
+        "source_eos": True,
+    }
+
+
+def _part_fields(weights: Mapping[str, Tensor], parts: Parts) -> dict[str, Any]:
+    fields = {
+        "src_vocab_size": len(weights[parts.source]),
+        "tgt_vocab_size": len(weights[parts.target]),
+        "tie_source_target": parts.source == parts.target,
+        "tie_output": parts.output == parts.target,
+        "output_bias": _bias(parts) in weights,
+        "positions": parts.kind,
+    }
+    for name, table in zip(("max_source_length", "max_target_length"), parts.positions, strict=False):
+        *rows, d_model = weights[table].shape
+        fields[name] = max(rows) if d_model else 0
+    return fields
+
+
+def _bias(parts: Parts) -> str:
+    return f"{parts.output.removesuffix('weight')}bias"
+
+
+def _part_names(parts: Parts) -> dict[str, str | tuple[str, ...]]:
+    names: dict[str, str | tuple[str, ...]] = {parts.source: "encoder.tokens.weight", _bias(parts): "output_bias"}
+    if parts.target != parts.source:
+        names[parts.target] = "decoder.tokens.weight"
+    if parts.output != parts.target:
+        names[parts.output] = "output_weight"
+    for side, table in zip(("decoder", "encoder"), reversed(parts.positions), strict=False):
+        names[table] = f"{side}.positions.table"  # of one table for both, the encoder's: see `_adjusted`
+    return names
+
+
+def _adjusted(weights: dict[str, Tensor], *, has_bias: bool) -> dict[str, Tensor]:
+    for side in ("encoder", "decoder"):
+        table = weights.get(f"{side}.positions.table")
+        if table is not None and table.dim() == 3:
+            weights[f"{side}.positions.table"] = table.reshape(-1, table.shape[-1])
+    if "encoder.positions.table" in weights:  # both sides' where there is one
+        weights.setdefault("decoder.positions.table", weights["encoder.positions.table"])
+    if not has_bias:  # of `nn.Transformer(bias=False)`, whose norms have none either
+        for name in [name for name in weights if ".norm" in name and name.endswith(".weight")]:
+            weights.setdefault(f"{name.removesuffix('weight')}bias", torch.zeros_like(weights[name]))
+    return weights
+
+
+def _is_mask(name: str) -> bool:
+    return name.endswith("mask")
+
+
+def _notes(parts: Parts, masks: list[str]) -> list[str]:
+    positions = ", ".join(dict.fromkeys(parts.positions)) or "sinusoids"
+    embeddings = parts.source if parts.source == parts.target else f"{parts.source} (source), {parts.target} (target)"
+    notes = [
+        f"embeddings: {embeddings}; output layer: {parts.output}; positions: {positions}",
+        "not in the file: norm_eps, source_bos and source_eos, which are 1e-05, true and true where --config does not say "
+        "otherwise",
+    ]
+    return notes + [f"left out: {', '.join(masks)}: masks come from lengths"] * bool(masks)
+
+
+FAMILY = TorchTransformer(
+    name="torch",
+    about="layers of torch.nn.Transformer in a class of one's own",
+    renames={},
+    signature=(),
+    read_config=lambda weights: {},
+    asked=("norm_first", "activation", "embedding_scale"),
+    told_by_user=("src_embedding", "tgt_embedding", "output_layer", "positions"),
+)

@@ -1,0 +1,324 @@
+"""The canonical model beside the module that its weights were trained in: which layer is the first to differ?
+
+The names of a family say which modules hold the same weights. What goes into and comes out of these is recorded on both
+sides while one sentence is read, and compared in the order in which the canonical model computes it:
+
+    canonical   encoder.layers.0.norms.0   ──>  input, output
+    theirs      enc.0.ln1                  ──>  input, output
+
+All before the first difference is right, so what stands between the two is not what their code computes. Both compute in
+float64 where theirs can, so that a wrong eps is no rounding.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tfexport.errors import TfexportError
+from tfexport.models.family import Family
+from tfexport.models.transformer import Attention, PointwiseConv, Transformer
+from tfexport.selfcheck import relative_error
+
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
+"""Largest relative difference (see `selfcheck.relative_error`) that passes. Orders of summation in float64 make 1e-13; an
+eps of 1e-6 in place of 1e-5 makes some 1e-6."""
+
+_LEAVES = (nn.Linear, PointwiseConv, nn.LayerNorm, nn.RMSNorm)
+
+Sentence = tuple[Sequence[int], Sequence[int]]
+"""Source ids, and target ids that begin with bos."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """One tensor of both models."""
+
+    ours: str
+    """`output of encoder.layers.0.norms.0`."""
+    theirs: str
+    """The same under the names of their module."""
+    error: float
+    hint: str
+    """What is usually the cause where it is the first that differs."""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """What became of the comparison."""
+
+    values: tuple[Value, ...]
+    """In the order in which the canonical model computes them; the logits are the last."""
+    tolerance: float
+    dtype: torch.dtype
+
+    @property
+    def logits(self) -> float:
+        return self.values[-1].error
+
+    @property
+    def first(self) -> Value | None:
+        """The first that differs; None where the logits agree, whatever is between."""
+        if self.logits <= self.tolerance:
+            return None
+        return next(value for value in self.values if not value.error <= self.tolerance)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Modules of the same weights."""
+
+    ours: str
+    theirs: str
+    part: int = 0
+    parts: int = 1
+    """Theirs computes so many of ours side by side."""
+    whole: bool = False
+    """An attention, which is looked at where its layers are not called one by one."""
+
+
+def compare_layers(
+    model: Transformer,
+    theirs: nn.Module,
+    family: Family,
+    names: Sequence[str],
+    sentences: Sequence[Sentence],
+    tolerance: float | None = None,
+) -> Layers:
+    """Run both models on each sentence alone, whole targets at once.
+
+    Args:
+        theirs: `family.reference`'s, with the weights of `model`.
+        names: those of the weights, as the family has them.
+
+    Raises:
+        TfexportError: their module fails, or its logits have another shape.
+    """
+    pairs = _pairs(model, theirs, family, names)
+    for dtype in (torch.float64, torch.float32):
+        try:
+            return _compare(
+                copy.deepcopy(model).to(dtype), copy.deepcopy(theirs).to(dtype), pairs, sentences, dtype, tolerance
+            )
+        except TfexportError:
+            if dtype == torch.float32:
+                raise
+    raise AssertionError
+
+
+def run_theirs(theirs: nn.Module, source: Tensor, target: Tensor) -> Tensor:
+    """Their logits [batch, tgt, vocab] of `source` [batch, src] and `target` [batch, tgt].
+
+    Raises:
+        TfexportError: it fails, or gives something else.
+    """
+    try:
+        # Without the fused layers of torch.nn, which call none of the modules within.
+        torch.backends.mha.set_fastpath_enabled(False)
+        with torch.no_grad():
+            logits = theirs(source, target)
+    except Exception as error:
+        raise TfexportError(
+            f"the reference of the family file fails on src_ids {list(source.shape)}, tgt_ids {list(target.shape)}: "
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''} Let its forward take these two."
+        ) from error
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+    if not isinstance(logits, Tensor) or logits.shape[:-1] != target.shape:
+        shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise TfexportError(
+            f"the reference of the family file gives {shape} of tgt_ids {list(target.shape)}. Let it give logits "
+            "[batch, tgt, vocab]."
+        )
+    return logits
+
+
+def _compare(
+    model: Transformer,
+    theirs: nn.Module,
+    pairs: Sequence[_Pair],
+    sentences: Sequence[Sentence],
+    dtype: torch.dtype,
+    tolerance: float | None,
+) -> Layers:
+    errors: dict[tuple[str, str], Value] = {}
+    logits = 0.0
+    for source, target in sentences:
+        src_ids, tgt_ids = torch.tensor([source]), torch.tensor([target])
+        with torch.no_grad(), _recorded(model, [pair.ours for pair in pairs]) as ours_seen:
+            found = model(src_ids, torch.tensor([len(source)]), tgt_ids)
+        with _recorded(theirs, [pair.theirs for pair in pairs]) as theirs_seen:
+            wanted = run_theirs(theirs, src_ids, tgt_ids)
+        for value in _values(pairs, ours_seen, theirs_seen):
+            key = (value.ours, value.theirs)
+            if key not in errors or not value.error <= errors[key].error:
+                errors[key] = value
+        logits = max(logits, relative_error(wanted, found) if wanted.shape == found.shape else float("inf"))
+    last = Value("logits", "logits", logits, "the output layer: tie_output, output_bias, or the final norm")
+    chosen = TOLERANCE[dtype] if tolerance is None else tolerance
+    return Layers((*errors.values(), last), chosen, dtype)
+
+
+Event = tuple[str, str, int, Tensor]
+"""The path of a module, `input` or `output`, the number of the call, and the tensor [tokens, width]."""
+
+
+@contextmanager
+def _recorded(model: nn.Module, paths: Sequence[str]) -> Iterator[list[Event]]:
+    """What goes into and comes out of modules, in the order of time."""
+    events: list[Event] = []
+    calls: dict[str, int] = defaultdict(int)
+
+    def before(path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+            add(path, "input", (*given, *named.values()))
+
+        return hook
+
+    def after(path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], made: Any) -> None:
+            add(path, "output", made if isinstance(made, tuple | list) else (made,))
+            calls[path] += 1
+
+        return hook
+
+    def add(path: str, side: str, values: Sequence[Any]) -> None:
+        tensor = next((v for v in values if isinstance(v, Tensor) and v.is_floating_point() and v.dim() > 1), None)
+        if tensor is not None:
+            events.append((path, side, calls[path], tensor.flatten(0, -2)))
+
+    handles = []
+    for path in dict.fromkeys(paths):
+        module = model.get_submodule(path)
+        handles.append(module.register_forward_pre_hook(before(path), with_kwargs=True))
+        handles.append(module.register_forward_hook(after(path), with_kwargs=True))
+    try:
+        yield events
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _values(pairs: Sequence[_Pair], ours: Sequence[Event], theirs: Sequence[Event]) -> Iterator[Value]:
+    by_path: dict[tuple[str, str], list[Tensor]] = defaultdict(list)
+    for path, side, _, tensor in theirs:
+        by_path[path, side].append(tensor)
+    counts = {(path, side): call + 1 for path, side, call, _ in ours}
+    called = {path for path, _ in by_path}
+    of_ours = {pair.ours: pair for pair in pairs}
+    seen_stacks: set[str] = set()
+    for path, side, call, tensor in ours:
+        pair = of_ours[path]
+        if pair.whole and any(other.theirs in called for other in pairs if other.ours == f"{path}.output"):
+            continue
+        calls = by_path[pair.theirs, side]
+        if len(calls) == counts[path, side]:
+            calls = calls[
+                call : call + 1
+            ]  # otherwise theirs goes there for more than ours does: which call is not said
+        candidates = [
+            part for part in (_part(candidate, pair, side) for candidate in calls) if part.shape == tensor.shape
+        ]
+        if not candidates:
+            continue
+        error = min(relative_error(candidate, tensor) for candidate in candidates)
+        stack = path.partition(".")[0]
+        starts = side == "input" and stack not in seen_stacks and "cross_attention" not in path
+        seen_stacks |= {stack} if starts else set()
+        number = f", call {call + 1}" if counts[path, side] > 1 else ""
+        part = f" (part {pair.part + 1} of {pair.parts})" if pair.parts > 1 and side == "output" else ""
+        yield Value(
+            f"{side} of {path}{number}",
+            f"{side} of {pair.theirs}{part}{number}",
+            error,
+            _hint(path, side, starts, pair),
+        )
+
+
+def _part(tensor: Tensor, pair: _Pair, side: str) -> Tensor:
+    if side == "output" and pair.parts > 1 and tensor.shape[-1] % pair.parts == 0:
+        return tensor.chunk(pair.parts, -1)[pair.part]
+    return tensor
+
+
+def _hint(path: str, side: str, starts: bool, pair: _Pair) -> str:
+    last = path.rpartition(".")[2]
+    if starts:
+        exchanged = ", or attentions exchanged" if path.startswith("decoder") else ""
+        return f"what enters the first layer: embedding_scale, positions, position_offset; or norm_first{exchanged}"
+    if (pair.whole and side == "output") or ("attention.output" in path and side == "input"):
+        return "the attention: n_heads, which of its matrices is query, key and value, or a mask"
+    if "feed_forward.output" in path and side == "input":
+        return "the feed-forward: activation, gated"
+    if "norm" in path and side == "output":
+        return "the norm: norm_eps, or another kind of norm"
+    if "cross_attention" in path and side == "input" and last in ("key", "value"):
+        return "what the encoder gives: final_norm"
+    if side == "input":
+        return "what stands before it: norm_first, norms in another order, or attentions exchanged"
+    return "this weight: transposed, or that of another layer"
+
+
+def _pairs(model: Transformer, theirs: nn.Module, family: Family, names: Sequence[str]) -> list[_Pair]:
+    """The modules of both that hold the same weights, by the names of the family."""
+    prefix = prefix_in(theirs, names)
+    if prefix is None:
+        return []
+    modules, known = dict(model.named_modules()), dict(theirs.named_modules(remove_duplicate=False))
+    sources: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        for canonical in family.canonical_names(name):
+            sources[canonical].append(name)
+    pairs = []
+    for canonical, foreign in sources.items():
+        path, owner = canonical.rpartition(".")[0], prefix + foreign[0].rpartition(".")[0]
+        parts = family.canonical_names(foreign[0])
+        is_leaf = isinstance(modules.get(path), _LEAVES) and foreign[0].endswith(".weight") and len(foreign) == 1
+        if is_leaf and canonical.endswith(".weight") and owner in known:
+            pairs.append(_Pair(path, owner, parts.index(canonical), len(parts)))
+    for path, module in modules.items():
+        if isinstance(module, Attention):
+            own = {name for canonical, found in sources.items() if canonical.startswith(f"{path}.") for name in found}
+            attention = _owner(own, names)
+            if attention is not None and prefix + attention in known:
+                pairs.append(_Pair(path, prefix + attention, whole=True))
+    return pairs
+
+
+def prefix_in(theirs: nn.Module, names: Sequence[str]) -> str | None:
+    """What stands before the names of the weights in their module, where all are there."""
+    state = theirs.state_dict(keep_vars=True)
+    for key in state:
+        if key.endswith(names[0]) and all(key.removesuffix(names[0]) + name in state for name in names):
+            return key.removesuffix(names[0])
+    return None
+
+
+def _owner(own: set[str], names: Sequence[str]) -> str | None:
+    """The innermost module that holds these weights, and no others."""
+    if not own:
+        return None
+    first, *others = (name.split(".")[:-1] for name in own)
+    depth = next((n for n, word in enumerate(first) if any(other[n : n + 1] != [word] for other in others)), len(first))
+    path = ".".join(first[:depth])
+    return path if path and {name for name in names if name.startswith(f"{path}.")} == own else None
+
+
+def differing_weights(theirs: nn.Module, weights: Mapping[str, Tensor]) -> list[str] | None:
+    """Names of weights that their module holds other numbers for; None where it has other names."""
+    prefix = prefix_in(theirs, list(weights))
+    if prefix is None:
+        return None
+    state = theirs.state_dict()
+    return [
+        name
+        for name, tensor in weights.items()
+        if state[prefix + name].shape != tensor.shape or not torch.equal(state[prefix + name].float(), tensor.float())
+    ]

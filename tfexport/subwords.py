@@ -1,0 +1,74 @@
+"""Words to subwords by the codes of subword-nmt (Sennrich et al. 2016), with that library."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tfexport.errors import RuntimeUnavailable, TokenizerError
+
+SEPARATOR = "@@"
+"""Ends a subword that its word goes on after."""
+_MOST_KEPT = 200_000
+"""Words whose subwords are remembered."""
+
+
+@dataclass(frozen=True)
+class Subwords:
+    """The content of a codes file of version 0.1 or 0.2.
+
+    Args:
+        known: the subwords of the vocabulary, where others are to be split further (`apply-bpe --vocabulary`).
+    """
+
+    codes: str
+    known: frozenset[str] | None = None
+
+    @classmethod
+    def from_file(cls, path: Path) -> Subwords:
+        """Raises: TokenizerError if the file is not such codes."""
+        try:
+            codes = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise TokenizerError(f"cannot read {path}: {error}. Give the codes that learn-bpe wrote.") from error
+        found = cls(codes)
+        found.check(str(path))
+        return found
+
+    def check(self, where: str) -> None:
+        """Raises: TokenizerError if the codes are none. The library would end the process."""
+        lines = self.codes.rstrip("\n").split("\n")
+        has_version = lines[0].startswith("#version:")
+        if has_version and lines[0].split()[-1] not in ("0.1", "0.2"):
+            raise TokenizerError(f"{where} has codes of {lines[0][1:40]!r}; 0.1 and 0.2 are known. Learn them again.")
+        for number, line in enumerate(lines[has_version:], start=1 + has_version):
+            if len(line.strip("\r\n ").split(" ")) != 2:
+                raise TokenizerError(
+                    f"{where} has no codes: line {number} is not two subwords. Give the codes that learn-bpe wrote."
+                )
+
+    def split(self, words: Sequence[str]) -> list[str]:
+        """The subwords of `words`, each but the last of a word with `@@` at its end."""
+        if len(self._library.cache) > _MOST_KEPT:
+            self._library.cache.clear()
+        return list(self._library.segment_tokens(words))
+
+    @cached_property
+    def _library(self) -> Any:
+        try:
+            from subword_nmt.apply_bpe import BPE
+        except ImportError as error:
+            raise RuntimeUnavailable(
+                "this text is split by codes of subword-nmt, which is not installed: pip install 'tfexport[subword-nmt]', "
+                "or split it yourself and use --input-format tokens."
+            ) from error
+        return BPE(io.StringIO(self.codes), separator=SEPARATOR, vocab=self.known)
+
+
+def has_subwords(words: Collection[str]) -> bool:
+    """Whether a vocabulary is of subwords that subword-nmt wrote."""
+    return any(word.endswith(SEPARATOR) and word != SEPARATOR for word in words)
