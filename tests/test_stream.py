@@ -178,6 +178,7 @@ TOKENIZERS: dict[str, Callable[[], TextTokenizer]] = {
     "metaspace": lambda: characters(PIECES, decoders.Metaspace()),
     "wordpiece": lambda: characters(["[UNK]", "a", "##b", ".", "n", "'", "##'t", "##@@", "##t"], decoders.WordPiece()),
     "end of word": lambda: characters(["<unk>", "a</w>", "b", ".</w>", "</w>", " "], decoders.BPEDecoder("</w>")),
+    "subword-nmt": lambda: TextTokenizer(PARTS),
     "@@": lambda: Joined(PARTS),
     "@@ inside": lambda: JoinedInside(PARTS),
 }
