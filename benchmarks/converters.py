@@ -55,10 +55,13 @@ def canonical_model(bundle: Bundle) -> Transformer:
 # CTranslate2
 
 
-def write_ctranslate2(model: Transformer, directory: Path) -> None:
+def write_ctranslate2(model: Transformer, directory: Path, *, alignment_layer: int = -1) -> None:
     """Write a CTranslate2 model; int8 weights are made from it when it is loaded.
 
     Its tokens are our ids as decimal strings. Sources are given as the encoder reads them: nothing is added.
+
+    Args:
+        alignment_layer: whose cross-attention it tells, the mean of all heads as ours (its own default is the first head).
 
     Raises:
         RuntimeUnavailable: CTranslate2 is not installed.
@@ -76,7 +79,10 @@ def write_ctranslate2(model: Transformer, directory: Path) -> None:
     # As pre-norm and then changed, because a specification of post-norm has no place for a final norm.
     fields: dict[str, Any] = {"no_final_norm": not config.final_norm, "activation": activation}
     encoder = specs.TransformerEncoderSpec(config.n_encoder_layers, config.n_heads, pre_norm=True, **fields)
-    decoder = specs.TransformerDecoderSpec(config.n_decoder_layers, config.n_heads, pre_norm=True, **fields)
+    alignment = {"alignment_layer": alignment_layer, "alignment_heads": 0}
+    decoder = specs.TransformerDecoderSpec(
+        config.n_decoder_layers, config.n_heads, pre_norm=True, **alignment, **fields
+    )
     (embeddings,) = encoder.embeddings
     embeddings.weight = _array(model.encoder.tokens.weight)
     target = model.encoder.tokens if model.decoder.tokens is None else model.decoder.tokens

@@ -54,6 +54,13 @@ def quantized_bundle(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.T
 
 
 @pytest.fixture(scope="session")
+def aligned_bundle(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle of `tiny_checkpoint` in float32 and int8, with graphs that tell attention. Not to be changed."""
+    folder = tmp_path_factory.mktemp("aligned") / "aligned"
+    return export(tiny_checkpoint.load(), folder, precisions=("int8",), alignments=True).directory
+
+
+@pytest.fixture(scope="session")
 def classifier_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundle of `tiny_classifier()`, without words. Not to be changed."""
     folder = tmp_path_factory.mktemp("classifier")

@@ -83,13 +83,33 @@ def constant_model(logits: Sequence[float]) -> Model:
     return lambda source, tokens: np.array(logits, dtype=np.float32)
 
 
+ATTENTION_LAYERS, ATTENTION_HEADS = 2, 3
+
+
+def attention_of(source: Ids, tokens: Ids) -> FloatArray:
+    """Cross-attention [layers, heads, source ids] that looks random, but is the same for the same sentence and tokens."""
+    random = np.random.default_rng([7, len(source), *source, *tokens])
+    return random.dirichlet(np.full(len(source), 0.3), (ATTENTION_LAYERS, ATTENTION_HEADS)).astype(np.float32)
+
+
 class ScriptedState:
     """Sources of `batch` sentences and the tokens of `batch` * `beam` rows, bos included."""
 
-    def __init__(self, sources: list[Ids], prefixes: list[Ids], beam: int):
+    def __init__(self, sources: list[Ids], prefixes: list[Ids], beam: int, *, tells: bool = False):
         assert len(prefixes) == len(sources) * beam
-        self.sources, self.prefixes, self.beam = sources, prefixes, beam
+        self.sources, self.prefixes, self.beam, self.tells = sources, prefixes, beam, tells
         self.spent = False
+
+    @property
+    def attention(self) -> FloatArray:
+        """Of the tokens that came last; what lies behind a source is 9, which nobody may read."""
+        assert self.tells, "nobody asked for it"
+        assert not self.spent
+        told = np.full((ATTENTION_LAYERS, self.rows, ATTENTION_HEADS, max(map(len, self.sources)) + 1), 9.0, np.float32)
+        for row, prefix in enumerate(self.prefixes):
+            source = self.sources[row // self.beam]
+            told[:, row, :, : len(source)] = attention_of(source, prefix[1:])
+        return told
 
     @property
     def rows(self) -> int:
@@ -106,7 +126,10 @@ class ScriptedState:
         assert (sentences == sentences[:, :1]).all(), f"rows {rows} mix sentences"
         assert len(set(sentences[:, 0])) == len(sentences), f"rows {rows} repeat sentences"
         return ScriptedState(
-            [self.sources[sentence] for sentence in sentences[:, 0]], [self.prefixes[row] for row in rows], self.beam
+            [self.sources[sentence] for sentence in sentences[:, 0]],
+            [self.prefixes[row] for row in rows],
+            self.beam,
+            tells=self.tells,
         )
 
     def spend(self) -> None:
@@ -128,7 +151,7 @@ class ScriptedRuntime:
         """For every search, the rows of each of its steps."""
         self._model = model
 
-    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> ScriptedState:
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> ScriptedState:
         assert src_ids.dtype == src_len.dtype == np.int64
         assert src_ids.shape == (len(src_len), src_len.max())
         assert src_len.min() > 0, "a source without ids has nothing to attend to"
@@ -137,7 +160,7 @@ class ScriptedRuntime:
             assert (row[length:] == self.config.pad_id).all()
         sources = [tuple(row[:length].tolist()) for row, length in zip(src_ids, src_len, strict=True)]
         self.rows.append([])
-        return ScriptedState(sources, [()] * (len(sources) * beam), beam)
+        return ScriptedState(sources, [()] * (len(sources) * beam), beam, tells=attention)
 
     def step(self, state: ScriptedState, tokens: IntArray) -> tuple[FloatArray, ScriptedState]:
         state.spend()
@@ -148,7 +171,7 @@ class ScriptedRuntime:
         assert len(prefixes[0]) <= self.config.max_target_length, "more tokens than the model has positions"
         logits = [self._model(state.sources[row // state.beam], prefix[1:]) for row, prefix in enumerate(prefixes)]
         self.rows[-1].append(state.rows)
-        return np.stack(logits), ScriptedState(state.sources, prefixes, state.beam)
+        return np.stack(logits), ScriptedState(state.sources, prefixes, state.beam, tells=state.tells)
 
     def best(self, state: ScriptedState, tokens: IntArray, count: int) -> tuple[Best, ScriptedState]:
         logits, state = self.step(state, tokens)

@@ -35,7 +35,7 @@ class Forked(ScriptedRuntime):
 
     loaded_for: int | None = None
 
-    def prepare(self, beam: int) -> bool:
+    def prepare(self, beam: int, *, attention: bool = False) -> bool:
         self.loaded_for = beam
         return True
 
@@ -292,7 +292,7 @@ def test_workers_are_threads_where_a_process_may_not_be_forked(monkeypatch: pyte
 
     decode_all(runtime(Counting), sources(8), SearchOptions(), batch_size=2, workers=2)
     assert Counting.count == 0
-    monkeypatch.setattr(Counting, "prepare", lambda self, beam: False)
+    monkeypatch.setattr(Counting, "prepare", lambda self, beam, attention: False)
     decode_all(runtime(Counting), sources(8), SearchOptions(), batch_size=2, workers=2)
     assert Counting.count == 4
     monkeypatch.undo()

@@ -42,6 +42,7 @@ COMMANDS = (
     "triton",
     "decode",
     "score",
+    "attend",
     "classify",
     "parity",
     "bench",

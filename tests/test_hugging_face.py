@@ -26,6 +26,7 @@ from tfexport.errors import CheckpointError, TfexportError
 from tfexport.export import export
 from tfexport.models.checkpoint import Checkpoint, inspect_checkpoint, load_checkpoint
 from tfexport.models.toolkit import TextOptions
+from tfexport.pieces import Pieces
 from tfexport.runtimes import load_runtime
 from tfexport.search import SearchOptions, pad, search
 from tfexport.translate import Reader, Writer, translate
@@ -311,6 +312,19 @@ def mbart_50_text(folder: Path) -> Any:
 def pegasus_text(folder: Path) -> Any:
     write_pieces(folder / "spiece.model", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
     return transformers.PegasusTokenizer.from_pretrained(folder)
+
+
+def test_pieces_know_the_parts_of_their_text(tmp_path: Path) -> None:
+    """An unknown piece too is what the text has there."""
+    marian_text(tmp_path)
+    vocabulary = json.loads((tmp_path / "vocab.json").read_text())
+    pieces = Pieces((tmp_path / "source.spm").read_bytes(), vocabulary, ["</s>"])
+    text = ">>fra<< the cat ☃ ran"
+    written, ids = pieces.written(text), pieces.encode(text)
+    assert len(written) == len(ids)
+    assert written[0] == ">>fra<<"
+    assert written[ids.index(vocabulary["<unk>"], 1) :][0] == "☃"
+    assert "".join(written[1:]) == "thecat☃ran"
 
 
 TEXT_MODELS = {

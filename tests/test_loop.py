@@ -53,13 +53,16 @@ class LateGraphs:
         from tfexport.runtimes.cuda import CudaDevice
 
         inner = OrtGraphs(open_bundle(directory), "float32", HostDevice(), "onnx24", cpu_buckets(MAX_LENGTH), threads=1)
-        self.device, self.buckets = CudaDevice(), buckets
+        self.device, self.buckets, self._inner, self._gpu = CudaDevice(), buckets, inner, gpu
         self.encoder = LateExecutable(inner.encoder, gpu)
         self.select_rows = LateExecutable(inner.select_rows, gpu)
+        self.telling: dict[int, LateExecutable] = {}
         self.steps = {cache: LateExecutable(inner.step(cache), gpu) for cache in buckets.cache}
 
-    def step(self, cache: int) -> LateExecutable:
-        return self.steps[cache]
+    def step(self, cache: int, *, attention: bool = False) -> LateExecutable:
+        if attention and cache not in self.telling:
+            self.telling[cache] = LateExecutable(self._inner.step(cache, attention=True), self._gpu)
+        return (self.telling if attention else self.steps)[cache]
 
 
 @pytest.fixture
@@ -97,6 +100,19 @@ def test_searches_find_what_they_find_on_the_cpu(
         ]
         for one, other in zip(found, wanted, strict=True):
             assert [h.score for h in one] == pytest.approx([h.score for h in other], abs=1e-5)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_attention_is_that_of_the_rows_of_the_search(aligned_bundle: Path, gpu: FakeCudart, beam: int) -> None:
+    """Not of empty places, nor of source ids that only fill a bucket."""
+    bundle, options = open_bundle(aligned_bundle), SearchOptions(beam=beam, nbest=beam, attention=True)
+    runtime = LoopRuntime("late", bundle.config, LateGraphs(aligned_bundle, gpu, BUCKETS))
+    wanted = search(TorchRuntime.from_bundle(bundle), SOURCES, options)
+    for one, other in zip(search(runtime, SOURCES, options), wanted, strict=True):
+        for hypothesis, reference in zip(one, other, strict=True):
+            assert hypothesis.ids == reference.ids
+            assert hypothesis.attention is not None
+            np.testing.assert_allclose(hypothesis.attention, reference.attention, atol=1e-5)
 
 
 def test_all_buckets_of_the_cache_are_used_and_all_shapes_come_from_buckets(

@@ -56,6 +56,7 @@ def test_there_are_commands() -> None:
         "build",
         "decode",
         "score",
+        "attend",
         "train",
     }
 

@@ -99,6 +99,13 @@ def test_compiled_kernels_are_kept_for_the_next_process(bundle: Bundle, library:
     assert all(kept.load(name) == b"kernels" for name in names)
 
 
+def test_attention_is_not_told(bundle: Bundle, library: Any) -> None:
+    with pytest.raises(
+        RuntimeUnavailable, match=r"tensorrt does not tell what outputs attend to.* Use --runtime ort-cpu"
+    ):
+        search(load_runtime("tensorrt", bundle), SOURCES, SearchOptions(attention=True))
+
+
 def test_more_than_the_plan_is_refused(bundle: Bundle, library: Any) -> None:
     runtime = load_runtime("tensorrt", bundle)
     for sources, options, message in (

@@ -19,7 +19,7 @@ from tfexport.runtimes.base import Runtime
 from tfexport.search_options import Hypothesis, SearchOptions, Source
 
 Search = Callable[[Runtime[Any], Sequence[Source], SearchOptions], list[list[Hypothesis]]]
-Begin = Callable[[Runtime[Any], Sequence[Source], int], tuple[Runtime[Any], Any]]
+Begin = Callable[[Runtime[Any], Sequence[Source], SearchOptions], tuple[Runtime[Any], Any]]
 
 
 def with_alternatives(
@@ -31,7 +31,7 @@ def with_alternatives(
 
     Args:
         search: continues outputs.
-        begin: encodes sources for so many rows each.
+        begin: encodes sources for a search.
     """
     forced_first = runtime.config.forced_first_id >= 0
     begun = [len(source.prefix) + forced_first for source in sources]
@@ -71,7 +71,7 @@ def _next_words(
 ) -> list[list[tuple[int, float]]]:
     """For each source the most likely tokens after `begun` of them, with their log-probabilities, most likely first."""
     asked = [replace(source, least=place + 1) for source, place in zip(sources, begun, strict=True)]
-    runtime, state = begin(runtime, asked, options.width)
+    runtime, state = begin(runtime, asked, replace(options, attention=False, coverage_penalty=0.0))
     no_limits = np.full(len(asked), np.iinfo(np.int64).max)
     next_tokens = NextTokens(runtime, options, asked, no_limits)
     every = np.arange(len(asked))
@@ -98,18 +98,18 @@ def _likely(ranked: Any, options: SearchOptions) -> list[tuple[int, float]]:
 
 def _scored(continuations: list[Hypothesis], place: int, log_prob: float, options: SearchOptions) -> Hypothesis:
     """The best of the `continuations` of an alternative, which is their token at `place` and has this log-probability."""
-    own = options.rules.scores_continuation
+    if not options.rules.scores_continuation:
+        best = continuations[0]
+        return best if options.token_scores else replace(best, token_log_probs=())
 
     def steps(found: Hypothesis) -> list[float]:
         return [*found.token_log_probs[:place], log_prob, *found.token_log_probs[place + 1 :]]
 
     def score(found: Hypothesis) -> float:
-        before, after = sum(steps(found)[: place + 1]), sum(steps(found)[place + 1 :])
-        if not own:
-            return options.normalise(before + after, len(found.ids))
         left = len(found.ids) - place - 1
+        before, after = sum(steps(found)[: place + 1]), sum(steps(found)[place + 1 :])
         return before + (options.normalise(after, left) if left else 0.0)
 
     best = max(continuations, key=score)
     told = tuple(steps(best)) if options.token_scores else ()
-    return Hypothesis(best.ids, score(best), sum(steps(best)), best.finished, told)
+    return replace(best, score=score(best), log_prob=sum(steps(best)), token_log_probs=told)

@@ -7,7 +7,7 @@ same numbers. PyTorch is not needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import tee
 from pathlib import Path
 from typing import Any, TypeVar, Unpack, overload
@@ -17,7 +17,7 @@ from tfexport.config import ModelConfig
 from tfexport.contract import Precision, precisions_of, short_name
 from tfexport.errors import TfexportError
 from tfexport.runtimes import load_runtime, require_workers
-from tfexport.runtimes.base import Runtime
+from tfexport.runtimes.base import FloatArray, Runtime
 from tfexport.search import Hypothesis, SearchOptions
 from tfexport.search_options import SearchSettings
 from tfexport.translate import InputFormat, Reader, Result, Status, TargetReader, Writer, scored, translate
@@ -43,6 +43,9 @@ class Output:
     """False where the length limit ended it, not eos."""
     token_log_probs: tuple[float, ...] = ()
     """Of each token, where `token_scores=True` asked for them."""
+    attention: FloatArray | None = field(default=None, compare=False)
+    """What each token attended to, [tokens, source ids], where `attention=True` asked for it: cross-attention of the layer
+    `alignment_layer`, the mean of its heads. The bundle has to be exported with `--alignments`."""
 
 
 @dataclass(frozen=True)
@@ -289,4 +292,5 @@ def _output(found: Hypothesis, writer: Writer) -> Output:
         log_prob=found.log_prob,
         finished=found.finished,
         token_log_probs=found.token_log_probs,
+        attention=found.attention,
     )

@@ -12,6 +12,10 @@ import numpy as np
 
 from tfexport.emitter import Emitter, Value
 
+HIDDEN = float(np.finfo(np.float32).min) / 2
+"""Added to the score of a slot that is not to be seen, or put in its place: its weight is exactly 0, whatever the score. Not
+-inf, which would be NaN in a row that sees nothing; half of the least number, so that a score added to it stays finite."""
+
 Sublayer = Callable[[str, Value], Value]
 """What a layer at a path does to states in a residual branch."""
 
@@ -89,6 +93,34 @@ def decoder_stack(emitter: Emitter, states: Value, own: Sublayer, cross: Sublaye
     for i in range(emitter.config.n_decoder_layers):
         states = _layer(emitter, f"decoder.layers.{i}", states, (own, cross, partial(_fed_forward, emitter)))
     return emitter.normed("decoder.norm", states) if emitter.config.final_norm else states
+
+
+def attention_weights(emitter: Emitter, path: str, query: Value, key: Value, mask: Value) -> Value:
+    """The weights that the cross-attention at `path` mixes its values with, computed beside it: a fused operator keeps them.
+
+    They are softmax(query * key / sqrt(head_dim)) in float32, whatever the graph computes in.
+
+    Args:
+        query: [batch, heads, beam, head_dim].
+        key: [batch, heads, src, head_dim].
+        mask: bool, which broadcasts to [batch, heads, beam, src], True for what may be attended to.
+
+    Returns:
+        [1, batch * beam, heads, src].
+    """
+    with emitter.at(f"{path}/attention"):
+        query, key = emitter.float32(query), emitter.float32(key)
+        scores = emitter.node("MatMul", query, emitter.node("Transpose", key, attributes={"perm": (0, 1, 3, 2)}))
+        scores = emitter.node("Mul", scores, emitter.constant(emitter.config.head_dim**-0.5, np.float32))
+        scores = emitter.node("Where", mask, scores, emitter.constant(HIDDEN, np.float32))
+        weights = emitter.node("Softmax", scores, attributes={"axis": -1})
+        weights = emitter.node("Transpose", weights, attributes={"perm": (0, 2, 1, 3)})
+        return emitter.reshaped(weights, 1, -1, 0, 0)
+
+
+def tell_attention(emitter: Emitter, weights: Sequence[Value]) -> None:
+    """The `attention_weights` of all layers are the graph's output."""
+    emitter.node("Concat", *weights, attributes={"axis": 0}, output="attention")
 
 
 def _layer(emitter: Emitter, path: str, states: Value, sublayers: Sequence[Sublayer]) -> Value:

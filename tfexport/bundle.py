@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from tfexport import contract
 from tfexport.config import ModelConfig
-from tfexport.contract import Dialect, Precision, Role
+from tfexport.contract import ATTENTION_ROLES, Dialect, Precision, Role
 from tfexport.errors import BundleError
 from tfexport.tokenizers import TextTokenizer
 
@@ -112,6 +112,11 @@ class Bundle:
             BundleError: this bundle has none of this role, precision and dialect.
         """
         roles = {graph.role for graph in self.graphs}
+        if role in ATTENTION_ROLES.values() and not self.has_graph(role, precision, dialect):
+            raise BundleError(
+                f"{self.directory} has no graphs that tell what outputs attend to. Export again with --alignments, or "
+                "decode with --runtime torch."
+            )
         if role not in roles:
             if "encoder_classifier" in roles:
                 raise BundleError(

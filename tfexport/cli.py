@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from tfexport.attend_command import attend
 from tfexport.bench_command import bench
 from tfexport.classify_command import classify
 from tfexport.console import (
@@ -189,6 +190,10 @@ def export(
     budget_targets: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A translation of each of its lines, for bleu and chrf.")
     ] = None,
+    alignments: Annotated[
+        bool,
+        typer.Option("--alignments", help="Add graphs that tell what outputs attend to: decode --alignments, attend."),
+    ] = False,
     gpu: Gpus = None,
     library: LibraryOption = "auto",
     max_batch: MaxBatch = 32,
@@ -264,6 +269,7 @@ def export(
                 directory,
                 precisions=wanted.precisions,
                 budgets=budgets,
+                alignments=alignments,
                 force=force,
                 verify=verify,
                 shortlist=shortlist,
@@ -359,6 +365,7 @@ def triton(
 
 app.command()(decode)
 app.command()(score)
+app.command()(attend)
 app.command()(classify)
 app.command()(parity)
 app.command()(probe)

@@ -2,8 +2,8 @@
 
 Axes: `batch` source sentences, `src` source ids, `rows` = batch * beam hypotheses (row = b * beam + k), `cache` slots of
 the self-attention cache; `blocks` tensors of one cache that lie one after the other, `width` numbers of one row of one of
-them; `candidates` words of a shortlist; `heads`, `head_dim`, `d_model`, `best`, `vocab`, `keys_values` (2 a decoder layer)
-and `classes` are fixed by the model.
+them; `candidates` words of a shortlist; `heads`, `head_dim`, `d_model`, `best`, `vocab`, `layers`, `keys_values` (2 a
+decoder layer) and `classes` are fixed by the model.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ Role = Literal[
     "shortlist",
     "shortlist_decoder_step",
     "shortlist_beam_step",
+    "decoder_step_attention",
+    "beam_step_attention",
 ]
 Precision = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 Dialect = Literal["onnx24", "onnx24-lengths", "ort"]
@@ -98,6 +100,15 @@ class GraphSpec:
         variant = [] if self.precision == "float32" else [short_name(self.precision)]
         variant += [] if self.dialect == "onnx24" else [self.dialect.removeprefix("onnx24-")]
         return ".".join([self.role, *variant, "onnx"])
+
+    @property
+    def step(self) -> Role:
+        """The role without the attention that it tells, or the shortlist that it takes."""
+        return _PLAIN_STEPS.get(self.role, self.role)
+
+    @property
+    def tells_attention(self) -> bool:
+        return self.role in ATTENTION_ROLES.values()
 
 
 def _pair(name: str, axes: tuple[str, ...], about: str) -> tuple[TensorSpec, TensorSpec]:
@@ -201,6 +212,43 @@ LISTED = "listed."
 """How the names begin of inputs that stand for weights, which `shortlist_contract.py` has."""
 
 
+ATTENTION_ROLES: dict[Role, Role] = {
+    "decoder_step": "decoder_step_attention",
+    "beam_step": "beam_step_attention",
+}
+"""Steps and the graphs that are such a step with one more output, so that who does not ask for it does not pay for it."""
+
+SHORTLIST_ROLES: dict[Role, Role] = {
+    "decoder_step": "shortlist_decoder_step",
+    "beam_step": "shortlist_beam_step",
+}
+"""Steps and the graphs that are such a step for a shortlist; see `shortlist_contract.py`."""
+
+_PLAIN_STEPS = {special: plain for roles in (ATTENTION_ROLES, SHORTLIST_ROLES) for plain, special in roles.items()}
+
+ATTENTION = TensorSpec(
+    "attention",
+    "float32",
+    ("layers", "rows", "heads", "src"),
+    "cross-attention weights of the tokens fed, in every layer and head; 0 behind `src_len`",
+)
+
+ATTENTION_DIALECTS: tuple[Dialect, ...] = ("ort", "onnx24")
+
+
+def attention_graphs_of(
+    config: ModelConfig, precision: Precision = "float32", dialect: Dialect = "onnx24"
+) -> tuple[GraphSpec, ...]:
+    """The steps of `graphs_of` that tell their cross-attention too; none in other dialects than `ATTENTION_DIALECTS`."""
+    if dialect not in ATTENTION_DIALECTS:
+        return ()
+    return tuple(
+        replace(graph, role=ATTENTION_ROLES[graph.role], outputs=(*graph.outputs, ATTENTION))
+        for graph in graphs_of(config, precision, dialect)
+        if graph.role in ATTENTION_ROLES
+    )
+
+
 def graphs_of(
     config: ModelConfig, precision: Precision = "float32", dialect: Dialect = "onnx24"
 ) -> tuple[GraphSpec, ...]:
@@ -222,6 +270,8 @@ def graphs_of(
         replace(_in_precision(expand(graph, config.n_decoder_layers), precision), dialect=dialect) for graph in roles
     )
 
+
+_STEPS = (DECODER_STEP, ORT_DECODER_STEP, ORT_BEAM_STEP)
 
 RUNTIME_DIALECTS: dict[str, tuple[Dialect, ...]] = {
     "ort-cpu": ("ort", "onnx24"),
@@ -338,6 +388,7 @@ def shape(tensor: TensorSpec, config: ModelConfig) -> list[str | int]:
         "best": min(BEST, config.tgt_vocab_size),
         "one": 1,
         "keys_values": 2 * config.n_decoder_layers,
+        "layers": config.n_decoder_layers,
         "vocab": config.tgt_vocab_size,
         "d_model": config.d_model,
         "classes": config.n_classes,
@@ -357,7 +408,8 @@ def describe(graph: GraphSpec, config: ModelConfig) -> dict[str, Any]:
 def markdown_table() -> str:
     """The contract as the README shows it."""
     lines = ["| graph | | tensor | type | axes | what |", "|---|---|---|---|---|---|"]
-    for graph in (ENCODER, DECODER_STEP, SELECT_ROWS, ENCODER_CLASSIFIER, ORT_ENCODER, ORT_DECODER_STEP, ORT_BEAM_STEP):
+    telling = [replace(step, role=ATTENTION_ROLES[step.role], inputs=(), outputs=(ATTENTION,)) for step in _STEPS]
+    for graph in (ENCODER, DECODER_STEP, SELECT_ROWS, ENCODER_CLASSIFIER, ORT_ENCODER, *_STEPS[1:], *telling):
         for side, tensors in (("in", graph.inputs), ("out", graph.outputs)):
             for t in tensors:
                 lines.append(f"| `{graph.file}` | {side} | `{t.name}` | {t.dtype} | {', '.join(t.axes)} | {t.about} |")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -105,6 +105,26 @@ def decode(
             "--stream", help="Write each token as soon as it is decided, line by line; in jsonl an event each."
         ),
     ] = False,
+    alignments: Annotated[
+        str | None,
+        typer.Option(
+            metavar="hard|soft|THRESHOLD",
+            help="Tell what output tokens attend to: '||| 0-0 1-2' after each output, all numbers in jsonl.",
+        ),
+    ] = None,
+    alignment_layer: Annotated[
+        int, typer.Option(help="Decoder layer whose attention that is, from 0; -1 is the last. The mean of its heads.")
+    ] = -1,
+    replace_unk: Annotated[
+        bool, typer.Option("--replace-unk", help="Write the source token with most attention for unknown tokens.")
+    ] = False,
+    unk_dictionary: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Of --replace-unk: lines of a source word, a tab, what to write."),
+    ] = None,
+    coverage_penalty: Annotated[
+        float, typer.Option(metavar="BETA", help="Take from scores where parts of the source are passed over; say 0.2.")
+    ] = 0.0,
     batch_size: BatchSize = 32,
     input_format: InputFormatOption = None,
     output_format: Annotated[
@@ -128,6 +148,8 @@ def decode(
 
     A line that cannot be decoded (too long, not UTF-8) gives an empty line, a warning, and its status in jsonl.
     """
+    from tfexport.alignments import Aligner, AlignmentFormat, Replacement
+    from tfexport.attended import layer_of
     from tfexport.batching import Prepared, Split
     from tfexport.bundle import MANIFEST, file_sha256, open_bundle
     from tfexport.certificate import missing
@@ -148,6 +170,15 @@ def decode(
 
     if stream and (output is not None or workers not in (None, 1)):
         raise TfexportError("--stream writes to stdout, by one worker. Leave -o and --workers out.")
+    if stream and (alignments is not None or replace_unk):
+        raise TfexportError("--alignments and --replace-unk are known when an output ends. Leave --stream out.")
+    if unk_dictionary is not None and not replace_unk:
+        raise TfexportError("--unk-dictionary says what replaces unknown tokens. Add --replace-unk.")
+    if replace_unk and output_format == "ids":
+        raise TfexportError("--replace-unk writes words, which ids have no place for. Give another --output-format.")
+    if alignment_layer != -1 and not (alignments is not None or replace_unk or coverage_penalty):
+        raise TfexportError("--alignment-layer is of --alignments, --replace-unk and --coverage-penalty. Add one.")
+    aligned = AlignmentFormat.parse(alignments) if alignments is not None else None
 
     def search_options(suppressed: tuple[int, ...] = (), suppressed_first: tuple[int, ...] = ()) -> SearchOptions:
         return SearchOptions.for_profile(
@@ -172,6 +203,9 @@ def decode(
             top_p=top_p,
             seed=seed,
             token_scores=token_scores,
+            attention=bool(aligned or replace_unk),
+            alignment_layer=alignment_layer,
+            coverage_penalty=coverage_penalty,
         )
 
     asked = search_options()  # what is wrong with them is told before a bundle is read
@@ -193,6 +227,14 @@ def decode(
                 first=shortlist_first,
                 best=shortlist_best,
             )
+        if options.tells_attention:
+            layer_of(alignment_layer, bundle.config.n_decoder_layers)
+        if aligned or replace_unk:
+            replacement = Replacement.of(bundle.config, unk_dictionary) if replace_unk else None
+            reader = replace(reader, tells_tokens=True)
+            writer = replace(writer, aligner=Aligner(bundle.config.eos_id, aligned, replacement))
+        if replace_unk and writer.tokenizer is None:
+            raise TfexportError(f"{directory} has no target vocabulary to write words in. Leave --replace-unk out.")
         if input_format is None and reader.format == "ids":
             say(f"note: {directory} has no source vocabulary: the input is read as ids")
         if output_format is None and writer.format == "ids":
@@ -214,10 +256,10 @@ def decode(
                 share_weights=share_weights,
                 shortlist=listed is not None,
             )
-            if listed is not None and not isinstance(model, Shortlisting):
+            if listed is not None and (options.tells_attention or not isinstance(model, Shortlisting)):
                 say(f"note: all logits are computed, for want of graphs for shortlists: {SHORTLIST_ADVICE}")
             if isinstance(model, Prepared):
-                model.prepare(options.width)
+                model.prepare(options.width, attention=options.tells_attention)
             about = {
                 "bundle": file_sha256(directory / MANIFEST),
                 "runtime": runtime,
@@ -225,7 +267,7 @@ def decode(
                 "search": asdict(options),
                 "input": [str(source), reader.format],
                 "prefixes": str(prefix_file) if prefix_file else prefix_column,
-                "output": writer.format,
+                "output": [writer.format, alignments, replace_unk, str(unk_dictionary)],
                 "shortlist": [file_sha256(shortlist), shortlist_first, shortlist_best] if shortlist else None,
             }
             watch.loaded()

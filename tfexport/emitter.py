@@ -149,7 +149,7 @@ class Emitter:
         return self._initializer(f"number.{value}", ir.tensor(array))  # the same name in every precision
 
     def hidden_score(self) -> Value:
-        """What `ort_graphs.HIDDEN` is, in the type that the graph computes in."""
+        """What `blocks.HIDDEN` is, in the type that the graph computes in."""
         least = float(ml_dtypes.finfo(_HALVES.get(self.graph.precision, np.float32)).min)
         return self.number(least / 2)
 
@@ -184,6 +184,12 @@ class Emitter:
         """The output of a node that computes nothing but shapes, and is named so."""
         with self.at(contract.SHAPE_NODE.removesuffix("/")):
             return self.node(op_type, *inputs, attributes=attributes)
+
+    def float32(self, states: Value) -> Value:
+        """`states` in float32, also in a graph in half precision."""
+        if self.graph.precision not in _HALVES:
+            return states
+        return self.node("Cast", states, attributes={"to": int(ir.DataType.FLOAT)})
 
     def reshaped(self, states: Value, *shape: int) -> Value:
         """`states` in a shape of which a number may be -1, and 0 for what it was."""

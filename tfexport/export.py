@@ -53,6 +53,7 @@ def export(
     *,
     precisions: Sequence[contract.Precision] = (),
     budgets: Mapping[contract.Precision, tuple[Budget, Text]] | None = None,
+    alignments: bool = False,
     force: bool = False,
     verify: Callable[[Path], None] | None = None,
     shortlist: bool = False,
@@ -61,16 +62,19 @@ def export(
 
     Args:
         precisions: variants to write beside float32, which is always there.
+        alignments: write step graphs that tell their cross-attention, beside those that do not.
         budgets: for precisions of which modules are to stay in float32 until text is decoded within a budget.
         verify: called with the folder of the whole bundle before it is moved into place; what it raises stops that.
         shortlist: write graphs that compute the logits of a shortlist alone, too.
 
     Raises:
         BundleError: the bundle exists already or cannot be written.
-        TfexportError: the graphs do not compute what PyTorch computes.
+        TfexportError: the graphs do not compute what PyTorch computes, or a classifier is to tell alignments.
     """
     model = checkpoint.build_model()
     config = checkpoint.config
+    if alignments and config.is_classifier:
+        raise TfexportError("an encoder classifier writes nothing that could be aligned. Leave --alignments out.")
     graphs: list[contract.GraphSpec] = []
     max_errors: dict[contract.Precision, float] = {}
     choices: dict[contract.Precision, Choice] = {}
@@ -81,7 +85,7 @@ def export(
                 choices[precision] = _chosen(model, precision, folder, *budgets[precision])
                 keep = [kept.module for kept in choices[precision].kept]
             reference = _write_variant(model, precision, folder, keep)
-            written = write_graphs(config, precision, folder, keep, shortlist=shortlist)
+            written = write_graphs(config, precision, folder, keep, alignments=alignments, shortlist=shortlist)
             if precision in TOLERANCE:
                 max_errors[precision] = self_check(reference, written, folder)
             graphs += written
@@ -149,12 +153,14 @@ def write_graphs(
     keep: Collection[str] = (),
     *,
     dialects: Sequence[contract.Dialect] = tuple(contract.DIALECTS),
+    alignments: bool = False,
     shortlist: bool = False,
 ) -> list[contract.GraphSpec]:
     """Write the graphs of a precision over the weights that lie in `folder`; returns them.
 
     Args:
         keep: modules that stay in float32: projections of quantized graphs, paths of nodes in half precision.
+        alignments: steps that tell their cross-attention too.
         shortlist: those for shortlists, too; not where the output projection is one that stays in float32.
     """
     files = (
@@ -163,7 +169,8 @@ def write_graphs(
         else {contract.weights_file(precision)}
     )
     stored = StoredWeights(*(folder / file for file in sorted(files)))
-    graphs = [graph for dialect in dialects for graph in contract.graphs_of(config, precision, dialect)]
+    kinds = (contract.graphs_of, *([contract.attention_graphs_of] if alignments else []))
+    graphs = [graph for dialect in dialects for kind in kinds for graph in kind(config, precision, dialect)]
     if shortlist and "output" not in keep:
         graphs += shortlist_graphs_of(config, precision)
     for graph in graphs:

@@ -39,6 +39,17 @@ class _DecoderStep(nn.Module):
         return [logits, *best, *(tensor for cache in present for tensor in cache)]
 
 
+class _DecoderStepAttention(_DecoderStep):
+    def forward(
+        self, tokens: Tensor, position: Tensor, src_len: Tensor, past: list[Tensor], cross: list[Tensor]
+    ) -> list[Tensor]:
+        logits, present, attention = self.model.step_with_attention(
+            tokens, position, src_len, _paired(past), _paired(cross)
+        )
+        best = best_tokens(logits, min(contract.BEST, logits.shape[-1]))
+        return [logits, *best, *(tensor for cache in present for tensor in cache), attention]
+
+
 class _SelectRows(nn.Module):
     def forward(self, tensors: Tensor, index: Tensor) -> list[Tensor]:
         return [tensors.index_select(1, index)]
@@ -63,6 +74,8 @@ def module_of(model: Model, role: contract.Role) -> nn.Module:
         return _Classifier(model)
     if role == "select_rows":
         return _SelectRows()
+    if role == "decoder_step_attention":
+        return _DecoderStepAttention(model)
     return _Encoder(model) if role == "encoder" else _DecoderStep(model)
 
 
@@ -74,7 +87,7 @@ def arguments_of(inputs: Mapping[str, np.ndarray], graph: contract.GraphSpec) ->
 def grouped(values: list[Any], graph: contract.GraphSpec, config: ModelConfig) -> tuple[Any, ...]:
     """The flat inputs as the module takes them: past and cross are lists."""
     layers = 2 * config.n_decoder_layers
-    if graph.role != "decoder_step":
+    if graph.step != "decoder_step":
         return tuple(values)
     return (*values[: -2 * layers], values[-2 * layers : -layers], values[-layers:])
 

@@ -5,7 +5,7 @@ as all others, though their caches lie differently.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -39,12 +39,12 @@ def case(model: Transformer, graph: contract.GraphSpec, sizes: Mapping[str, int]
         ids = _candidates(model, sizes, random)
         outputs = {name: torch.from_numpy(array) for name, array in _listed(model, graph, ids).items()}
         return Case({"candidates": ids}, outputs)
-    step = (_decoder_case if graph.role.endswith("decoder_step") else _beam_case)(model, sizes, random)
-    return (
-        _shortlisted(model, graph, step, _candidates(model, sizes, random), random)
-        if graph.role.startswith("shortlist")
-        else step
-    )
+    found = (_decoder_case if graph.step == "decoder_step" else _beam_case)(model, sizes, random)
+    told = {tensor.name for tensor in graph.outputs}
+    found = replace(found, outputs={name: tensor for name, tensor in found.outputs.items() if name in told})
+    if graph.role in contract.SHORTLIST_ROLES.values():
+        return _shortlisted(model, graph, found, _candidates(model, sizes, random), random)
+    return found
 
 
 def _candidates(model: Transformer, sizes: Mapping[str, int], random: np.random.Generator) -> NDArray[np.int64]:
@@ -123,14 +123,16 @@ def _pairs(tensors: list[Tensor]) -> list[KeyValue]:
 
 def _reference(
     model: Transformer, inputs: Arrays, tokens: NDArray[np.int64], position: NDArray[np.int32], past: list[Tensor]
-) -> tuple[Tensor, list[Tensor]]:
-    """Logits, and the new slots of all caches [rows, heads, head_dim]; `past` are caches [rows, heads, slots, head_dim]."""
+) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """Logits and cross-attention weights, and the new slots of all caches [rows, heads, head_dim]; `past` are caches
+    [rows, heads, slots, head_dim]."""
     cross = _pairs([torch.from_numpy(inputs[name]) for name in contract.cache_names(model.config, "cross")])
     where = torch.from_numpy(position).long()
     lengths = torch.from_numpy(inputs["src_len"]).long()
-    logits, present = model.step(torch.from_numpy(tokens), where, lengths, _pairs(past), cross)
+    tensors = torch.from_numpy(tokens), where, lengths, _pairs(past), cross
+    logits, present, attention = model.step_with_attention(*tensors)
     rows = torch.arange(len(where))
-    return logits, [tensor[rows, :, where] for cache in present for tensor in cache]
+    return {"logits": logits, "attention": attention}, [tensor[rows, :, where] for cache in present for tensor in cache]
 
 
 def _decoder_case(model: Transformer, sizes: Mapping[str, int], random: np.random.Generator) -> Case:
@@ -149,8 +151,7 @@ def _decoder_case(model: Transformer, sizes: Mapping[str, int], random: np.rando
         **memory,
     }
     old = [torch.from_numpy(past[name]) for name in names]
-    logits, new = _reference(model, inputs, inputs["tokens"], position, [tensor.clone() for tensor in old])  # type: ignore[arg-type]
-    outputs = {"logits": logits}
+    outputs, new = _reference(model, inputs, inputs["tokens"], position, [tensor.clone() for tensor in old])  # type: ignore[arg-type]
     index = torch.from_numpy(position).long()
     for name, tensor, slot in zip(contract.cache_names(config, "present"), old, new, strict=True):
         written = tensor.clone()
@@ -158,7 +159,7 @@ def _decoder_case(model: Transformer, sizes: Mapping[str, int], random: np.rando
         # What lies behind the filled slots means nothing, and with two buffers the operator does not copy it.
         written[(torch.arange(cache) > index[:, None])[:, None].expand(rows, config.n_heads, cache)] = 0
         outputs[name] = written
-    return Case(inputs, outputs, logits)
+    return Case(inputs, outputs, outputs["logits"])
 
 
 def _beam_case(model: Transformer, sizes: Mapping[str, int], random: np.random.Generator) -> Case:
@@ -189,10 +190,9 @@ def _beam_case(model: Transformer, sizes: Mapping[str, int], random: np.random.G
         # [batch, heads, cache, head_dim] to the past of each hypothesis, and room for one more slot.
         rows = [past[name][b][:, pasts[b, k]] for b in range(batch) for k in range(beam)]
         own.append(torch.nn.functional.pad(torch.from_numpy(np.stack(rows)), (0, 0, 0, 1)))
-    logits, new = _reference(model, inputs, inputs["tokens"].ravel(), inputs["position"].ravel(), own)  # type: ignore[arg-type]
-    outputs = {"logits": logits}
+    outputs, new = _reference(model, inputs, inputs["tokens"].ravel(), inputs["position"].ravel(), own)  # type: ignore[arg-type]
     for name, old, slots in zip(contract.cache_names(config, "present"), names, new, strict=True):
         written = torch.from_numpy(past[old].copy())
         written[:, :, slot : slot + beam] = slots.reshape(batch, beam, *slots.shape[1:]).transpose(1, 2)
         outputs[name] = written
-    return Case(inputs, outputs, logits)
+    return Case(inputs, outputs, outputs["logits"])

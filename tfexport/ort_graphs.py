@@ -20,12 +20,15 @@ import onnx_ir as ir
 
 from tfexport import contract
 from tfexport.blocks import (
+    HIDDEN,
+    attention_weights,
     decoder_stack,
     encoder_stack,
     source_distances,
     source_embedded,
     target_distances,
     target_embedded,
+    tell_attention,
 )
 from tfexport.config import ModelConfig
 from tfexport.emitter import CONTRIB, Emitter, Linear, Value
@@ -33,15 +36,11 @@ from tfexport.projections import Projection, decoder_projections, encoder_projec
 from tfexport.quantize import int4_linear, int8_linear
 from tfexport.stored_weights import StoredWeights
 
-HIDDEN = float(np.finfo(np.float32).min) / 2
-"""Added to the score of a slot that is not to be seen: its weight is exactly 0, whatever the score. Not -inf, which would be
-NaN in a row that sees nothing; half of the least number, so that a score added to it stays finite."""
-
 
 def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, keep: Collection[str] = ()) -> ir.Model:
     """A graph of the dialect `ort`, its weights in `stored`; the projections `keep` are in float32."""
     # A shortlist takes rows of the output projection, not of the embeddings that this may be tied to.
-    own_output = graph.role.startswith("shortlist_")
+    own_output = graph.role in contract.SHORTLIST_ROLES.values()
     projections = (*encoder_projections(config), *decoder_projections(config, own_output=own_output))
 
     def linear(emitter: Emitter, projection: Projection, states: Value) -> Value:
@@ -54,7 +53,7 @@ def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, 
     elif graph.role == "shortlist":
         _gathered_output(emitter, projections[-1])
     else:
-        _step(emitter, _own_caches if graph.role.endswith("decoder_step") else _shared_cache)
+        _step(emitter, _own_caches if graph.step == "decoder_step" else _shared_cache)
     return emitter.model()
 
 
@@ -119,7 +118,7 @@ def _step(emitter: Emitter, self_attention: SelfAttention) -> None:
     config, inputs = emitter.config, emitter.inputs
     states = target_embedded(emitter)
     # The hypotheses of a sentence are so many queries to its one set of cross keys and values.
-    if emitter.graph.role.endswith("beam_step"):
+    if emitter.graph.step == "beam_step":
         states = _two_axes(emitter, states)
         grid = _shape(emitter, emitter.shape_of(inputs["tokens"]), config.d_attention)
     else:
@@ -140,15 +139,34 @@ def _step(emitter: Emitter, self_attention: SelfAttention) -> None:
             query = _three_axes(emitter, query, grid)
             key, value = (inputs[f"cross.{layer}.{part}"] for part in ("key", "value"))
             mixed = _attention(emitter, query, key, value, length=inputs["src_len"], bias=None)
+        if emitter.graph.tells_attention:
+            weights.append(_weights(emitter, f"{path}.cross_attention", query, key))
         return emitter.projected(f"{path}.cross_attention.output", mixed)
 
+    weights: list[Value] = []
     states = decoder_stack(emitter, states, attended, crossed)
+    if weights:
+        tell_attention(emitter, weights)
     logits = emitter.projected("output", states if _is_flat(emitter) else emitter.reshaped(states, -1, config.d_model))
     if "left_out" in inputs:
         logits = emitter.node("Add", logits, inputs["left_out"])
     emitter.is_output(logits, "logits")
     log_probs = emitter.node("LogSoftmax", logits, attributes={"axis": -1})
     emitter.nodes("TopK", log_probs, inputs["count"], outputs=("best.log_probs", "best.ids"))
+
+
+def _weights(emitter: Emitter, path: str, query: Value, key: Value) -> Value:
+    """`attention_weights` of `query` [batch, beam, d_attention]."""
+    config, inputs = emitter.config, emitter.inputs
+    with emitter.at(f"{path}/attention"):
+        query = emitter.reshaped(query, 0, 0, config.n_heads, config.head_dim)
+        query = emitter.node("Transpose", query, attributes={"perm": (0, 2, 1, 3)})
+        size = emitter.shape_node("Squeeze", emitter.shape_of(inputs["cross.0.key"], 2, 3))
+        every = emitter.node("Range", emitter.constant(0, np.int64), size, emitter.constant(1, np.int64))
+        length = emitter.node("Cast", inputs["src_len"], attributes={"to": int(ir.DataType.INT64)})
+        mask = emitter.node("Less", every, emitter.node("Unsqueeze", length, emitter.sizes(1)))
+        mask = emitter.node("Unsqueeze", mask, emitter.sizes(1, 2))
+    return attention_weights(emitter, path, query, key, mask)
 
 
 def _is_flat(emitter: Emitter) -> bool:

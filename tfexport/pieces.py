@@ -112,15 +112,21 @@ class Pieces:
 
         Text that spells another special token is not one, also where SentencePiece has no pieces for it.
         """
-        code = _CODE.match(text)
-        if code and code[0] in self._vocabulary:
-            return [self._vocabulary[code[0]], *self._split(text[code.end() :])]
-        return self._split(text)
-
-    def _split(self, text: str) -> list[int]:
+        code, pieces = self._pieces(text)
         unknown = self._vocabulary[self.unknown]
-        pieces = self._splitter.encode(text, out_type=str)
-        return [unknown if piece in self._special else self._vocabulary.get(piece, unknown) for piece in pieces]
+        known = [unknown if piece in self._special else self._vocabulary.get(piece, unknown) for piece in pieces]
+        return [*(self._vocabulary[token] for token in code), *known]
+
+    def written(self, text: str) -> list[str]:
+        """The part of `text`, normalised by the model, that each of the ids of `encode` stands for."""
+        code, pieces = self._pieces(text)
+        return [*code, *(piece.replace("▁", " ").strip() for piece in pieces)]
+
+    def _pieces(self, text: str) -> tuple[list[str], list[str]]:
+        """The language code that `text` begins with, if it does, and the pieces of the rest."""
+        code = _CODE.match(text)
+        first, rest = ([code[0]], text[code.end() :]) if code and code[0] in self._vocabulary else ([], text)
+        return first, list(self._splitter.encode(rest, out_type=str))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Text of ids; special tokens are left out, or else stand as they are written."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.alternatives import with_alternatives
+from tfexport.attended import Attended
 from tfexport.next_tokens import NextTokens
 from tfexport.runtimes.base import Best, IntArray, Runtime, Shortlisting, State
 from tfexport.runtimes.masked import Masked
@@ -54,32 +55,38 @@ def search_steps(runtime: Runtime[State], sources: Sequence[Source | Sequence[in
     if not sources:
         return []
     asked = _asked(sources)
-    runtime, state = _begun(runtime, asked, options.width)
-    lengths = np.array([len(source) for source in asked])
-    limits = np.minimum(options.limits(runtime.config, lengths), runtime.capacity.target)
+    runtime, state = _begun(runtime, asked, options)
+    src_len = np.array([len(source) for source in asked])
+    attended = None
+    if options.tells_attention:
+        attended = Attended(options.alignment_layer, runtime.config.n_decoder_layers, src_len, options.width)
+    limits = np.minimum(options.limits(runtime.config, src_len), runtime.capacity.target)
     most = [limit if source.most is None else source.most for source, limit in zip(asked, limits, strict=True)]
     limits = np.minimum(limits, np.array(most, dtype=np.int64))
     next_tokens = NextTokens(runtime, options, asked, limits)
     decode = _greedy if options.beam == 1 else _beam
-    return (yield from decode(next_tokens, state, limits, options))
+    return (yield from decode(next_tokens, state, limits, options, attended))
 
 
 def _asked(sources: Sequence[Source | Sequence[int]]) -> list[Source]:
     return [source if isinstance(source, Source) else Source(source) for source in sources]
 
 
-def _begun(runtime: Runtime[State], sources: Sequence[Source], width: int) -> tuple[Runtime[State], State]:
-    """The state before any token of `width` hypotheses of each source, and the runtime that it is for."""
+def _begun(runtime: Runtime[State], sources: Sequence[Source], options: SearchOptions) -> tuple[Runtime[State], State]:
+    """The state of a search before any token, and the runtime that it is for."""
     src_ids, src_len = pad([source.ids for source in sources], runtime.config.pad_id)
+    asked: dict[str, Any] = {"beam": options.width, **({"attention": True} if options.tells_attention else {})}
     if all(source.candidates is None for source in sources):
-        return runtime, runtime.encode(src_ids, src_len, beam=width)
+        return runtime, runtime.encode(src_ids, src_len, **asked)
     every = np.arange(runtime.config.tgt_vocab_size)
     candidates = [
         every if source.candidates is None else np.union1d(source.candidates, [*source.prefix, runtime.config.eos_id])
         for source in sources
     ]
-    shortlisting: Any = runtime if isinstance(runtime, Shortlisting) else Masked(runtime)
-    return shortlisting, shortlisting.encode_shortlisted(src_ids, src_len, candidates, beam=width)
+    # Graphs for shortlists do not tell attention.
+    own = isinstance(runtime, Shortlisting) and not options.tells_attention
+    shortlisting: Any = runtime if own else Masked(runtime)
+    return shortlisting, shortlisting.encode_shortlisted(src_ids, src_len, candidates, **asked)
 
 
 def pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[IntArray, IntArray]:
@@ -91,7 +98,9 @@ def pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[IntArray, IntA
     return ids, lengths
 
 
-def _greedy(next_tokens: NextTokens, state: State, limits: IntArray, options: SearchOptions) -> Steps:
+def _greedy(
+    next_tokens: NextTokens, state: State, limits: IntArray, options: SearchOptions, attended: Attended | None
+) -> Steps:
     """The best next token, or the one that is drawn, until it is eos; `width` outputs of each sentence."""
     bos, eos, width = next_tokens.config.bos_id, next_tokens.config.eos_id, options.width
     batch = len(limits)
@@ -113,6 +122,8 @@ def _greedy(next_tokens: NextTokens, state: State, limits: IntArray, options: Se
 
     for length in range(1, limits.max() + 1):
         best, state = next_tokens.best(state, tokens, 1, length, sentence, history)
+        if attended:
+            attended.add(state.attention, sentence)
         tokens = best.ids[:, 0]
         found = tokens.reshape(-1, width)
         output[length - 1, sentence] = found
@@ -136,7 +147,8 @@ def _greedy(next_tokens: NextTokens, state: State, limits: IntArray, options: Se
         length = int(lengths[index, sample])
         ids = tuple(output[:length, index, sample].tolist())
         steps = log_probs[:length, index, sample]
-        return Hypothesis.of(ids, float(steps.sum()), options, done=ids[-1] == eos, steps=steps)
+        attention = attended.by(index, [sample] * length) if attended else None
+        return Hypothesis.of(ids, float(steps.sum()), options, done=ids[-1] == eos, steps=steps, attention=attention)
 
     return [[hypothesis(index, sample) for sample in range(width)] for index in range(batch)]
 
@@ -150,7 +162,9 @@ def _closed_up(live: NDArray[np.bool_]) -> IntArray:
     return places
 
 
-def _beam(next_tokens: NextTokens, state: State, limits: IntArray, options: SearchOptions) -> Steps:
+def _beam(
+    next_tokens: NextTokens, state: State, limits: IntArray, options: SearchOptions, attended: Attended | None
+) -> Steps:
     """Beam search, which `profiles.py` describes.
 
     At each step the best 2 * beam continuations are looked at: those among the first `beam` that end in eos are
@@ -172,13 +186,16 @@ def _beam(next_tokens: NextTokens, state: State, limits: IntArray, options: Sear
     def finish(group: int, parent: int, last: int, log_prob: float, *, rank: int) -> None:
         """The hypothesis of a sentence that ends in token `last` after beam `parent` of the step before is finished."""
         index = sentence[group]
-        ids, totals = [last], [log_prob]
+        ids, totals, places = [last], [log_prob], [parent]
         for step in range(length - 2, -1, -1):
             ids.append(int(words[step, index, parent]))
             totals.append(sums[step, index, parent])
             parent = int(parents[step, index, parent])
+            places.append(parent)
         steps = np.diff([0.0, *reversed(totals)]) if options.token_scores else ()
-        finished[index].add(tuple(reversed(ids)), log_prob, rank=rank, done=last == config.eos_id, steps=steps)
+        attention = attended.by(index, places[::-1]) if attended else None
+        done = last == config.eos_id
+        finished[index].add(tuple(reversed(ids)), log_prob, rank=rank, done=done, steps=steps, attention=attention)
 
     def told(those: IntArray, count: int) -> tuple[IntArray, NDArray[np.float64]]:
         """The first `count` tokens of the live hypotheses of some sentences, and their sums: [sentences, beam, count]."""
@@ -206,6 +223,8 @@ def _beam(next_tokens: NextTokens, state: State, limits: IntArray, options: Sear
 
     for length in range(1, limits.max() + 1):
         best, state = next_tokens.best(state, tokens, 2 * beam, length, sentence, history)
+        if attended:
+            attended.add(state.attention, sentence)
         totals, origin, found = _best_continuations(best, scores, 2 * beam)  # each [live batch, candidates]
         if rules.narrows:
             places = beam - np.array([len(finished[index]) for index in sentence])

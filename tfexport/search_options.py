@@ -9,10 +9,12 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from tfexport.alignments import SourceTokens
+from tfexport.attended import coverage
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
 from tfexport.profiles import PROFILES, EarlyStopping, Profile, ProfileName
-from tfexport.runtimes.base import IntArray
+from tfexport.runtimes.base import FloatArray, IntArray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,12 @@ class SearchOptions:
     """Most tokens for each source id, rounded up."""
     token_scores: bool = False
     """Tell the log-probability of each token too."""
+    attention: bool = False
+    """Tell what each token attended to; see `Hypothesis.attention`."""
+    alignment_layer: int = -1
+    """The decoder layer whose cross-attention that is, from 0; negative ones count from the last."""
+    coverage_penalty: float = 0.0
+    """The factor of `attended.coverage` in scores (beta of Wu et al. 2016, section 7); their own is 0.2."""
     profile: ProfileName = "tfexport"
     """Whose search it is; see `profiles.py`. `for_profile` has its own values for what is not said."""
     early_stopping: EarlyStopping = "false"
@@ -86,6 +94,7 @@ class SearchOptions:
             f"early_stopping is {self.early_stopping}, which only the profile hf has": self.early_stopping != "false"
             and self.profile != "hf",
             "force_eos is of the profile hf alone": self.force_eos and self.profile != "hf",
+            f"coverage_penalty is {self.coverage_penalty}, not 0 or above": not 0 <= self.coverage_penalty < math.inf,
             f"repetition_penalty is {self.repetition_penalty}, not above 0": not 0 < self.repetition_penalty < math.inf,
             f"no_repeat_ngram is {self.no_repeat_ngram}, below 0": self.no_repeat_ngram < 0,
             f"alternatives is {self.alternatives}, below 0": self.alternatives < 0,
@@ -94,6 +103,9 @@ class SearchOptions:
             <= 1,
             "min_alternative_prob is of alternatives, and there are none": self.min_alternative_prob != 0
             and self.alternatives == 0,
+            "the profile opennmt has no coverage_penalty for alternatives": self.alternatives > 0
+            and self.coverage_penalty != 0
+            and self.rules.scores_continuation,
             "alternatives are told instead of nbest or samples": self.alternatives > 0
             and (self.nbest > 1 or self.samples > 0),
             f"samples is {self.samples}, below 0": self.samples < 0,
@@ -131,6 +143,11 @@ class SearchOptions:
         return self.samples or self.beam
 
     @property
+    def tells_attention(self) -> bool:
+        """Whether the search asks its runtime for cross-attention."""
+        return self.attention or self.coverage_penalty > 0
+
+    @property
     def rules(self) -> Profile:
         """What the profile does otherwise."""
         return PROFILES[self.profile]
@@ -161,6 +178,9 @@ class SearchSettings(TypedDict, total=False):
     max_length: int
     max_length_ratio: float | None
     token_scores: bool
+    attention: bool
+    alignment_layer: int
+    coverage_penalty: float
     profile: ProfileName
     early_stopping: EarlyStopping
     force_eos: bool
@@ -193,6 +213,8 @@ class Source:
     """Target ids that may come in its outputs, beside eos and those of `prefix`; None for all."""
     line: int = 0
     """Its number, which decides with the seed what is drawn for it."""
+    tokens: SourceTokens | None = None
+    """Its ids as a person reads them, where who writes outputs asks for them."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -212,14 +234,28 @@ class Hypothesis:
     """False where the length limit, not eos, ended it."""
     token_log_probs: tuple[float, ...] = ()
     """Of each token, which sum up to `log_prob`; empty where they were not asked for."""
+    attention: FloatArray | None = field(default=None, compare=False)
+    """What each token attended to when it was chosen, [tokens, source ids]: cross-attention of one layer, the mean of its
+    heads; None where it was not asked for."""
 
     @classmethod
     def of(
-        cls, ids: tuple[int, ...], log_prob: float, options: SearchOptions, *, done: bool, steps: Iterable[float]
+        cls,
+        ids: tuple[int, ...],
+        log_prob: float,
+        options: SearchOptions,
+        *,
+        done: bool,
+        steps: Iterable[float],
+        attention: FloatArray | None = None,
     ) -> Hypothesis:
         """Scored; `steps` are the log-probabilities of its tokens, where they are asked for."""
         told = tuple(float(step) for step in steps) if options.token_scores else ()
-        return cls(ids, options.normalise(log_prob, len(ids)), log_prob, done, told)
+        score = options.normalise(log_prob, len(ids))
+        if options.coverage_penalty:
+            assert attention is not None
+            score += options.coverage_penalty * coverage(attention)
+        return cls(ids, score, log_prob, done, told, attention if options.attention else None)
 
 
 class Finished:
@@ -233,13 +269,22 @@ class Finished:
     def __len__(self) -> int:
         return len(self._found)
 
-    def add(self, ids: tuple[int, ...], log_prob: float, *, rank: int, done: bool, steps: Iterable[float] = ()) -> None:
+    def add(
+        self,
+        ids: tuple[int, ...],
+        log_prob: float,
+        *,
+        rank: int,
+        done: bool,
+        steps: Iterable[float] = (),
+        attention: FloatArray | None = None,
+    ) -> None:
         """A hypothesis that was candidate `rank` of its step, ended by eos if it is `done`. An earlier one wins a tie."""
         options, keeps = self._options, self._options.rules.keeps
         self._top_ended |= rank == 0
         if keeps == "first" and len(self._found) == options.beam:
             return
-        self._found.append(Hypothesis.of(ids, log_prob, options, done=done, steps=steps))
+        self._found.append(Hypothesis.of(ids, log_prob, options, done=done, steps=steps, attention=attention))
         self._found.sort(key=lambda hypothesis: -hypothesis.score)
         if keeps == "best":
             del self._found[options.beam :]
@@ -251,7 +296,7 @@ class Finished:
             return True
         if rules.done == "all":
             return False
-        if rules.top_ends and options.length_penalty == 0:
+        if rules.top_ends and options.length_penalty == options.coverage_penalty == 0:
             return self._top_ended and len(self._found) >= options.nbest
         if len(self._found) < options.beam:
             return False
@@ -259,6 +304,7 @@ class Finished:
             return True
         if options.early_stopping == "never" and options.length_penalty > 0:
             length = self._limit
+        # A coverage penalty takes from the scores of live ones too, and is none at best.
         return options.normalise(best_live, length) <= self._found[-1].score
 
     def best(self) -> list[Hypothesis]:

@@ -18,7 +18,7 @@ up to a multiple of 8. Unlike both, the words of a sentence are its own, whateve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -28,12 +28,13 @@ import numpy as np
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import IntArray
+from tfexport.search_options import Source
 from tfexport.tokenizers import TextTokenizer
 
 FIRST, BEST = 100, 100
 """Of a lexicon: the words of the lowest ids, which are the most frequent, and of each source word. Marian's own defaults."""
 
-SHORTLIST_ADVICE = "they are for ort-cpu in fp32 and int8, and export --shortlist writes them"
+SHORTLIST_ADVICE = "they are for ort-cpu in fp32 and int8, do not tell attention, and export --shortlist writes them"
 """What makes shortlists fast."""
 
 Format = Literal["vmap", "lexicon", "words"]
@@ -60,6 +61,10 @@ class Shortlist:
             for size, rules in enumerate(self.by_ngram[: len(source) - at], start=1):
                 found.update(rules.get(tuple(source[at : at + size]), ()))
         return np.array(sorted(found), dtype=np.int64)
+
+    def applied(self, source: Source) -> Source:
+        """A source with these as its candidates."""
+        return replace(source, candidates=self.candidates(source.ids))
 
 
 def read_shortlist(

@@ -6,10 +6,9 @@ One graph gathers the output projection of a batch's candidates; step graphs tak
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from tfexport.config import ModelConfig
-from tfexport.contract import LISTED, GraphSpec, Precision, TensorSpec, graphs_of
+from tfexport.contract import LISTED, SHORTLIST_ROLES, GraphSpec, Precision, TensorSpec, graphs_of
 
 SHORTLIST_PRECISIONS: tuple[Precision, ...] = ("float32", "int8")
 """Those with graphs for shortlists: the operator of int4 has the size of its matrix written into the graph."""
@@ -39,9 +38,9 @@ def shortlist_graphs_of(config: ModelConfig, precision: Precision = "float32") -
     weights = (*_LISTED_WEIGHTS[precision], *([_LISTED_BIAS] if config.output_bias else []))
     steps = []
     for graph in graphs_of(config, precision, "ort"):
-        if graph.role in ("decoder_step", "beam_step"):
+        if graph.role in SHORTLIST_ROLES:
             outputs = tuple(replace(t, axes=("rows", "candidates")) if t.name == "logits" else t for t in graph.outputs)
-            role: Any = f"shortlist_{graph.role}"
+            role = SHORTLIST_ROLES[graph.role]
             steps.append(replace(graph, role=role, inputs=(*graph.inputs, *weights, _LEFT_OUT), outputs=outputs))
     gather = GraphSpec("shortlist", (_CANDIDATES,), weights, precision, "ort")
     return (gather, *steps) if steps else ()

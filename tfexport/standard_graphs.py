@@ -17,12 +17,14 @@ import onnx_ir as ir
 
 from tfexport import contract
 from tfexport.blocks import (
+    attention_weights,
     decoder_stack,
     encoder_stack,
     source_distances,
     source_embedded,
     target_distances,
     target_embedded,
+    tell_attention,
 )
 from tfexport.config import ModelConfig
 from tfexport.emitter import Emitter, Value
@@ -77,7 +79,7 @@ def _encoder(emitter: Emitter) -> None:
 def _classifier(emitter: Emitter) -> None:
     """src_ids [batch, src] and src_len [batch] to the logits of the classes, from the state of the first token."""
     first = emitter.node("Gather", _encoded(emitter), emitter.constant(0, np.int64), attributes={"axis": 1})
-    emitter.is_output(emitter.projected("head", _float32(emitter, first)), "logits")
+    emitter.is_output(emitter.projected("head", emitter.float32(first)), "logits")
 
 
 def _encoded(emitter: Emitter) -> Value:
@@ -142,13 +144,19 @@ def _decoder_step(emitter: Emitter) -> None:
             query = emitter.node("Reshape", query, beams)
             query = emitter.node("Transpose", query, attributes={"perm": (0, 2, 1, 3)})
         mixed = _attention(emitter, path, query, key, value, inputs["src_len"], keys=src, queries=beam)
+        if emitter.graph.tells_attention:
+            mask = _mask(emitter, inputs["src_len"], src, beam)
+            weights.append(attention_weights(emitter, path, query, key, mask))
         with emitter.at(path):
             mixed = emitter.node("Transpose", mixed, attributes={"perm": (0, 2, 1, 3)})
             mixed = emitter.reshaped(mixed, -1, config.d_attention)
         return emitter.projected(f"{path}.output", mixed)
 
+    weights: list[Value] = []
     states = decoder_stack(emitter, target_embedded(emitter), attended, crossed)
-    logits = emitter.projected("output", _float32(emitter, states))
+    if weights:
+        tell_attention(emitter, weights)
+    logits = emitter.projected("output", emitter.float32(states))
     emitter.is_output(logits, "logits")
     _best(emitter, logits)
 
@@ -219,13 +227,6 @@ def _mask(emitter: Emitter, length: Value, keys: Value, queries: Value | None) -
         return emitter.node("Expand", mask, shape)
 
 
-def _float32(emitter: Emitter, states: Value) -> Value:
-    """`states` as the projection to logits takes them, which is in float32 in every precision."""
-    if emitter.graph.precision == "float32":
-        return states
-    return emitter.node("Cast", states, attributes={"to": int(ir.DataType.FLOAT)})
-
-
 def _best(emitter: Emitter, logits: Value) -> None:
     """The best tokens of each row of `logits` and their log-probabilities, as `models.transformer.best_tokens`."""
     count, last = emitter.sizes(min(contract.BEST, emitter.config.tgt_vocab_size)), emitter.sizes(-1)
@@ -245,6 +246,7 @@ def _select_rows(emitter: Emitter) -> None:
 _EMIT: dict[contract.Role, Callable[[Emitter], None]] = {
     "encoder": _encoder,
     "decoder_step": _decoder_step,
+    "decoder_step_attention": _decoder_step,
     "select_rows": _select_rows,
     "encoder_classifier": _classifier,
 }

@@ -65,11 +65,7 @@ class TextTokenizer:
         text = self.prefix + text
         if isinstance(self.inner, Pieces):
             return self.inner.encode(text)
-        words: Any = text if self.spacy_language is None else [word.text for word in self._spacy(text)]
-        if self.subwords is not None:
-            normal = self.inner.normalizer  # of upper case, before words are split
-            words = text.strip("\r\n ").split(" ") if isinstance(words, str) else words
-            words = self.subwords.split([normal.normalize_str(word) for word in words] if normal else words)
+        words = self._words(self.inner, text)
         try:
             return list(
                 self.inner.encode(words, is_pretokenized=not isinstance(words, str), add_special_tokens=False).ids
@@ -78,6 +74,29 @@ class TextTokenizer:
             raise TokenizerError(
                 f"the text cannot be encoded: {error}. Give the vocabulary an unknown token."
             ) from error
+
+    def written(self, text: str) -> list[str]:
+        """The part of `text` that each of the ids of `encode` stands for: an unknown word too is what it is."""
+        text = self.prefix + text
+        if isinstance(self.inner, Pieces):
+            return self.inner.written(text)
+        words = self._words(self.inner, text)
+        split = not isinstance(words, str)
+        found = self.inner.encode(words, is_pretokenized=split, add_special_tokens=False)
+        if not split:
+            return [text[start:end].strip() for start, end in found.offsets]
+        places = zip(found.word_ids, found.offsets, strict=True)
+        parts = ["" if word is None else words[word][start:end] for word, (start, end) in places]
+        return [part.removesuffix(SEPARATOR) for part in parts] if self.subwords else parts
+
+    def _words(self, inner: Tokenizer, text: str) -> Any:
+        """What is looked up: all of `text`, or the words that are told apart before."""
+        words: Any = text if self.spacy_language is None else [word.text for word in self._spacy(text)]
+        if self.subwords is not None:
+            normal = inner.normalizer  # of upper case, before words are split
+            words = text.strip("\r\n ").split(" ") if isinstance(words, str) else words
+            words = self.subwords.split([normal.normalize_str(word) for word in words] if normal else words)
+        return words
 
     def ids(self, tokens: Sequence[str]) -> list[int]:
         """Ids of tokens as they stand in the vocabulary; others become the unknown token.

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 from codecs import BOM_UTF8
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 from typing import Any, Literal
 
+from tfexport.alignments import NO_ALIGNER, Aligner, SourceTokens
 from tfexport.batching import Team, decode_windows
 from tfexport.bundle import Bundle
 from tfexport.config import ModelConfig
@@ -43,6 +44,8 @@ class Result:
     message: str
     """What is wrong, for every status but `ok` and `empty`."""
     hypotheses: tuple[Hypothesis, ...]
+    source: Source | None = None
+    """What was decoded."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class Reader:
     config: ModelConfig
     tokenizer: TextTokenizer | None
     format: InputFormat
+    tells_tokens: bool = False
+    """Tell the tokens of sources too."""
 
     @classmethod
     def of(cls, bundle: Bundle, format: InputFormat | None) -> Reader:
@@ -93,6 +98,15 @@ class Reader:
             # PyTorch code hides padding by its id, these graphs by length: as a real token it would be something new.
             raise Unreadable("invalid_ids", f"it has the padding id {pad_id}: leave padding out")
         return ids
+
+    def tokens(self, raw: bytes, ids: list[int]) -> SourceTokens | None:
+        """The tokens of a line whose `ids` these are, if they are to be told."""
+        if not self.tells_tokens:
+            return None
+        text, own = raw.decode("utf-8").strip(), None
+        if self.tokenizer is not None and self.format != "ids":
+            own = self.tokenizer.written(text) if self.format == "text" else text.split()
+        return SourceTokens.of(ids, self.config, self.tokenizer, own)
 
 
 @dataclass(frozen=True)
@@ -189,6 +203,8 @@ class Writer:
     config: ModelConfig
     tokenizer: TextTokenizer | None
     format: OutputFormat
+    aligner: Aligner = NO_ALIGNER
+    """What is written of the attention of outputs."""
 
     @classmethod
     def of(cls, bundle: Bundle, format: OutputFormat | None) -> Writer:
@@ -210,15 +226,22 @@ class Writer:
         """The hypotheses, best first, separated by tabs; an empty line where there are none. `jsonl` has all facts."""
         if self.format == "jsonl":
             return json.dumps(self._record(result), ensure_ascii=False)
-        return "\t".join(self._one(hypothesis.ids) for hypothesis in result.hypotheses)
+        return "\t".join(self._one(hypothesis, result.source) for hypothesis in result.hypotheses)
 
-    def _one(self, ids: Sequence[int]) -> str:
+    def _one(self, hypothesis: Hypothesis, source: Source | None) -> str:
+        words = self.aligner.words(hypothesis, source)
         if self.format == "ids":
-            return " ".join(map(str, ids))
-        if self.format == "text":
-            return self.text(ids)
+            line = " ".join(map(str, hypothesis.ids))
+        elif self.format == "text":
+            line = self.text(hypothesis.ids, words)
+        else:
+            tokens, eos = self._tokens(hypothesis.ids, words), self.config.eos_id
+            line = _one_column(" ".join(t for t, index in zip(tokens, hypothesis.ids, strict=True) if index != eos))
+        return line + self.aligner.after(hypothesis, source)
+
+    def _tokens(self, ids: Sequence[int], words: Mapping[int, str]) -> list[str]:
         assert self.tokenizer is not None
-        return _one_column(" ".join(self.tokenizer.tokens([index for index in ids if index != self.config.eos_id])))
+        return [words.get(place, token) for place, token in enumerate(self.tokenizer.tokens(ids))]
 
     def reader(self, *, whole: bool = False, lines: Iterable[bytes] | None = None) -> TargetReader:
         """Of outputs in the format that is written, where that is not jsonl; see there."""
@@ -239,10 +262,15 @@ class Writer:
         except (Unreadable, TokenizerError) as problem:
             raise TfexportError(f"{words!r} are not {format} of the target vocabulary: {problem}. Change it.") from None
 
-    def text(self, ids: Sequence[int]) -> str:
-        """Output ids as text. There must be a vocabulary."""
+    def text(self, ids: Sequence[int], words: Mapping[int, str] | None = None) -> str:
+        """Output ids as text, with `words` at some places, spaces around them. There must be a vocabulary."""
         assert self.tokenizer is not None
-        return _one_column(self.tokenizer.decode([index for index in ids if index != self.config.eos_id]))
+        parts, start = [], 0
+        for place in (*sorted(words or ()), len(ids)):
+            run = [index for index in ids[start:place] if index != self.config.eos_id]
+            parts += [self.tokenizer.decode(run), (words or {}).get(place, "")]
+            start = place + 1
+        return _one_column(" ".join(parts))
 
     def score_record(self, result: Result) -> dict[str, object]:
         """What `tfexport score --json` tells of a line."""
@@ -255,20 +283,23 @@ class Writer:
         return record
 
     def _record(self, result: Result) -> dict[str, object]:
+        words = [self.aligner.words(hypothesis, result.source) for hypothesis in result.hypotheses]
         hypotheses = [
             {
-                **({"text": self.text(hypothesis.ids)} if self.tokenizer else {}),
-                **({"tokens": self.tokenizer.tokens(hypothesis.ids)} if self.tokenizer else {}),
+                **({"text": self.text(hypothesis.ids, new)} if self.tokenizer else {}),
+                **({"tokens": self._tokens(hypothesis.ids, new)} if self.tokenizer else {}),
                 "ids": list(hypothesis.ids),
                 "score": round(hypothesis.score, 6),
                 "log_prob": round(hypothesis.log_prob, 6),
                 "finished": hypothesis.finished,
                 **_told("token_log_probs", [round(step, 6) for step in hypothesis.token_log_probs]),
+                **self.aligner.record(hypothesis, result.source),
             }
-            for hypothesis in result.hypotheses
+            for hypothesis, new in zip(result.hypotheses, words, strict=True)
         ]
         message = {"message": result.message} if result.message else {}
-        return {"line": result.line, "status": result.status, **message, "hypotheses": hypotheses}
+        about = {"line": result.line, "status": result.status, **message, **self.aligner.source_record(result.source)}
+        return {**about, "hypotheses": hypotheses}
 
 
 def _told(name: str, values: list[float]) -> dict[str, list[float]]:
@@ -319,18 +350,20 @@ def translate(
             f"the input has {passed} lines, and {done} are done: it is another input. Begin anew without --resume."
         )
     size = window or window_size(batch_size, workers)
-    under_way: deque[tuple[dict[int, Result], list[int]]] = deque()  # of each window: what is known, what is decoded
+    # Of each window what is known, and what is decoded.
+    under_way: deque[tuple[dict[int, Result], dict[int, Source]]] = deque()
 
     def windows() -> Iterator[list[Source]]:
         while chunk := list(islice(stream, size)):
             known, readable = read_window(runtime.capacity, reader, outputs, chunk, shortlist)
-            under_way.append((known, list(readable)))
+            under_way.append((known, readable))
             yield list(readable.values())
 
-    with Team(runtime, workers, options.width) as team:
+    with Team(runtime, workers, options.width, attention=options.tells_attention) as team:
         for decoded in decode_windows(team, windows(), options, batch_size=batch_size):
-            known, numbers = under_way.popleft()
-            known |= {number: result_of(number, found) for number, found in zip(numbers, decoded, strict=True)}
+            known, readable = under_way.popleft()
+            sources = zip(readable.items(), decoded, strict=True)
+            known |= {number: replace(result_of(number, found), source=source) for (number, source), found in sources}
             yield from (known[number] for number in sorted(known))
 
 
@@ -368,9 +401,8 @@ def read_window(
         try:
             ids = _within(capacity, reader.ids(raw))
             source = outputs.source(ids, output, number) if outputs else Source(ids, line=number)
-            if shortlist is not None:
-                source = replace(source, candidates=shortlist.candidates(ids))
-            readable[number] = source
+            source = replace(source, tokens=reader.tokens(raw, ids))
+            readable[number] = shortlist.applied(source) if shortlist else source
         except Unreadable as problem:
             results[number] = Result(number, problem.status, str(problem), ())
     return results, readable

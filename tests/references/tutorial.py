@@ -29,8 +29,8 @@ class Attention(nn.Module):
         """query [batch, q, d], memory [batch, k, d], keep bool [batch, 1, 1 or q, k] -> [batch, q, d]"""
         q, k, v = self.split(self.fc_q(query)), self.split(self.fc_k(memory)), self.split(self.fc_v(memory))
         scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])  # [batch, heads, q, k]
-        weights = torch.softmax(scores.masked_fill(~keep, -1e10), dim=-1)
-        return self.fc_o((weights @ v).transpose(1, 2).flatten(2))
+        self.weights = torch.softmax(scores.masked_fill(~keep, -1e10), dim=-1)  # the tutorial returns them too
+        return self.fc_o((self.weights @ v).transpose(1, 2).flatten(2))
 
 
 class FeedForward(nn.Module):

@@ -345,15 +345,17 @@ class Transformer(nn.Module):
         """
         return self._teacher_forced(src_ids, src_len, tgt_ids)[0]
 
-    def forward_with_attention(self, src_ids: Tensor, src_len: Tensor, tgt_ids: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """`forward`, and each layer's cross-attention weights [batch, heads, tgt, src]."""
-        logits, cross, queries = self._teacher_forced(src_ids, src_len, tgt_ids)
-        mask = length_mask(src_len, src_ids.shape[1])
-        maps = [
+    def _maps(self, queries: list[Tensor], cross: list[KeyValue], mask: Tensor) -> list[Tensor]:
+        """Each layer's cross-attention weights [batch, heads, queries, src]."""
+        return [
             layer.cross_attention.weights(query, memory, mask)
             for layer, query, memory in zip(self.decoder.layers, queries, cross, strict=True)
         ]
-        return logits, maps
+
+    def forward_with_attention(self, src_ids: Tensor, src_len: Tensor, tgt_ids: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """`forward`, and each layer's cross-attention weights [batch, heads, tgt, src]."""
+        logits, cross, queries = self._teacher_forced(src_ids, src_len, tgt_ids)
+        return logits, self._maps(queries, cross, length_mask(src_len, src_ids.shape[1]))
 
     def _teacher_forced(
         self, src_ids: Tensor, src_len: Tensor, tgt_ids: Tensor
@@ -389,15 +391,35 @@ class Transformer(nn.Module):
         `past` holds [rows, heads, cache, head_dim] a layer with slots 0 .. position - 1 filled, `cross` is `encode`'s,
         of batch = rows / beam sentences. `past` itself is not changed, unless by `write_in_place`.
         """
+        return self._step(tokens, position, src_len, past, cross, write)[:2]
+
+    def step_with_attention(
+        self, tokens: Tensor, position: Tensor, src_len: Tensor, past: list[KeyValue], cross: list[KeyValue]
+    ) -> tuple[Tensor, list[KeyValue], Tensor]:
+        """`step`, and the cross-attention weights [layers, rows, heads, src] of these tokens."""
+        logits, present, queries = self._step(tokens, position, src_len, past, cross, write_cache)
+        maps = torch.stack(self._maps(queries, cross, length_mask(src_len, cross[0].key.shape[2])))
+        return logits, present, maps.transpose(2, 3).flatten(1, 2)
+
+    def _step(
+        self,
+        tokens: Tensor,
+        position: Tensor,
+        src_len: Tensor,
+        past: list[KeyValue],
+        cross: list[KeyValue],
+        write: WriteCache,
+    ) -> tuple[Tensor, list[KeyValue], list[Tensor]]:
         states = self.decoder.embed(tokens[:, None], position[:, None], self._target_table())  # [rows, 1, d_model]
         slots = torch.arange(past[0].key.shape[2], device=position.device)
         mask = self.decoder.biased(length_mask(position + 1, len(slots)), position[:, None], slots)
         cross_mask = length_mask(src_len, cross[0].key.shape[2])
-        present = []
+        present, all_queries = [], []
         for layer, old, memory in zip(self.decoder.layers, past, cross, strict=True):
-            states, new, _ = layer(states, mask, memory, cross_mask, old, position, write)
+            states, new, queries = layer(states, mask, memory, cross_mask, old, position, write)
             present.append(new)
-        return self._logits(states[:, 0]), present
+            all_queries.append(queries)
+        return self._logits(states[:, 0]), present, all_queries
 
 
 def _like_output(config: ModelConfig) -> Tensor:

@@ -66,6 +66,12 @@ class DecoderState(Protocol):
         """The cross keys and values, layer by layer, key before value, each [batch, heads, src, head_dim]."""
         ...
 
+    @property
+    def attention(self) -> FloatArray:
+        """The cross-attention weights [layers, rows, heads, src] of the tokens of the last step, in the order of their rows;
+        to be read before the next step or `select`, and only where `encode` was asked for it."""
+        ...
+
     def select(self, rows: IntArray) -> Self:
         """The state whose row r continues row `rows[r]` of this one.
 
@@ -97,8 +103,16 @@ class Runtime(Protocol[State]):
         """The sizes that it takes; beyond them `encode` and `step` raise TfexportError."""
         ...
 
-    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> State:
-        """`src_ids` [batch, src], of which the first `src_len` [batch] of a row count, to the state before any token."""
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> State:
+        """`src_ids` [batch, src], of which the first `src_len` [batch] of a row count, to the state before any token.
+
+        Args:
+            attention: let states tell their `attention`.
+
+        Raises:
+            RuntimeUnavailable: this runtime cannot.
+            BundleError: the bundle has no graphs for it.
+        """
         ...
 
     def step(self, state: State, tokens: IntArray) -> tuple[FloatArray, State]:

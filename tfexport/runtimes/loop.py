@@ -64,8 +64,15 @@ class Graphs(Protocol):
     @property
     def select_rows(self) -> Executable: ...
 
-    def step(self, cache: int) -> Executable:
-        """The decoder step for caches of `cache` slots, one of the buckets."""
+    def step(self, cache: int, *, attention: bool = False) -> Executable:
+        """The decoder step for caches of `cache` slots, one of the buckets.
+
+        Args:
+            attention: the step that tells its cross-attention too.
+
+        Raises:
+            RuntimeUnavailable, BundleError: there is none that does.
+        """
         ...
 
 
@@ -119,11 +126,13 @@ class LoopRuntime:
     def capacity(self) -> Capacity:
         return self._graphs.buckets.capacity(self._config)
 
-    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> LoopState:
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> LoopState:
         with self.turn:
-            return self._encode(src_ids, src_len, beam)
+            if attention:
+                self._graphs.step(self._graphs.buckets.cache_for(1), attention=True)  # or it is told now
+            return self._encode(src_ids, src_len, beam, attention)
 
-    def _encode(self, src_ids: IntArray, src_len: IntArray, beam: int) -> LoopState:
+    def _encode(self, src_ids: IntArray, src_len: IntArray, beam: int, attention: bool) -> LoopState:
         buckets, sentences = self._graphs.buckets, len(src_len)
         batch, src = buckets.batch_for(sentences, beam), buckets.src_for(src_ids.shape[1])
         inputs = self.region(src_ids=((batch, src), "int64"), src_len=((batch,), "int64"))
@@ -137,7 +146,8 @@ class LoopRuntime:
         ids.push()
         lengths.push()
         self.call(self._graphs.encoder, {**inputs.tensors, **self.named("cross", cross)})()
-        return LoopState(self, beam, np.arange(sentences), src_ids.shape[1], inputs, lengths, cross)
+        live = np.arange(sentences)
+        return LoopState(self, beam, live, src_ids.shape[1], inputs, lengths, cross, attention=attention)
 
     def step(self, state: LoopState, tokens: IntArray) -> tuple[FloatArray, LoopState]:
         return state.step(tokens), state
@@ -205,6 +215,8 @@ class LoopState:
         cross: Region,
         cache: Region | None = None,
         filled: int = 0,
+        *,
+        attention: bool = False,
     ):
         self._runtime, self._beam, self._src = runtime, beam, src
         self.turn = runtime.turn
@@ -223,7 +235,9 @@ class LoopState:
             index=((places,), "int64"),
             logits=((places, config.tgt_vocab_size), "float32"),
             **{"best.log_probs": ((places, best), "float32"), "best.ids": ((places, best), "int64")},
+            **self._attention_spec(places) if attention else {},
         )
+        self._attention = runtime.mirror(self._io["attention"]) if attention else None
         self._tokens, self._position, self._index, self._log_probs, self._ids = (
             runtime.mirror(self._io[name]) for name in ("tokens", "position", "index", "best.log_probs", "best.ids")
         )
@@ -242,6 +256,16 @@ class LoopState:
         mirror.pull()
         self._runtime.graphs.device.synchronize()
         return [to_float32(block[self._slots][:, :, : self._src]) for block in mirror.array]
+
+    def _attention_spec(self, places: int) -> dict[str, tuple[tuple[int, ...], str]]:
+        _, _, heads, src, _ = self._cross["all"].shape
+        return {"attention": ((self._runtime.config.n_decoder_layers, places, heads, src), "float32")}
+
+    @property
+    @_in_turn
+    def attention(self) -> FloatArray:
+        assert self._attention is not None, "encode was not asked for it"
+        return self._attention.array[:, self._places, :, : self._src]
 
     @_in_turn
     def step(self, tokens: IntArray) -> FloatArray:
@@ -269,7 +293,7 @@ class LoopState:
         if self._cache["all"] not in self._steps:
             self._steps[self._cache["all"]] = self._bound_step()
         self._steps[self._cache["all"]]()
-        for result in results:
+        for result in (*results, *([self._attention] if self._attention else [])):
             result.pull()
         self._runtime.graphs.device.synchronize()
         self._index_is_read = True
@@ -281,7 +305,8 @@ class LoopState:
         tensors = {name: tensor for name, tensor in self._io.tensors.items() if name != "index"}
         tensors |= {"src_len": self._inputs["src_len"], **runtime.named("cross", self._cross)}
         tensors |= {**runtime.named("past", self._cache), **runtime.named("present", self._cache)}
-        return runtime.call(runtime.graphs.step(self._cache["all"].shape[3]), tensors)
+        step = runtime.graphs.step(self._cache["all"].shape[3], attention=self._attention is not None)
+        return runtime.call(step, tensors)
 
     def _live(self, slots: IntArray) -> None:
         self._slots = slots
@@ -332,7 +357,8 @@ class LoopState:
         cache = runtime.gather(self._cache, index["rows"])
         runtime.graphs.device.synchronize()
         live = np.arange(len(slots))
-        return LoopState(runtime, beam, live, self._src, inputs, lengths, cross, cache, self._filled)
+        given = (inputs, lengths, cross, cache, self._filled)
+        return LoopState(runtime, beam, live, self._src, *given, attention=self._attention is not None)
 
     def _empty_cache(self, size: int) -> Region:
         cache = self._runtime.blocks(self._batch * self._beam, size)

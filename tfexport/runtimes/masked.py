@@ -32,6 +32,11 @@ class MaskedState:
     def cross(self) -> list[FloatArray]:
         return list(self.inner.cross)
 
+    @property
+    def attention(self) -> FloatArray:
+        found: FloatArray = self.inner.attention
+        return found
+
     def select(self, rows: IntArray) -> MaskedState:
         sentences = np.asarray(rows)[:: self.rows // len(self.allowed)] // (self.rows // len(self.allowed))
         return MaskedState(self.inner.select(rows), self.allowed[sentences])
@@ -59,16 +64,16 @@ class Masked:
     def capacity(self) -> Capacity:
         return self._inner.capacity
 
-    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> MaskedState:
-        """Without a shortlist: every word may come."""
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, **asked: bool) -> MaskedState:
+        """Without a shortlist: every word may come. What more is `asked` is the inner runtime's."""
         every = np.ones((len(src_len), self.config.tgt_vocab_size), dtype=bool)
-        return MaskedState(self._inner.encode(src_ids, src_len, beam=beam), every)
+        return MaskedState(self._inner.encode(src_ids, src_len, beam=beam, **asked), every)
 
     def encode_shortlisted(
-        self, src_ids: IntArray, src_len: IntArray, candidates: Sequence[IntArray], *, beam: int
+        self, src_ids: IntArray, src_len: IntArray, candidates: Sequence[IntArray], *, beam: int, **asked: bool
     ) -> MaskedState:
         """`encode` for sentences in whose outputs only their `candidates` (ids, of each sentence) may come."""
-        state = self.encode(src_ids, src_len, beam=beam)
+        state = self.encode(src_ids, src_len, beam=beam, **asked)
         state.allowed[:] = False
         for row, ids in zip(state.allowed, candidates, strict=True):
             row[ids] = True

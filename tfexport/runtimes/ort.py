@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime
 
 from tfexport.bundle import Bundle
-from tfexport.contract import SHAPE_NODE, Dialect, Precision, aligned_length
+from tfexport.contract import SHAPE_NODE, Dialect, Precision, Role, aligned_length
 from tfexport.cpus import usable_cpus
 from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.runtimes.base import Capacity, FloatArray, IntArray
@@ -116,14 +116,27 @@ class OrtGraphs:
     ):
         self.device, self.precision, self.buckets = device, precision, buckets
         rounding = device.name == "cpu" and precision in ("float16", "bfloat16")
-        self._step = OrtExecutable(bundle.graph("decoder_step", precision, dialect), device, threads, rounding=rounding)
+
+        def load(role: Role) -> OrtExecutable:
+            return OrtExecutable(bundle.graph(role, precision, dialect), device, threads, rounding=rounding)
+
+        self._load, self._attention_step = load, None  # type: tuple[Any, OrtExecutable | None]
+        self._step = load("decoder_step")
         self.encoder = OrtExecutable(
             bundle.graph("encoder", precision, dialect), device, threads, record=False, rounding=rounding
         )
         self.select_rows = OrtExecutable(bundle.graph("select_rows", precision), device, threads)
 
-    def step(self, cache: int) -> OrtExecutable:
-        return self._step
+    def step(self, cache: int, *, attention: bool = False) -> OrtExecutable:
+        if not attention:
+            return self._step
+        if self.device.name != "cpu":
+            raise RuntimeUnavailable(
+                "the runtime ort-cuda does not tell what outputs attend to. Use --runtime ort-cpu, torch or torch-cuda."
+            )
+        if self._attention_step is None:  # loaded for who asks for it
+            self._attention_step = self._load("decoder_step_attention")
+        return self._attention_step
 
 
 class OrtClassifier:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tfexport.bundle import Bundle
 from tfexport.config import ModelConfig
-from tfexport.contract import Precision, Role, graphs_of
+from tfexport.contract import ATTENTION_ROLES, Precision, Role, attention_graphs_of, graphs_of
 from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, Runtime
 from tfexport.runtimes.ort import cpu_session, ort_cpu_portable
@@ -124,24 +124,28 @@ class OrtCpuRuntime:
                 self._sessions[role] = session
             return self._sessions[role]
 
-    def prepare(self, beam: int) -> bool:
-        """Load the graphs that a search with this beam runs; whether this process may be forked then.
+    def prepare(self, beam: int, *, attention: bool = False) -> bool:
+        """Load the graphs that a search with this beam runs, telling its attention or not; whether this process may be
+        forked then.
 
         Sessions of one thread have none of their own, which a fork would be without.
         """
         self.session("encoder")
-        self.session(self.step_role(beam))
+        step = self.step_role(beam)
+        self.session(ATTENTION_ROLES[step] if attention else step)
         return self._threads == 1
 
     def step_role(self, beam: int) -> Literal["decoder_step", "beam_step"]:
-        """The graph that searches with this beam run."""
+        """The graph that searches with this beam run, without what more they ask of it."""
         return self._greedy if beam == 1 else "beam_step"
 
-    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> GreedyState | BeamState:
+    def encode(
+        self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False
+    ) -> GreedyState | BeamState:
         cross, lengths = self.encoded(src_ids, src_len)
         if self.step_role(beam) == "decoder_step":
-            return GreedyState(self, cross, lengths)
-        return BeamState(self, cross, lengths, beam)
+            return GreedyState(self, cross, lengths, attention=attention)
+        return BeamState(self, cross, lengths, beam, attention=attention)
 
     def encoded(self, src_ids: IntArray, src_len: IntArray) -> tuple[FloatArray, NDArray[np.int32]]:
         """The keys and values of sentences, [keys_values, batch, heads, src, head_dim], and their lengths [batch]."""
@@ -189,7 +193,11 @@ def require_contract(
     session: onnxruntime.InferenceSession, path: Path, role: Role, config: ModelConfig, precision: Precision
 ) -> None:
     """Raises BundleError where a graph has not the inputs and outputs, by name and type, that it is to be bound to."""
-    known = (*graphs_of(config, precision, "ort"), *shortlist_graphs_of(config, precision))
+    known = (
+        *graphs_of(config, precision, "ort"),
+        *attention_graphs_of(config, precision, "ort"),
+        *shortlist_graphs_of(config, precision),
+    )
     (graph,) = (graph for graph in known if graph.role == role)
     for wanted, found in ((graph.inputs, session.get_inputs()), (graph.outputs, session.get_outputs())):
         if {(tensor.name, TYPES[tensor.dtype]) for tensor in wanted} != {(node.name, node.type) for node in found}:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tfexport.contract import shape
+from tfexport.contract import SHORTLIST_ROLES, Role, shape
 from tfexport.runtimes.base import Best, IntArray, best_of
 from tfexport.runtimes.ort_cpu import OrtCpuRuntime
 from tfexport.runtimes.ort_cpu_states import BeamState, Binding, GreedyState, Listed
@@ -25,11 +25,12 @@ products of narrow matrices in another order, and the last bits of a sentence's 
 class ShortlistRuntime(OrtCpuRuntime):
     """The runtime `ort-cpu` for bundles with graphs for shortlists. Searches without one are as ever."""
 
-    def prepare(self, beam: int) -> bool:
-        self.session("encoder")
-        self.session("shortlist")
-        greedy = self.step_role(beam) == "decoder_step"
-        self.session("shortlist_decoder_step" if greedy else "shortlist_beam_step")
+    def prepare(self, beam: int, *, attention: bool = False) -> bool:
+        if attention:  # which these graphs do not tell
+            return super().prepare(beam, attention=True)
+        roles: tuple[Role, ...] = ("encoder", "shortlist", SHORTLIST_ROLES[self.step_role(beam)])
+        for role in roles:
+            self.session(role)
         return self._threads == 1
 
     def encode_shortlisted(
@@ -38,8 +39,8 @@ class ShortlistRuntime(OrtCpuRuntime):
         cross, lengths = self.encoded(src_ids, src_len)
         listed = self._listed(candidates)
         if self.step_role(beam) == "decoder_step":
-            return GreedyState(self, cross, lengths, listed)
-        return BeamState(self, cross, lengths, beam, listed)
+            return GreedyState(self, cross, lengths, listed=listed)
+        return BeamState(self, cross, lengths, beam, listed=listed)
 
     def _listed(self, candidates: Sequence[IntArray]) -> Listed:
         vocab = self.config.tgt_vocab_size

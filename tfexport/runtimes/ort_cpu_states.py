@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
-from tfexport.contract import Role, cache_names
+from tfexport.contract import ATTENTION_ROLES, SHORTLIST_ROLES, Role, cache_names
 from tfexport.errors import BundleError, TfexportError
 from tfexport.runtimes.base import Best, FloatArray, IntArray
 
@@ -106,21 +106,24 @@ class Step:
 
     Args:
         shape: of `tokens` and `position`: [rows], or [batch, beam].
-        listed: the words that a shortlist leaves.
+        attention: whether the graph is the one that tells it.
+        listed: the words that a shortlist leaves; the graph is then the one for shortlists.
     """
 
     def __init__(
         self,
         runtime: OrtCpuRuntime,
-        role: Literal["decoder_step", "beam_step"],
+        role: Role,
         cross: FloatArray,
         src_len: NDArray[np.int32],
         shape: Any,
-        listed: Listed | None = None,
+        *,
+        attention: bool,
+        listed: Listed | None,
     ):
         self.config, self._listed = runtime.config, listed
-        names: dict[str, Role] = {"decoder_step": "shortlist_decoder_step", "beam_step": "shortlist_beam_step"}
-        self.binding = Binding(runtime.session(role if listed is None else names[role]))
+        role = ATTENTION_ROLES[role] if attention else role if listed is None else SHORTLIST_ROLES[role]
+        self.binding = Binding(runtime.session(role))
         self.tokens = np.empty(shape, dtype=np.int64)
         self.position = np.empty(shape, dtype=np.int32)
         self._count = np.zeros(1, dtype=np.int64)
@@ -131,6 +134,12 @@ class Step:
         self.binding.input("src_len", src_len)
         for name, array in zip(cache_names(self.config, "cross"), cross, strict=True):
             self.binding.input(name, array)
+        self.attention: FloatArray | None = None
+        """[layers, rows, heads, src], written by each run."""
+        if attention:
+            layers, (_, _, heads, src, _) = self.config.n_decoder_layers, cross.shape
+            self.attention = np.empty((layers, self.tokens.size, heads, src), dtype=np.float32)
+            self.binding.output("attention", self.attention)
         if listed is not None:
             for name, array in listed.weights.items():
                 self.binding.input(name, array)
@@ -190,17 +199,23 @@ class GreedyState:
     """A batch of which each row has its own cache."""
 
     def __init__(
-        self, runtime: OrtCpuRuntime, cross: FloatArray, src_len: NDArray[np.int32], listed: Listed | None = None
+        self,
+        runtime: OrtCpuRuntime,
+        cross: FloatArray,
+        src_len: NDArray[np.int32],
+        *,
+        attention: bool = False,
+        listed: Listed | None = None,
     ):
         self._runtime, self._cross, self._src_len, self._filled = runtime, cross, src_len, 0
-        self._listed = listed
+        self._attention, self._listed = attention, listed
         self._cache = runtime.layout.empty(runtime.config, len(src_len), runtime.layout.block)
         self._total = np.zeros(1, dtype=np.int32)
         self._bind()
 
     def _bind(self) -> None:
-        rows = len(self._src_len)
-        self._step = Step(self._runtime, "decoder_step", self._cross, self._src_len, rows, self._listed)
+        sizes = (self._cross, self._src_len, len(self._src_len))
+        self._step = Step(self._runtime, "decoder_step", *sizes, attention=self._attention, listed=self._listed)
         self._step.binding.input("total", self._total)
         self._step.use(self._cache)
 
@@ -211,6 +226,10 @@ class GreedyState:
     @property
     def cross(self) -> list[FloatArray]:
         return list(self._cross)
+
+    @property
+    def attention(self) -> FloatArray:
+        return _told(self._step.attention)
 
     def best(self, tokens: IntArray, count: int) -> Best:
         self._run(tokens, count)
@@ -256,9 +275,11 @@ class BeamState:
         cross: FloatArray,
         src_len: NDArray[np.int32],
         beam: int,
+        *,
+        attention: bool = False,
         listed: Listed | None = None,
     ):
-        self._runtime, self._beam, self._listed = runtime, beam, listed
+        self._runtime, self._beam, self._attention, self._listed = runtime, beam, attention, listed
         layout = runtime.layout
         self._position, self._room_until = 0, layout.room
         cache = layout.empty(runtime.config, len(src_len), layout.slots(layout.room * beam))
@@ -271,7 +292,8 @@ class BeamState:
         """Go on in these buffers, all of whose places are live and have their next free slot at `slot` [sentences]."""
         self._cross, self._src_len, self._slot = cross, src_len, slot
         self._places, self._in_order = np.arange(len(src_len)), True
-        self._step = Step(self._runtime, "beam_step", cross, src_len, (len(src_len), self._beam), self._listed)
+        sizes = (cross, src_len, (len(src_len), self._beam))
+        self._step = Step(self._runtime, "beam_step", *sizes, attention=self._attention, listed=self._listed)
         self._step.tokens.fill(self._runtime.config.bos_id)  # what places that are left go on reading
         self._step.binding.input("slot", self._slot)
         self._remember(cache, mask)
@@ -288,6 +310,11 @@ class BeamState:
     @property
     def cross(self) -> list[FloatArray]:
         return list(self._cross[:, self._places])
+
+    @property
+    def attention(self) -> FloatArray:
+        told, rows = _told(self._step.attention), self._rows()
+        return told if rows is None else told[:, rows]
 
     def best(self, tokens: IntArray, count: int) -> Best:
         self._run(tokens, count)
@@ -359,6 +386,11 @@ class BeamState:
             self._listed = self._listed and self._listed.of(self._places)
             self._use(cross, self._src_len[self._places], cache, self._mask[self._places], self._slot[self._places])
         return self
+
+
+def _told(attention: FloatArray | None) -> FloatArray:
+    assert attention is not None, "encode was not asked for it"
+    return attention
 
 
 def _require_position(runtime: OrtCpuRuntime, position: int) -> None:

@@ -32,6 +32,13 @@ class TorchState:
     memory: list[KeyValue]  # a layer: [batch, heads, src, head_dim]
     past: list[KeyValue]  # a layer: [rows, heads, cache, head_dim]
     position: Tensor  # [rows]
+    told: Tensor | None = None
+    """The cross-attention weights [layers, rows, heads, src] of the last step; empty before it, None where not asked for."""
+
+    @property
+    def attention(self) -> FloatArray:
+        assert self.told is not None, "encode was not asked for it"
+        return _array(self.told)
 
     @property
     def rows(self) -> int:
@@ -50,6 +57,7 @@ class TorchState:
             [KeyValue(memory.key[sentences], memory.value[sentences]) for memory in self.memory],
             [KeyValue(cache.key[index], cache.value[index]) for cache in self.past],
             self.position[index],
+            self.told,
         )
 
     def grown(self) -> TorchState:
@@ -126,15 +134,20 @@ class TorchRuntime:
     def _tensor(self, array: IntArray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._model.encoder.tokens.weight.device)
 
-    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> TorchState | StaticState:
-        return self._static.encode(src_ids, src_len, beam) if self._static else self._encode(src_ids, src_len, beam)
+    def encode(
+        self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False
+    ) -> TorchState | StaticState:
+        if self._static and not attention:  # the buffers of a static decoder have no place for it
+            return self._static.encode(src_ids, src_len, beam)
+        return self._encode(src_ids, src_len, beam, attention)
 
     @torch.inference_mode()
-    def _encode(self, src_ids: IntArray, src_len: IntArray, beam: int) -> TorchState:
+    def _encode(self, src_ids: IntArray, src_len: IntArray, beam: int, attention: bool) -> TorchState:
         length = self._tensor(src_len)
         cross = self._model.encode(self._tensor(src_ids), length)
         rows = len(src_len) * beam
-        return TorchState(length, cross, self._model.empty_cache(rows, CACHE_BLOCK), length.new_zeros(rows))
+        cache, told = self._model.empty_cache(rows, CACHE_BLOCK), torch.empty(0) if attention else None
+        return TorchState(length, cross, cache, length.new_zeros(rows), told)
 
     def step(self, state: TorchState | StaticState, tokens: IntArray) -> tuple[FloatArray, TorchState | StaticState]:
         return (state.step(tokens), state) if isinstance(state, StaticState) else self._step(state, tokens)
@@ -143,8 +156,12 @@ class TorchRuntime:
     def _step(self, state: TorchState, tokens: IntArray) -> tuple[FloatArray, TorchState]:
         if state.position.max() >= state.past[0].key.shape[2]:
             state = state.grown()
-        logits, past = self._model.step(self._tensor(tokens), state.position, state.src_len, state.past, state.memory)
-        return _array(logits), replace(state, past=past, position=state.position + 1)
+        given = (self._tensor(tokens), state.position, state.src_len, state.past, state.memory)
+        if state.told is None:
+            (logits, past), told = self._model.step(*given), None
+        else:
+            logits, past, told = self._model.step_with_attention(*given)
+        return _array(logits), replace(state, past=past, position=state.position + 1, told=told)
 
     def best(
         self, state: TorchState | StaticState, tokens: IntArray, count: int

@@ -252,6 +252,10 @@ class StaticState:
         arrays = self._decoder.to_host(*(tensor.float() for tensor in self._sources.tensors[2:]))
         return [array[self._slots][:, :, : self._src] for array in arrays]
 
+    @property
+    def attention(self) -> FloatArray:
+        raise NotImplementedError("runtimes that are asked for it decode without these buffers")
+
     def step(self, tokens: IntArray) -> FloatArray:
         """Logits [rows, vocab] after `tokens` [rows]."""
         logits: FloatArray = self._decoder.to_host(self._run(tokens)[0])[0]

@@ -137,7 +137,12 @@ class TensorRtGraphs:
         self.encoder, self.select_rows = loaded["encoder", 0], loaded["select_rows", 0]
         self.buckets = buckets_of(bundle, engines)
 
-    def step(self, cache: int) -> TensorRtExecutable:
+    def step(self, cache: int, *, attention: bool = False) -> TensorRtExecutable:
+        if attention:
+            raise RuntimeUnavailable(
+                "the runtime tensorrt does not tell what outputs attend to: engines are built of the plain steps alone. Use "
+                "--runtime ort-cpu, torch or torch-cuda."
+            )
         return self._steps[cache]
 
 

@@ -1,0 +1,197 @@
+"""Attention as word alignments: pairs as Pharaoh wrote them, and unknown tokens replaced by what they were aligned to.
+
+Positions count the tokens of the text. What the model has around them (bos, eos, a language) is no part of an alignment, as
+in fairseq; Marian aligns the end of sentences too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfexport.errors import TfexportError
+
+if TYPE_CHECKING:
+    from tfexport.config import ModelConfig
+    from tfexport.search_options import Hypothesis, Source
+    from tfexport.tokenizers import TextTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTokens:
+    """The encoder's input as a person reads it."""
+
+    words: tuple[str, ...]
+    """Of each id: as the text has it, where it is one of the text's own; else as the vocabulary writes it."""
+    start: int
+    """Ids before the text's own."""
+    end: int
+    """Ids up to where the text's own end."""
+
+    @classmethod
+    def of(
+        cls, ids: Sequence[int], config: ModelConfig, tokenizer: TextTokenizer | None, text: Sequence[str] | None = None
+    ) -> SourceTokens:
+        """The tokens of the encoder's `ids`.
+
+        Args:
+            text: the own tokens as the text has them, where that is known.
+        """
+        before = [config.bos_id] * config.source_bos + [*(tokenizer.before if tokenizer else ())]
+        after = [*(tokenizer.after if tokenizer else ())] + [config.eos_id] * config.source_eos
+        start = len(before) if list(ids[: len(before)]) == before else 0
+        end = len(ids) - (len(after) if list(ids[max(start, len(ids) - len(after)) :]) == after else 0)
+        words = tokenizer.tokens(ids) if tokenizer else [str(index) for index in ids]
+        if text is not None and len(text) == end - start:
+            words[start:end] = [new or old for new, old in zip(text, words[start:end], strict=True)]
+        return cls(tuple(words), start, end)
+
+
+@dataclass(frozen=True)
+class AlignmentFormat:
+    """How the alignment of an output is written, as Marian's --alignment has it."""
+
+    threshold: float
+    """Pairs whose attention is above it; 1 for the one best source token of each target token."""
+    soft: bool = False
+    """All numbers instead."""
+
+    @classmethod
+    def parse(cls, given: str) -> AlignmentFormat:
+        """`hard`, `soft` or a threshold from 0 to 1.
+
+        Raises:
+            TfexportError: it is none of them.
+        """
+        if given in ("hard", "soft"):
+            return cls(1.0, given == "soft")
+        try:
+            threshold = float(given)
+        except ValueError:
+            threshold = math.nan
+        if not 0 <= threshold <= 1:
+            raise TfexportError(
+                f"--alignments is {given!r}. Give hard, soft, or a threshold between 0 and 1, as in 0.3."
+            )
+        return cls(threshold)
+
+    def pairs(self, attention: NDArray[Any], source: SourceTokens) -> list[tuple[int, int]]:
+        """(source, target) positions from 0, in their order, of `attention` [target tokens, source ids]."""
+        own = attention[:, source.start : source.end]
+        if not own.size:
+            return []
+        if self.threshold < 1:
+            return sorted((int(s), int(t)) for t, s in np.argwhere(own > self.threshold))
+        return sorted((int(s), t) for t, s in enumerate(own.argmax(axis=1)))
+
+    def text(self, attention: NDArray[Any], source: SourceTokens) -> str:
+        """`0-0 1-2`; soft: the numbers of a target token with commas between, spaces between target tokens."""
+        if self.soft:
+            rows = attention[:, source.start : source.end].tolist()
+            return " ".join(",".join(f"{weight:.4f}" for weight in row) for row in rows)
+        return " ".join(f"{s}-{t}" for s, t in self.pairs(attention, source))
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """Puts the source token that it attended to most in the place of each unknown token (Luong et al. 2015, section 3; as
+    `replace_unknowns` of CTranslate2 and `--replace-unk` of fairseq)."""
+
+    unknown: int
+    """Its id."""
+    dictionary: Mapping[str, str] = field(default_factory=dict)
+    """What is written for a source token, where it is not to be copied."""
+
+    @classmethod
+    def of(cls, config: ModelConfig, dictionary: Path | None) -> Replacement:
+        """For a model, with a dictionary file where there is one.
+
+        Raises:
+            TfexportError: the model has no unknown token, or the file is no dictionary.
+        """
+        if not 0 <= config.unk_id < config.tgt_vocab_size:
+            raise TfexportError("the target vocabulary has no unknown token to replace. Leave --replace-unk out.")
+        return cls(config.unk_id, read_dictionary(dictionary) if dictionary else {})
+
+    def words(self, ids: Sequence[int], attention: NDArray[Any], source: SourceTokens) -> dict[int, str]:
+        """What to write at positions of an output `ids`, of whose first tokens `attention` is [tokens, source ids]."""
+        if source.start == source.end:
+            return {}
+        found = {}
+        for place in (place for place, index in enumerate(ids[: len(attention)]) if index == self.unknown):
+            best = int(attention[place, source.start : source.end].argmax())
+            word = source.words[source.start + best]
+            found[place] = self.dictionary.get(word, word)
+        return found
+
+
+@dataclass(frozen=True)
+class Aligner:
+    """What is written of the attention of outputs; by default nothing."""
+
+    eos_id: int = -1
+    format: AlignmentFormat | None = None
+    replacement: Replacement | None = None
+
+    def words(self, hypothesis: Hypothesis, source: Source | None) -> dict[int, str]:
+        """What is to be written at places of an output instead of its tokens."""
+        return self.replacement.words(hypothesis.ids, *self._aligned(hypothesis, source)) if self.replacement else {}
+
+    def after(self, hypothesis: Hypothesis, source: Source | None) -> str:
+        """What follows an output in its line, as Marian has it."""
+        return f" ||| {self.format.text(*self._aligned(hypothesis, source))}" if self.format else ""
+
+    def source_record(self, source: Source | None) -> dict[str, Any]:
+        """What a JSON record tells of a source: all its tokens, and which of them are the text's own."""
+        tokens = source.tokens if source else None
+        if self.format is None or tokens is None:
+            return {}
+        return {"source_tokens": list(tokens.words), "source_text": [tokens.start, tokens.end]}
+
+    def record(self, hypothesis: Hypothesis, source: Source | None) -> dict[str, Any]:
+        """What a JSON record tells of an output: pairs, and the attention of each token, eos too, to each source token."""
+        if self.format is None:
+            return {}
+        pairs = self.format.pairs(*self._aligned(hypothesis, source))
+        assert hypothesis.attention is not None
+        rows = [[round(weight, 4) for weight in row] for row in hypothesis.attention.tolist()]
+        return {"alignment": pairs, "attention": rows}
+
+    def _aligned(self, hypothesis: Hypothesis, source: Source | None) -> tuple[NDArray[Any], SourceTokens]:
+        """What the tokens of an output attended to, without its eos, and the tokens of its source."""
+        assert hypothesis.attention is not None
+        assert source is not None
+        assert source.tokens is not None
+        length = len(hypothesis.ids) - (hypothesis.ids[-1] == self.eos_id)
+        return hypothesis.attention[:length], source.tokens
+
+
+NO_ALIGNER = Aligner()
+
+
+def read_dictionary(path: Path) -> dict[str, str]:
+    """A file of lines with a source word, a tab and its translation.
+
+    Raises:
+        TfexportError: it cannot be read, or a line is something else.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TfexportError(f"cannot read the dictionary {path}: {error}. Give a UTF-8 text file.") from error
+    found: dict[str, str] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        word, _, translation = (part.strip() for part in line.partition("\t"))
+        if not (word and line.count("\t") == 1 and translation):
+            raise TfexportError(f"line {number} of {path} is not a source word, a tab and a translation. Correct it.")
+        if found.setdefault(word, translation) != translation:
+            raise TfexportError(f"line {number} of {path} gives {word!r} a second translation. Leave one of them out.")
+    return found

@@ -1,0 +1,200 @@
+"""What each token of an output attended to in its source, in every layer and head: for people to look at."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfexport.attended import layer_of
+from tfexport.config import ModelConfig
+from tfexport.errors import RuntimeUnavailable, TfexportError
+from tfexport.runtimes.base import FloatArray, Runtime
+from tfexport.tokenizers import TextTokenizer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LONGEST_LABEL = 16
+"""Letters of a token that are shown."""
+
+CELL, LETTER, GAP = 0.19, 0.068, 0.3
+"""Of a PNG, in inches: the side of a cell, the width of a letter of a label, the space between maps."""
+WIDEST = 24.0
+"""Of a PNG, in inches: maps of a layer that would be beyond it come in another line."""
+DPI = 110
+MOST_PIXELS = 60_000_000
+"""Of a PNG; a quarter of a gigabyte while it is drawn."""
+
+
+MOST_WEIGHTS = 25_000_000
+"""Of all sentences that are drawn at once; 100 MB."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The cross-attention of one sentence."""
+
+    source: tuple[str, ...]
+    """Labels of the source ids."""
+    target: tuple[str, ...]
+    """Labels of the output's tokens."""
+    weights: FloatArray
+    """[layers, heads, target, source]; what a token attended to when it was chosen."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which maps of a sentence are shown."""
+
+    layer: int | None = None
+    """From 0, negative ones from the last; all where None."""
+    head: int | None = None
+    """From 0; all, and their mean, where None."""
+
+    def rows(self, attention: Attention) -> list[list[tuple[str, FloatArray]]]:
+        """Of each layer the title and the weights [target, source] of each map.
+
+        Raises:
+            TfexportError: the model has no such layer or head.
+        """
+        layers, heads, *_ = attention.weights.shape
+        if self.head is not None and not 0 <= self.head < heads:
+            raise TfexportError(f"there is no head {self.head}: this model has {heads}. Give 0 to {heads - 1}.")
+        chosen = range(layers) if self.layer is None else [layer_of(self.layer, layers)]
+        rows = []
+        for layer in chosen:
+            maps = [(f"layer {layer}, head {head}", attention.weights[layer, head]) for head in range(heads)]
+            mean = (f"layer {layer}, mean", attention.weights[layer].mean(axis=0))
+            rows.append([mean, *maps] if self.head is None else [maps[self.head]])
+        return rows
+
+
+def require_drawable(config: ModelConfig, sizes: Iterable[tuple[int, int]]) -> None:
+    """Raises TfexportError where the maps of sentences of these numbers of source ids and output tokens are too many."""
+    weights = config.n_decoder_layers * config.n_heads * sum(source * target for source, target in sizes)
+    if weights > MOST_WEIGHTS:
+        raise TfexportError(
+            f"{weights:,} numbers are more than anyone looks at, or a page could hold. Give fewer --lines, or shorter ones."
+        )
+
+
+def attention_maps(runtime: Runtime[Any], source: Sequence[int], target: Sequence[int]) -> FloatArray:
+    """The cross-attention [layers, heads, target, source] with which a model writes `target` (without bos), whether it would
+    or not, for the encoder's ids `source`.
+
+    Raises:
+        RuntimeUnavailable, BundleError: the runtime or the bundle does not tell it.
+    """
+    state = runtime.encode(np.array([source]), np.array([len(source)]), attention=True)
+    steps = []
+    for token in [runtime.config.bos_id, *target[:-1]]:
+        _, state = runtime.best(state, np.array([token]), 1)
+        steps.append(state.attention[:, 0].copy())
+    return np.stack(steps, axis=2)
+
+
+def labels_of(ids: Sequence[int], tokenizer: TextTokenizer | None) -> tuple[str, ...]:
+    """What a person reads of each id: its text, else as the vocabulary writes it."""
+    if tokenizer is None:
+        return tuple(str(index) for index in ids)
+    texts = (tokenizer.decode([index]).strip() for index in ids)
+    return tuple(
+        text if text and "�" not in text else token for text, token in zip(texts, tokenizer.tokens(ids), strict=True)
+    )
+
+
+def shortened(label: str) -> str:
+    """A label that leaves room for others."""
+    label = " ".join(label.split())
+    return label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
+
+
+def png(sentences: Sequence[Attention], choice: Choice) -> bytes:
+    """A picture of all sentences, one under the other: a row of maps for each layer, sources across, outputs down.
+
+    Raises:
+        RuntimeUnavailable: matplotlib is not installed.
+        TfexportError: there is no such layer or head, or the picture would be too large.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise RuntimeUnavailable(
+            "a PNG needs matplotlib, which is not installed: pip install 'tfexport[report]'. Or write .html."
+        ) from error
+    places, width, height = _placed(sentences, choice)
+    if width * height * DPI**2 > MOST_PIXELS or max(width, height) * DPI > 2**16:
+        raise TfexportError("the picture would be too large. Give --layer, --head or fewer lines, or write .html.")
+    figure = Figure(figsize=(width, height))
+    for attention, title, weights, x, y, is_first in places:
+        _draw(figure, attention, title, weights, (x, y), (width, height), labelled=is_first)
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=DPI, metadata={"Software": None})
+    return out.getvalue()
+
+
+Place = tuple[Attention, str, FloatArray, float, float, bool]
+"""A map: its sentence, title, weights, where its upper left cell is in inches, and whether it is the first of its line."""
+
+
+def _placed(sentences: Sequence[Attention], choice: Choice) -> tuple[list[Place], float, float]:
+    """All maps of a picture, and its width and height in inches."""
+    places: list[Place] = []
+    width, y = 0.0, GAP
+    for attention in sentences:
+        y += GAP if places else 0.0
+        across, down = len(attention.source) * CELL, len(attention.target) * CELL
+        left, top = (max(map(_letters, labels)) * LETTER + 0.15 for labels in (attention.target, attention.source))
+        for maps in choice.rows(attention):
+            step = (
+                max(across, max(len(title) for title, _ in maps) * LETTER) + GAP
+            )  # a title may be wider than few cells
+            in_line = max(1, int((WIDEST - left) / step))
+            for index, (title, weights) in enumerate(maps):
+                if index % in_line == 0:
+                    y += top + 0.25 + (index > 0) * (down + GAP)  # the title is above the labels
+                x = GAP + left + index % in_line * step
+                places.append((attention, title, weights, x, y, index % in_line == 0))
+                width = max(width, x + step)
+            y += down + GAP
+    return places, width, y
+
+
+def _letters(label: str) -> int:
+    return len(shortened(label))
+
+
+def _draw(
+    figure: Figure,
+    attention: Attention,
+    title: str,
+    weights: FloatArray,
+    corner: tuple[float, float],
+    size: tuple[float, float],
+    *,
+    labelled: bool,
+) -> None:
+    rows, columns = weights.shape
+    (x, y), (width, height) = corner, size
+    box = (x / width, 1 - (y + rows * CELL) / height, columns * CELL / width, rows * CELL / height)
+    axes = figure.add_axes(box)
+    axes.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    axes.xaxis.tick_top()
+    axes.set_xticks(range(columns), _literal(attention.source), rotation=90, fontsize=8)
+    axes.set_yticks(range(rows), _literal(attention.target) if labelled else [""] * rows, fontsize=8)
+    axes.tick_params(length=0, pad=2)
+    axes.set_xticks(np.arange(columns + 1) - 0.5, minor=True)
+    axes.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
+    axes.grid(which="minor", color="#dddddd", linewidth=0.4)
+    axes.tick_params(which="minor", length=0)
+    top = max(map(_letters, attention.source)) * LETTER + 0.1
+    figure.text(x / width, 1 - (y - top) / height, title, fontsize=9, fontweight="bold", va="bottom")
+
+
+def _literal(labels: Sequence[str]) -> list[str]:
+    """Labels in which a dollar begins no formula."""
+    return [shortened(label).replace("$", r"\$") for label in labels]

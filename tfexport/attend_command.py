@@ -1,0 +1,94 @@
+"""`tfexport attend`."""
+
+from __future__ import annotations
+
+import contextlib
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from tfexport.console import opened, say, warned
+from tfexport.contract import precisions_of
+from tfexport.errors import TfexportError
+from tfexport.options import (
+    BundleDir,
+    InputFormatOption,
+    MaxLength,
+    PrecisionOption,
+    RuntimeOption,
+    Threads,
+)
+
+
+def attend(
+    directory: BundleDir,
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="A sentence a line; - reads stdin.")],
+    target: Annotated[
+        Path | None, typer.Argument(metavar="[TARGETS]", help="An output for each line; by default what is decoded.")
+    ] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="A page, .html, or a picture, .png.")] = Path(
+        "attention.html"
+    ),
+    layer: Annotated[int | None, typer.Option(help="Only this decoder layer, from 0; -1 is the last.")] = None,
+    head: Annotated[int | None, typer.Option(min=0, help="Only this head, from 0.")] = None,
+    lines: Annotated[int, typer.Option(min=1, help="Lines of INPUT that are drawn.")] = 10,
+    runtime: RuntimeOption = "ort-cpu",
+    precision: PrecisionOption = None,
+    beam: Annotated[int, typer.Option(min=1, help="Beam width of what is decoded.")] = 1,
+    max_length: MaxLength = 256,
+    input_format: InputFormatOption = None,
+    target_format: Annotated[
+        Literal["text", "tokens", "ids"] | None,
+        typer.Option(help="Of TARGETS; ids have no bos, and the eos that they end with."),
+    ] = None,
+    threads: Threads = None,
+) -> None:
+    """Draw what output tokens attend to in their sources, by layer and head, as the exported graph computes it.
+
+    The bundle has to be exported with --alignments, or the runtime to be torch.
+    """
+    from dataclasses import replace
+
+    from tfexport.attend import Attention, Choice, attention_maps, labels_of, png, require_drawable
+    from tfexport.attend_page import page
+    from tfexport.bundle import open_bundle
+    from tfexport.runtimes import load_runtime
+    from tfexport.search import SearchOptions
+    from tfexport.translate import Reader, Writer, translate
+
+    if output.suffix not in (".html", ".png"):
+        raise TfexportError(f"{output} is neither .html nor .png. Give one of them with -o.")
+    bundle = open_bundle(directory)
+    chosen = precisions_of(precision)[0] if precision else None
+    reader, writer = replace(Reader.of(bundle, input_format), tells_tokens=True), Writer.of(bundle, target_format)
+    model = load_runtime(runtime, bundle, precision=chosen, threads=threads)
+    longest = max_length if target is None else bundle.config.max_target_length
+    options = SearchOptions(beam=1 if target else beam, max_length=longest)
+    choice, sentences, sizes = Choice(layer, head), [], []
+    with opened(source) as given, opened(target) if target else contextlib.nullcontext() as targets:
+        outputs = writer.reader(whole=True, lines=targets) if targets is not None else None
+        results = translate(model, reader, given, options, batch_size=1, window=1, outputs=outputs)
+        for result in islice(warned(results), lines):
+            if not result.hypotheses:
+                continue
+            assert result.source is not None
+            assert result.source.tokens is not None
+            ids = result.hypotheses[0].ids
+            sizes.append((len(result.source.ids), len(ids)))
+            require_drawable(bundle.config, sizes)
+            weights = attention_maps(model, result.source.ids, ids)
+            sentences.append(Attention(result.source.tokens.words, labels_of(ids, writer.tokenizer), weights))
+        if next(given, None) is not None:
+            say(f"note: there are more lines, which are not drawn: --lines is {lines}")
+    if not sentences:
+        raise TfexportError("the input has no line that can be decoded. Give real sentences.")
+    try:
+        if output.suffix == ".png":
+            output.write_bytes(png(sentences, choice))
+        else:
+            output.write_text(page(directory.resolve().name, sentences, choice), encoding="utf-8")
+    except OSError as error:
+        raise TfexportError(f"cannot write {output}: {error.strerror}. Give another file with -o.") from error
+    say(f"wrote {output}")
