@@ -93,7 +93,7 @@ def readers(folder: Path) -> list[Reader]:
     from torch_models import Tutorial
 
     from tfexport.models.checkpoint import inspect_checkpoint, load_checkpoint, read_hints
-    from tfexport.tokenizers import TextTokenizer, read_vocabulary
+    from tfexport.tokenizers import TextTokenizer, read_vocabulary, word_tokenizer
 
     bundle = folder / "bundle"
 
@@ -111,6 +111,10 @@ def readers(folder: Path) -> list[Reader]:
         found.decode(found.encode("word1 the <s> ☃"))
         found.tokens([0, 1, 10**6])
 
+    def codes(path: Path) -> None:
+        tokenizer = word_tokenizer({"<unk>": 0, "th@@": 1, "e": 2}).with_codes(path, where="here")
+        TextTokenizer.from_dict(json.loads(json.dumps(tokenizer.to_dict())), where="here").encode("the thee ☃ @@ </w>")
+
     bytes_of = Path.read_bytes
     pieces = json.dumps(read_vocabulary(folder / "bpe.model").to_dict()).encode()
     subwords = b'{"tokenizer": ' + bytes_of(folder / "shards" / "tokenizer.json") + b"}"
@@ -124,6 +128,8 @@ def readers(folder: Path) -> list[Reader]:
         Reader("safetensors", (bytes_of(folder / "model.safetensors"),), checkpoint, ".safetensors"),
         Reader("config", (json.dumps({**HINTS, "d_model": 16}).encode(),), read_hints, ".json"),
         Reader("vocabulary", vocabularies, read_vocabulary, ".json"),
+        Reader("yaml-words", (b'"</s>": 0\n<unk>: 1\n? "|"\n: 2\n~: 3\n',), read_vocabulary, ".yml"),
+        Reader("codes", (b"#version: 0.2\nt h\nth e</w>\n", b"t h\nth e\nthe </w>\n"), codes, ".txt"),
         Reader("tokenizer", tokenizers, tokenizer, ".json"),
         Reader("manifest", (bytes_of(bundle / "manifest.json"),), _in_bundle(bundle, "manifest.json"), ".json"),
         Reader(

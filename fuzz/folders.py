@@ -1,4 +1,4 @@
-"""Valid folders of the transformers library, and the readers of the files in them."""
+"""Valid folders of the transformers library, Marian and JoeyNMT, and the readers of the files in them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,16 @@ T5 = {"d_model": 16, "d_kv": 8, "num_heads": 2, "d_ff": 24, "num_layers": 1, "nu
 
 
 def prepare(folder: Path) -> None:
-    """Write the folders `t5`, `marian` and `nllb`, the first with a tokenizer.json and in shards, too."""
+    """Write the folders `t5`, `marian` and `nllb`, the first with a tokenizer.json and in shards, `npz` and `joeynmt`."""
+    import joeynmt_models
+    import marian_models
     import transformers
+
+    marian_models.write_folder(
+        folder / "npz", marian_models.random_arrays("pre-norm", 1), marian_models.options_of("pre-norm")
+    )
+    joeynmt = folder / "joeynmt"
+    joeynmt_models.write_folder(joeynmt, joeynmt_models.config_of("tied"), joeynmt_models.random_state("tied", 1))
 
     def pieces(path: Path, **options: Any) -> None:
         import sentencepiece
@@ -99,6 +107,12 @@ def readers(folder: Path) -> list[Any]:
         of("hf-tokenizer", "tokenizer.json", "shards"),
         of("hf-index", "model.safetensors.index.json", "shards"),
         of("hf-shard", shard, "shards"),
+        of("marian-model", "model.npz", "npz"),
+        of("marian-decoder", "model.npz.decoder.yml", "npz"),
+        of("marian-words", "vocab.src.yml", "npz"),
+        of("joeynmt-config", "config.yaml", "joeynmt"),
+        of("joeynmt-words", "trg_vocab.txt", "joeynmt"),
+        of("joeynmt-checkpoint", "100.ckpt", "joeynmt"),
         of("pieces", "spiece.model", "t5", more=models),
     ]
 

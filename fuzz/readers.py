@@ -41,10 +41,15 @@ NAMES = (
     *("text", "prefixes", "targets", "budget", "flags", "labels", "packed"),
     *("hf-config", "hf-generation", "hf-tokenizer-config", "hf-special-tokens", "hf-added-tokens"),
     *("hf-vocab", "hf-tokenizer", "hf-index", "hf-shard", "pieces"),
+    *("yaml-words", "codes", "marian-model", "marian-decoder", "marian-words"),
+    *("joeynmt-config", "joeynmt-words", "joeynmt-checkpoint"),
 )
 """Of all readers in `cases.py`."""
 
-LIBRARIES = ("numpy", "onnx", "onnxruntime", "safetensors.torch", "sentencepiece", "tokenizers", "torch")
+LIBRARIES = (
+    *("numpy", "onnx", "onnxruntime", "safetensors.torch", "sentencepiece", "tokenizers", "torch"),
+    *("tfexport.budget", "tfexport.models.checkpoint", "tfexport.runtimes.ort_cpu", "tfexport.translate"),
+)
 """Loaded once, for the processes of all readers."""
 
 REFUSED = "refused"

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from torch_models import IDS as TORCH_IDS
 from torch_models import MODELS, D, Tutorial, made
 from typer.testing import CliRunner
 
+from tfexport import cli
 from tfexport.cli import app
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
 from tfexport.models import tutorial
 from tfexport.models.family import Family
+from tfexport.models.transformer import PositionTable
 from tfexport.probe import Probe, probe
 
 pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor")
@@ -142,7 +145,7 @@ def test_a_right_family_passes(path: Path) -> None:
         "decoder.layers.0.feed_forward.hidden",
     ):
         assert layer in named
-    assert "a source of 20 ids and every step of 20 tokens" in check(found, "longest").about
+    assert "a source of 20 ids; 20 steps throughout 20 tokens, the last one too" in check(found, "longest").about
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -293,7 +296,19 @@ def test_a_broken_cache_is_found(path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("tfexport.probe.write_in_place", misplaced)
     found = probe(path, HINTS)
-    assert [c.name for c in found.checks if c.passed is False] == ["cached step", "longest"]
+    assert [c.name for c in found.checks if c.passed is False] == ["cached step"]
+
+
+def test_positions_that_are_wrong_only_at_the_end_are_found(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of our own arithmetic, too."""
+    right = PositionTable.forward
+
+    def cut(self: PositionTable, position: Tensor) -> Tensor:
+        return right(self, position.clamp(max=18) if len(position) == 1 else position)
+
+    monkeypatch.setattr(PositionTable, "forward", cut)
+    found = probe(path, {**HINTS, "max_target_length": 20})
+    assert "longest" in [c.name for c in found.checks if c.passed is False]
 
 
 def test_a_classifier_has_no_decoder_to_check(tmp_path: Path) -> None:
@@ -321,6 +336,26 @@ def command(*arguments: Any) -> Any:
 
 
 FLAGS = ("--heads", 3, "--unk", 0, "--pad", PAD, "--bos", BOS, "--eos", EOS)
+
+
+def test_the_command_takes_the_flags_of_export() -> None:
+    """All but those of what is written."""
+    written = {
+        "output",
+        "force",
+        "parity",
+        "precision",
+        "target",
+        "gpu",
+        "library",
+        "cache",
+        "gpu_memory",
+        "runtime",
+        "beam",
+    }
+    written |= {"budget", "budget_input", "budget_targets", "max_batch", "max_beam", "max_source"}
+    own = {"tolerance", "as_json", "source"}
+    assert signature(cli.export).parameters.keys() ^ signature(cli.probe).parameters.keys() == written | own
 
 
 def test_the_command_passes_and_fails(path: Path, tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:

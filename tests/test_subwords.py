@@ -91,6 +91,7 @@ def test_readable_text_has_subwords_joined() -> None:
         ("#version: 0.2\na b\na b c\n", "line 3 is not two subwords"),
         ("a b\nabc\n", "line 2"),
         ("#version: 7.1\na b\n", "version: 7.1"),
+        ("#version: 0.2\n", "line 2"),
         ("", "line 1"),
         ("\n", "line 1"),
     ],

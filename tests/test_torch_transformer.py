@@ -235,8 +235,8 @@ SELF = "transformer.encoder.layers.1.self_attn"
     [
         (
             f"{SELF}.in_proj_weight",
-            torch.ones(70, D),
-            f"{SELF}.in_proj_weight (part 2 of 3) is [23, {D}], not [{D}, {D}]",
+            torch.ones(71, D),
+            f"{SELF}.in_proj_weight (part 3 of 3) is [23, {D}], not [{D}, {D}]",
         ),
         (f"{SELF}.bias_k", torch.ones(1, 1, D), f"unexpected: {SELF}.bias_k"),
         ("adapter.weight", torch.ones(5), "unexpected: adapter.weight"),

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,9 @@ from tfexport.search import pad
 from tfexport.selfcheck import relative_error
 
 MOST_SENTENCES = 16
-_SENTENCES, _TARGET = 6, 24
+_SENTENCES, _TARGET, _STEPS = 6, 24, 24
 _MOST_POSITIONS, _MOST_LOGITS = 1024, 2**26
-"""Of the one long output: it is stepped through, and its logits are kept."""
+"""Of the one long output: attention over it is quadratic, and its logits are kept."""
 
 _FLOAT16 = 65504.0
 
@@ -235,21 +237,52 @@ def _stepped(model: Transformer, src_ids: Tensor, src_len: Tensor, tgt_ids: Tens
 
 
 def _longest(model: Transformer, sentences: Sequence[Sentence]) -> Check:
-    """One output of as many tokens as there are positions, from the longest source."""
+    """One output of as many tokens as there are positions, from the longest source: steps here and there, and the last.
+
+    The cache is that of the whole target, so that thousands of positions take seconds.
+    """
     config = model.config
     most = max(1, min(_MOST_POSITIONS, _MOST_LOGITS // config.tgt_vocab_size))
     n_source, n_target = min(config.max_source_length, most), min(config.max_target_length, most)
     source = max(([*source] for source, _ in sentences), key=len)
     target = max(([*target] for _, target in sentences), key=len)
     source, target = (source * n_source)[:n_source], (target * n_target)[:n_target]
+    places = sorted({*np.linspace(0, n_target - 1, _STEPS).astype(int).tolist()})
+    src_len = torch.tensor([n_source])
+    with torch.inference_mode(), _self_attended(model) as past:
+        whole = _alone(model, source, target)[:, places]
     with torch.inference_mode():
-        whole = _alone(model, source, target)
-        stepped = _stepped(model, torch.tensor([source]), torch.tensor([n_source]), torch.tensor([target]))
+        cross = model.encode(torch.tensor([source]), src_len)
+        steps = [
+            model.step(torch.tensor([target[place]]), torch.tensor([place]), src_len, past, cross)[0]
+            for place in places
+        ]
     cut = f" (of {config.max_source_length} and {config.max_target_length})"
     is_cut = (n_source, n_target) != (config.max_source_length, config.max_target_length)
-    return _compared(
-        "longest", whole, stepped, f"a source of {n_source} ids and every step of {n_target} tokens{cut * is_cut}"
+    about = (
+        f"a source of {n_source} ids; {len(places)} steps throughout {n_target} tokens, the last one too{cut * is_cut}"
     )
+    return _compared("longest", whole, torch.stack(steps, 1), about)
+
+
+@contextmanager
+def _self_attended(model: Transformer) -> Iterator[list[KeyValue]]:
+    """Within it, the keys and values of the decoder's self-attentions, [1, heads, tgt, head_dim] a layer."""
+    past: list[KeyValue] = []
+    made: list[Tensor] = []
+
+    def keep(module: nn.Module, given: Any, states: Tensor) -> None:
+        made.append(states.reshape(*states.shape[:2], model.config.n_heads, -1).transpose(1, 2))
+        if len(made) % 2 == 0:
+            past.append(KeyValue(made[-2], made[-1]))
+
+    attentions = [layer.self_attention for layer in model.decoder.layers]
+    handles = [layer.register_forward_hook(keep) for each in attentions for layer in (each.key, each.value)]
+    try:
+        yield past
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _beams(model: Transformer, src_ids: Tensor, src_len: Tensor, tgt_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -268,27 +301,20 @@ def _beams(model: Transformer, src_ids: Tensor, src_len: Tensor, tgt_ids: Tensor
     return found[0], found[1]
 
 
-class _largest:
+@contextmanager
+def _largest(model: nn.Module) -> Iterator[dict[str, float]]:
     """Within it, the largest number that each module of a model gives, by its path."""
+    sizes: dict[str, float] = {}
 
-    def __init__(self, model: nn.Module):
-        self.sizes: dict[str, float] = {}
-        self.handles = [
-            module.register_forward_hook(self._hook(path)) for path, module in model.named_modules() if path
-        ]
+    def note(path: str, module: nn.Module, given: Any, made: Any) -> None:
+        if isinstance(made, Tensor) and made.numel():
+            sizes[path] = max(sizes.get(path, 0.0), float(made.abs().max()))
 
-    def _hook(self, path: str) -> Callable[..., None]:
-        def note(module: nn.Module, given: Any, made: Any) -> None:
-            if isinstance(made, Tensor) and made.numel():
-                self.sizes[path] = max(self.sizes.get(path, 0.0), float(made.abs().max()))
-
-        return note
-
-    def __enter__(self) -> dict[str, float]:
-        return self.sizes
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self.handles:
+    handles = [module.register_forward_hook(partial(note, path)) for path, module in model.named_modules() if path]
+    try:
+        yield sizes
+    finally:
+        for handle in handles:
             handle.remove()
 
 

@@ -31,6 +31,7 @@ from tfexport.options import (
     SourceTokenizer,
     SourceVocabulary,
     SrcEmbedding,
+    TargetCodes,
     TargetLanguage,
     TargetVocabulary,
     TgtEmbedding,
@@ -63,6 +64,7 @@ def probe(
     src_tokenizer: SourceTokenizer = "whitespace",
     lowercase: Lowercase = False,
     src_bpe: SourceCodes = None,
+    tgt_bpe: TargetCodes = None,
     unk: UnkId = None,
     pad: PadId = None,
     bos: BosId = None,
@@ -112,7 +114,7 @@ def probe(
         from tfexport.translate import Reader
 
         assert source is not None
-        tokenizer = split_by_codes(loaded.tokenizers, src_bpe, None).source
+        tokenizer = split_by_codes(loaded.tokenizers, src_bpe, tgt_bpe).source
         with opened(source) as lines:
             found, _ = read_pairs(lines, None, Reader(loaded.config, tokenizer, "text" if tokenizer else "ids"), say)
         if len(found) > MOST_SENTENCES:

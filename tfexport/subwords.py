@@ -45,7 +45,7 @@ class Subwords:
         has_version = lines[0].startswith("#version:")
         if has_version and lines[0].split()[-1] not in ("0.1", "0.2"):
             raise TokenizerError(f"{where} has codes of {lines[0][1:40]!r}; 0.1 and 0.2 are known. Learn them again.")
-        for number, line in enumerate(lines[has_version:], start=1 + has_version):
+        for number, line in enumerate(lines[has_version:] or [""], start=1 + has_version):
             if len(line.strip("\r\n ").split(" ")) != 2:
                 raise TokenizerError(
                     f"{where} has no codes: line {number} is not two subwords. Give the codes that learn-bpe wrote."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -138,13 +139,14 @@ def _tokenizer(
     if level == "char":
         return _characters(words, unknown, lowercase)
     bpe = settings.get("tokenizer_type", settings.get("bpe_type", "sentencepiece")) if level == "bpe" else None
+    # os.path takes a name that is too long for one of no file.
     model, codes = (folder / Path(str(cfg.get(name, ""))).name for name in ("model_file", "codes"))
-    if bpe == "sentencepiece" and model.is_file() and (pieces := _pieces(model, words, symbols)):
+    if bpe == "sentencepiece" and os.path.isfile(model) and (pieces := _pieces(model, words, symbols)):
         if lowercase:
             notes.append("its text is in lower case (lowercase: true), which is not done here: do it before")
         return pieces
     tokenizer = word_tokenizer(words, lowercase=lowercase, unknown=unknown)
-    if bpe == "subword-nmt" and codes.is_file() and cfg.get("separator", SEPARATOR) == SEPARATOR:
+    if bpe == "subword-nmt" and os.path.isfile(codes) and cfg.get("separator", SEPARATOR) == SEPARATOR:
         known = frozenset(words) - {*symbols.first()}
         return replace(tokenizer, subwords=replace(Subwords.from_file(codes), known=known))
     if bpe and not isinstance(settings.get("src"), str):  # version 1 read text that was split before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +126,8 @@ def _vocabularies(model: Path) -> Sequence[Path]:
     folder = model.parent
     for settings in (_decoder_settings(folder, model), _settings_of(folder / f"{model.name}.yml")):
         files = [folder / name for name in _names(settings, "vocabs")]
-        if len(files) == 2 and all(file.is_file() for file in files):
+        # os.path takes a name that is too long for one of no file.
+        if len(files) == 2 and all(map(os.path.isfile, files)):
             return files
     for names in (("vocab.spm",), ("vocab.yml",), ("source.yml", "target.yml"), ("source.spm", "target.spm")):
         files = [folder / name for name in names]

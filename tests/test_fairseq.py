@@ -1,0 +1,167 @@
+"""fairseq's checkpoints, made by fairseq itself: its logits, its tokens, its dictionaries, and what is refused."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from originals import DATA, assert_same_logits, assert_same_searches, expected
+
+from tfexport.errors import ConfigError, TfexportError, TokenizerError
+from tfexport.models.checkpoint import inspect_checkpoint, load_checkpoint
+from tfexport.models.inert import plain, read_inert
+from tfexport.models.toolkit import TextOptions
+from tfexport.tokenizers import read_vocabulary
+
+FOLDER = DATA / "fairseq"
+EXPECTED = expected("fairseq")
+FORMS = {
+    "cfg": {"activation": "gelu", "norm_first": False, "final_norm": False},
+    "dictconfig": {"activation": "gelu_tanh", "norm_first": True, "final_norm": True, "tie_output": True},
+    "args": {"norm_first": True, "embedding_scale": 1.0},
+    "fused": {"embedding_norm": True, "norm_first": False, "tie_source_target": True, "tie_output": True},
+}
+"""As versions 0.12, 0.10, 0.9 and 0.6 write them; each model has other options too."""
+MAX_LENGTH = 12  # 11 tokens and eos
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_logits_and_tokens_are_fairseq_s_own(form: str, tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(FOLDER / f"{form}.pt", {})
+    assert FORMS[form].items() <= checkpoint.config.to_dict().items()
+    assert_same_logits(checkpoint, EXPECTED[form])
+    assert_same_searches(checkpoint, EXPECTED[form], tmp_path / "bundle", "fairseq", MAX_LENGTH)
+
+
+def test_nothing_is_to_be_said_with_flags() -> None:
+    found = inspect_checkpoint(FOLDER / "cfg.pt", {})
+    assert found.family == "fairseq"
+    assert not found.missing
+    assert not found.problems
+    assert found.vocabulary
+    assert {"bos_id": 2, "eos_id": 2, "pad_id": 1, "unk_id": 3, "source_eos": True}.items() <= found.fields.items()
+    assert found.notes == ()
+
+
+# --- dictionaries
+
+
+def test_dictionaries_lie_beside_the_checkpoint() -> None:
+    tokenizers = load_checkpoint(FOLDER / "cfg.pt", {}).tokenizers
+    assert tokenizers.source is not None
+    assert tokenizers.target is not None
+    assert tokenizers.source.encode(" w0  w22\tunseen ") == [4, 26, 3]
+    assert tokenizers.target.tokens([0, 1, 2, 3, 4]) == ["<s>", "<pad>", "</s>", "<unk>", "v0"]
+    framed = load_checkpoint(FOLDER / "cfg.pt", {}, text=TextOptions(prefix="w1 ")).tokenizers.source
+    assert framed is not None
+    assert framed.encode("w0") == [5, 4]
+
+
+def test_without_dictionaries_it_says_where_they_belong(tmp_path: Path) -> None:
+    shutil.copy(FOLDER / "cfg.pt", tmp_path)
+    checkpoint = load_checkpoint(tmp_path / "cfg.pt", {})
+    assert checkpoint.tokenizers.source is None
+    assert "dict.de.txt is not beside it: put it there, or give it with --src-vocab" in checkpoint.notes
+    (tmp_path / "dict.en.txt").write_text("of 3\nanother 2\n")
+    notes = load_checkpoint(tmp_path / "cfg.pt", {}).notes
+    assert any(note.startswith("dict.en.txt beside it has 6 words, the model 23") for note in notes)
+    with pytest.raises(ConfigError, match="no dictionary beside it"):
+        load_checkpoint(tmp_path / "cfg.pt", {}, text=TextOptions(prefix="w1 "))
+
+
+def test_dictionaries_are_vocabularies_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "dict.de.txt"
+    path.write_text("der 20\nein#fall 5\n<unk> 4 #fairseq:overwrite\n99 1\n", encoding="utf-8")
+    read = read_vocabulary(path)
+    assert read.ids(["<s>", "<pad>", "</s>", "der", "ein#fall", "99", "20"]) == [0, 1, 2, 4, 5, 7, 6]
+    assert read.size == 8
+    path.write_text("der 20\nder 5\n")
+    with pytest.raises(TokenizerError, match="'der' twice"):
+        read_vocabulary(path)
+    path.write_text("der 20\ndie\n")  # words of which one looks as if it were counted
+    assert read_vocabulary(path).size == 2
+
+
+# --- what is not supported
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> Callable[..., Path]:
+    def changed(weights: dict[str, Any] | None = None, **options: Any) -> Path:
+        content = read_inert(FOLDER / "args.pt")
+        args = argparse.Namespace(**{**plain(content["args"], "args"), **options})
+        path = tmp_path / "model.pt"
+        torch.save({**content, "args": args, "model": {**content["model"], **(weights or {})}}, path)
+        return path
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("arch", "fconv_wmt_en_de"),
+        ("arch", "transformer_lm"),
+        ("task", "translation_multi_simple_epoch"),
+        ("adaptive_softmax_cutoff", "10,15"),
+        ("adaptive_input", True),
+        ("no_cross_attention", True),
+        ("cross_self_attention", True),
+        ("no_token_positional_embeddings", True),
+        ("quant_noise_pq", 0.1),
+        ("quant_noise_scalar", 0.1),
+        ("char_inputs", True),
+        ("base_layers", 1),
+        ("decoder_layers_to_keep", "0"),
+        ("activation_fn", "tanh"),
+        ("decoder_normalize_before", False),
+        ("decoder_attention_heads", 2),
+        ("decoder_ffn_embed_dim", 20),
+        ("decoder_embed_dim", 20),
+        ("encoder_learned_pos", False),
+        ("encoder_layers", None),
+        ("layernorm_embedding", "yes"),
+    ],
+)
+def test_options_that_are_not_supported_are_refused_by_name(
+    changed: Callable[..., Path], option: str, value: Any
+) -> None:
+    with pytest.raises(TfexportError, match=option):
+        load_checkpoint(changed(**{option: value}), {})
+
+
+@pytest.mark.parametrize("option", ["dropout", "encoder_layerdrop", "label_smoothing", "user_dir", "left_pad_source"])
+def test_options_of_training_change_nothing(changed: Callable[..., Path], option: str) -> None:
+    one = load_checkpoint(changed(**{option: 0.5}), {})
+    assert one.config == load_checkpoint(FOLDER / "args.pt", {}).config
+
+
+def test_weights_beyond_the_options_are_told(changed: Callable[..., Path]) -> None:
+    with pytest.raises(TfexportError, match=r"unexpected: decoder\.project_out_dim\.weight"):
+        load_checkpoint(changed({"decoder.project_out_dim.weight": torch.ones(3, 12)}), {})
+    with pytest.raises(TfexportError, match="no tensor"):
+        load_checkpoint(changed({"decoder.more": [1]}), {})
+    content = read_inert(FOLDER / "args.pt")
+    del content["model"]["encoder.layer_norm.weight"]
+    torch.save({**content, "args": argparse.Namespace(**plain(content["args"], "args"))}, path := changed())
+    with pytest.raises(TfexportError, match="one stack has a final norm"):
+        load_checkpoint(path, {})
+
+
+def test_languages_are_those_of_the_model(changed: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match="one pair of languages"):
+        load_checkpoint(FOLDER / "args.pt", {}, text=TextOptions(source_language="de"))
+
+
+def test_interpolated_options_are_looked_up(tmp_path: Path) -> None:
+    content = read_inert(FOLDER / "cfg.pt")
+    cfg = plain(content["cfg"], "cfg")
+    cfg["model"]["max_source_positions"] = "${task.max_source_positions}"
+    cfg["task"]["max_source_positions"] = 17
+    torch.save({**content, "cfg": cfg}, tmp_path / "model.pt")
+    assert load_checkpoint(tmp_path / "model.pt", {}).config.max_source_length == 17
