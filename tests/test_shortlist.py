@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import BOS, EOS, Ids, ScriptedRuntime, random_model, tiny_config
+from fakes import ATTENTION_LAYERS, BOS, EOS, Ids, ScriptedRuntime, attention_of, random_model, tiny_config
 from test_next_tokens import log_softmax
 from test_profiles import CONFIG, LIMIT, assert_same, converters, model_of, sources_of, translated, without_eos
 from test_score import command
@@ -165,6 +165,21 @@ def test_samples_and_alternatives_are_of_the_list() -> None:
             assert {token for h in hypotheses for token in h.ids} <= set(listed)
     found = search(runtime, asked(), SearchOptions(alternatives=9, max_length=6))
     assert [len(one) for one in found] == [3, 2, 5]
+
+
+def test_attention_is_told_beside_a_list_and_alternatives() -> None:
+    runtime = ScriptedRuntime(
+        random_model(3, VOCAB), tiny_config(tgt_vocab_size=VOCAB, n_decoder_layers=ATTENTION_LAYERS)
+    )
+    for given in ({"beam": 3, "nbest": 3}, {"alternatives": 2}, {"coverage_penalty": 0.3, "beam": 2}):
+        options = SearchOptions(attention=True, max_length=5, **given)  # type: ignore[arg-type]
+        for source, hypotheses in zip(SOURCES, search(runtime, asked(), options), strict=True):
+            for found in hypotheses:
+                assert found.attention is not None
+                wanted = [attention_of(source, found.ids[:at])[-1].mean(axis=0) for at in range(len(found.ids))]
+                np.testing.assert_allclose(found.attention, wanted, rtol=1e-6)
+    with pytest.raises(TfexportError, match="opennmt has no coverage_penalty for alternatives"):
+        SearchOptions.for_profile("opennmt", alternatives=2, coverage_penalty=0.1)
 
 
 def random_lists(sources: Sequence[Sequence[int]], vocab: int, count: int, seed: int) -> list[IntArray]:

@@ -160,6 +160,22 @@ def test_neighbours_change_no_token(wide: Bundle, precision: Precision, beam: in
     assert len(set.union(*every)) > FEWEST > max(map(len, every))
 
 
+def test_attention_is_told_by_graphs_without_a_shortlist(tmp_path: Path) -> None:
+    bundle = write_bundle(random_model(CONFIG), tmp_path, alignments=True, shortlist=True)
+    sources = [
+        Source(source.ids, source.prefix, 6, candidates=source.candidates) for source in listed_sources(CONFIG, 6, 9)
+    ]
+    masked, gathered = (load_runtime("ort-cpu", bundle, threads=1, shortlist=listed) for listed in (False, True))
+    options = SearchOptions(beam=2, attention=True)
+    wanted, found = (
+        decode_all(runtime, sources, options, batch_size=3, workers=workers)
+        for runtime, workers in ((masked, 1), (gathered, 2))
+    )
+    assert ids_of(found) == ids_of(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one[0].attention, other[0].attention, atol=1e-6)  # type: ignore[arg-type]
+
+
 # --- the commands
 
 
