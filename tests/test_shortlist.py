@@ -77,6 +77,13 @@ def test_a_list_of_words_is_for_all(tmp_path: Path) -> None:
     assert words(read(tmp_path, "\ufeffdog\n\nzebra\n old \n"), "der") == {3, 5}
 
 
+def test_words_that_are_passed_over_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    read(tmp_path, "der\tthe zebra\nlion\tdog\n")
+    read(tmp_path, "dog Hund 0.5\nNULL Hund 0.5\n")
+    [told] = caplog.messages
+    assert told == f"warning: 2 of 4 words in {tmp_path / 'shortlist'} are in no vocabulary, and are passed over"
+
+
 def test_without_vocabularies_words_are_ids(tmp_path: Path) -> None:
     (tmp_path / "vmap").write_text("5 6\t7 8 1000 -3 x\n7\t9\n")
     shortlist = read_shortlist(tmp_path / "vmap", tiny_config(unk_id=4), None, None)

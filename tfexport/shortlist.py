@@ -17,7 +17,8 @@ up to a multiple of 8. Unlike both, the words of a sentence are its own, whateve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -39,8 +40,6 @@ SHORTLIST_ADVICE = "they are for ort-cpu in fp32 and int8, do not tell attention
 
 Format = Literal["vmap", "lexicon", "words"]
 Ngram = tuple[int, ...]
-IdOf = Callable[[str], int | None]
-"""The id of a word, None where the vocabulary lacks it."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def read_shortlist(
     if begin is None:
         raise TfexportError(f"{path} is empty. Give a shortlist: a vmap, a lexicon, or a word a line.")
     kind, lines = _kind(begin[1]), chain([begin], lines)
-    source_id, target_id = _id_of(source, config.src_vocab_size), _id_of(target, config.tgt_vocab_size)
+    source_id, target_id = _Words(source, config.src_vocab_size), _Words(target, config.tgt_vocab_size)
     rules: list[dict[Ngram, tuple[int, ...]]] = []
     if kind == "vmap":
         rules = _vmap(path, lines, source_id, target_id)
@@ -101,6 +100,11 @@ def read_shortlist(
     if not any(target_ids for by_ngram in rules for target_ids in by_ngram.values()):
         raise TfexportError(
             f"no line of the {kind} shortlist {path} has words that the vocabularies know. Give one of this model's words."
+        )
+    if passed := source_id.unknown + target_id.unknown:
+        logging.getLogger(__name__).warning(
+            "warning: %d of %d words in %s are in no vocabulary, and are passed over",
+            *(passed, source_id.asked + target_id.asked, path),
         )
     unknown = config.unk_id if target is None else target.special_id("unk")
     special = (config.eos_id, config.bos_id, config.forced_first_id, -1 if unknown is None else unknown)
@@ -130,23 +134,31 @@ def _kind(line: str) -> Format:
     return "lexicon" if len(line.split()) == 3 else "words"
 
 
-def _id_of(tokenizer: TextTokenizer | None, size: int) -> IdOf:
-    def given(word: str) -> int | None:
-        return int(word) if word.isascii() and word.isdecimal() and len(word) < 10 and int(word) < size else None
+class _Words:
+    """Looks words of one side up, as they stand in its vocabulary, or as ids where it has none."""
 
-    def looked_up(word: str) -> int | None:
-        assert tokenizer is not None
-        index = tokenizer.inner.token_to_id(word)
-        return index if index is not None and index < size else None
+    def __init__(self, tokenizer: TextTokenizer | None, size: int):
+        self._tokenizer, self._size = tokenizer, size
+        self.asked = self.unknown = 0
 
-    return given if tokenizer is None else looked_up
+    def __call__(self, word: str) -> int | None:
+        """The id of a word, None where the vocabulary lacks it."""
+        if self._tokenizer is not None:
+            index = self._tokenizer.inner.token_to_id(word)
+        else:
+            index = int(word) if word.isascii() and word.isdecimal() and len(word) < 10 else None
+        found = index if index is not None and index < self._size else None
+        self.asked, self.unknown = self.asked + 1, self.unknown + (found is None)
+        return found
 
 
-def _known(words: Iterable[str], id_of: IdOf) -> list[int]:
+def _known(words: Iterable[str], id_of: _Words) -> list[int]:
     return [index for index in map(id_of, words) if index is not None]
 
 
-def _vmap(path: Path, lines: Iterable[tuple[int, str]], source_id: IdOf, target_id: IdOf) -> list[dict[Ngram, Ngram]]:
+def _vmap(
+    path: Path, lines: Iterable[tuple[int, str]], source_id: _Words, target_id: _Words
+) -> list[dict[Ngram, Ngram]]:
     """By n-gram; the empty one stands among those of one word. The last line for an n-gram counts."""
     rules: list[dict[Ngram, Ngram]] = [{}]
     for number, line in lines:
@@ -164,7 +176,7 @@ def _vmap(path: Path, lines: Iterable[tuple[int, str]], source_id: IdOf, target_
 
 
 def _lexicon(
-    path: Path, lines: Iterable[tuple[int, str]], source_id: IdOf, target_id: IdOf, best: int
+    path: Path, lines: Iterable[tuple[int, str]], source_id: _Words, target_id: _Words, best: int
 ) -> dict[Ngram, Ngram]:
     """The `best` target words of each source word, with a probability above 0; of equals the higher id, as in Marian."""
     probabilities: dict[int, dict[int, float]] = {}
@@ -176,8 +188,10 @@ def _lexicon(
             fields = []
         if len(fields) != 3:
             raise _unlike(path, number, "lexicon", "a target word, a source word and a probability")
+        if "NULL" in (source_word, target_word):  # an alignment to nothing
+            continue
         source, target = source_id(source_word), target_id(target_word)
-        if source is not None and target is not None and "NULL" not in (source_word, target_word):
+        if source is not None and target is not None:
             probabilities.setdefault(source, {})[target] = probability
     return {
         (source,): tuple(
