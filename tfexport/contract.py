@@ -16,18 +16,8 @@ from typing import Any, Literal
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
 
-Role = Literal[
-    "encoder",
-    "decoder_step",
-    "beam_step",
-    "select_rows",
-    "encoder_classifier",
-    "shortlist",
-    "shortlist_decoder_step",
-    "shortlist_beam_step",
-    "decoder_step_attention",
-    "beam_step_attention",
-]
+SpecialStep = Literal["decoder_step_attention", "beam_step_attention", "shortlist_decoder_step", "shortlist_beam_step"]
+Role = Literal["encoder", "decoder_step", "beam_step", "select_rows", "encoder_classifier", "shortlist", SpecialStep]
 Precision = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 Dialect = Literal["onnx24", "onnx24-lengths", "ort"]
 
@@ -208,20 +198,13 @@ ORT_BEAM_STEP = GraphSpec(
     dialect="ort",
 )
 
-LISTED = "listed."
-"""How the names begin of inputs that stand for weights, which `shortlist_contract.py` has."""
-
-
 ATTENTION_ROLES: dict[Role, Role] = {
     "decoder_step": "decoder_step_attention",
     "beam_step": "beam_step_attention",
 }
 """Steps and the graphs that are such a step with one more output, so that who does not ask for it does not pay for it."""
 
-SHORTLIST_ROLES: dict[Role, Role] = {
-    "decoder_step": "shortlist_decoder_step",
-    "beam_step": "shortlist_beam_step",
-}
+SHORTLIST_ROLES: dict[Role, Role] = {"decoder_step": "shortlist_decoder_step", "beam_step": "shortlist_beam_step"}
 """Steps and the graphs that are such a step for a shortlist; see `shortlist_contract.py`."""
 
 _PLAIN_STEPS = {special: plain for roles in (ATTENTION_ROLES, SHORTLIST_ROLES) for plain, special in roles.items()}

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from tfexport import contract
 from tfexport.config import ModelConfig
 from tfexport.projections import Projection
+from tfexport.shortlist_contract import LISTED
 from tfexport.stored_weights import StoredWeights
 
 CONTRIB = "com.microsoft"
@@ -126,7 +127,7 @@ class Emitter:
 
     def weight(self, name: str) -> Value:
         """A tensor of the weights files, or the input of the graph that stands for it."""
-        if (given := self.inputs.get(f"{contract.LISTED}{name}")) is not None:
+        if (given := self.inputs.get(f"{LISTED}{name}")) is not None:
             return given
         return self._initializer(name, self._stored.tensor(name))
 

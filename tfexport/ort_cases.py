@@ -16,6 +16,7 @@ from tfexport import contract
 from tfexport.models.transformer import KeyValue, Transformer
 from tfexport.projections import Projection
 from tfexport.quantize import quantized
+from tfexport.shortlist_contract import LISTED
 
 Arrays = dict[str, NDArray[np.generic]]
 
@@ -61,7 +62,7 @@ def _listed(model: Transformer, graph: contract.GraphSpec, ids: NDArray[np.int64
         arrays = quantized({"output_weight": rows}, [Projection("output", ("output_weight",), ())], "int8", {})
     if model.output_bias is not None:
         arrays["output_bias"] = model.output_bias.detach().numpy()[ids]
-    return {f"{contract.LISTED}{name}": array for name, array in arrays.items()}
+    return {f"{LISTED}{name}": array for name, array in arrays.items()}
 
 
 def _shortlisted(

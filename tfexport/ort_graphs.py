@@ -34,6 +34,7 @@ from tfexport.config import ModelConfig
 from tfexport.emitter import CONTRIB, Emitter, Linear, Value
 from tfexport.projections import Projection, decoder_projections, encoder_projections
 from tfexport.quantize import int4_linear, int8_linear
+from tfexport.shortlist_contract import LISTED
 from tfexport.stored_weights import StoredWeights
 
 
@@ -102,7 +103,7 @@ def _gathered_output(emitter: Emitter, output: Projection) -> None:
     """The weights of the output projection for some candidates."""
     stored = {"output_weight": output.weights[0]}  # in float32, where it may be tied to embeddings
     for tensor in emitter.graph.outputs:
-        name = tensor.name.removeprefix(contract.LISTED)
+        name = tensor.name.removeprefix(LISTED)
         axis = tensor.axes.index("candidates")
         weight = emitter.weight(stored.get(name, name))
         emitter.node("Gather", weight, emitter.inputs["candidates"], attributes={"axis": axis}, output=tensor.name)

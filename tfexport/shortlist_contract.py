@@ -8,7 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tfexport.config import ModelConfig
-from tfexport.contract import LISTED, SHORTLIST_ROLES, GraphSpec, Precision, TensorSpec, graphs_of
+from tfexport.contract import SHORTLIST_ROLES, GraphSpec, Precision, TensorSpec, graphs_of
+
+LISTED = "listed."
+"""How the names begin of inputs that stand for weights of the output projection."""
 
 SHORTLIST_PRECISIONS: tuple[Precision, ...] = ("float32", "int8")
 """Those with graphs for shortlists: the operator of int4 has the size of its matrix written into the graph."""
