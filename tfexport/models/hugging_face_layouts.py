@@ -235,16 +235,15 @@ def _special_ids(settings: Settings) -> dict[str, Any]:
         "eos_id": settings.token("eos_token_id"),
         "forced_first_id": settings.token("forced_bos_token_id"),
     }
-    suppressed = list(settings.get("suppress_tokens", []))
+    suppressed = settings.ids("suppress_tokens")
     for words in settings.get("bad_words_ids", []):
         if len(words) > 1:
             raise ConfigError(f"{settings.path} has bad_words_ids of several tokens, {words}, which is not supported.")
         suppressed += words
-    if settings.get("begin_suppress_tokens"):
-        raise ConfigError(f"{settings.path} has begin_suppress_tokens, which is not supported.")
     return {
         **{name: value for name, value in ids.items() if value is not None},
         "suppressed_ids": tuple(dict.fromkeys(token for token in suppressed if token != ids["eos_id"])),
+        "suppressed_first_ids": tuple(settings.ids("begin_suppress_tokens")),
     }
 
 
