@@ -25,7 +25,7 @@ from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
 from tfexport.models import tutorial
 from tfexport.models.family import Family
-from tfexport.models.transformer import PositionTable
+from tfexport.models.positions import PositionTable
 from tfexport.probe import Probe, probe
 
 pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor")

@@ -17,9 +17,10 @@ from torch import Tensor
 from tfexport.errors import CheckpointError, ConfigError
 from tfexport.models.arguments import Arguments
 from tfexport.models.family import Family
-from tfexport.models.hugging_face_layouts import bart_names, tensor2tensor_sinusoids
+from tfexport.models.hugging_face_layouts import bart_names
 from tfexport.models.inert import holds, plain, read_inert
 from tfexport.models.native import Tokenizers
+from tfexport.models.positions import tensor2tensor_sinusoids
 from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint, not_read, split_before, tie
 from tfexport.tokenizers import FAIRSEQ_SPECIALS, TextTokenizer, read_vocabulary
 

@@ -19,9 +19,9 @@ from torch import Tensor
 from tfexport.errors import CheckpointError, ConfigError
 from tfexport.models.arguments import Arguments
 from tfexport.models.family import Family
-from tfexport.models.hugging_face_layouts import tensor2tensor_sinusoids
 from tfexport.models.marian_text import model_file, read_text, search_note
 from tfexport.models.npz import read_npz
+from tfexport.models.positions import tensor2tensor_sinusoids
 from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint
 from tfexport.yaml_files import read_settings
 
