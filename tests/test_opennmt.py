@@ -152,6 +152,15 @@ def test_vocabularies_that_are_not_the_model_s_are_refused(changed: Callable[...
     assert start.bos_id == start.eos_id == 3
 
 
+@pytest.mark.parametrize("absent", ["model", "generator"])
+def test_weights_in_another_file_are_asked_for(tmp_path: Path, absent: str) -> None:
+    content = read_inert(FOLDER / "v3.pt")
+    opt = argparse.Namespace(**plain(content["opt"], "opt"))
+    torch.save({**{name: content[name] for name in content if name != absent}, "opt": opt}, tmp_path / "model.pt")
+    with pytest.raises(TfexportError, match="no whole model"):
+        load_checkpoint(tmp_path / "model.pt", {})
+
+
 def test_how_its_texts_were_split_is_told(changed: Callable[..., Path]) -> None:
     path = changed(transforms=["filtertoolong", "sentencepiece"], src_subword_model="de.model")
     (note,) = load_checkpoint(path, {}).notes

@@ -43,7 +43,7 @@ _LAYER_NORM = re.compile(r"(.*\.layer_norm(?:_\d)?)\.([ab])_2")
 
 
 def _is_opennmt(content: Any) -> bool:
-    return isinstance(content, Mapping) and {"opt", "vocab", "model"} <= content.keys()
+    return isinstance(content, Mapping) and {"opt", "vocab"} <= content.keys()
 
 
 def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
@@ -104,7 +104,7 @@ def _check(arguments: Arguments) -> None:
 
 def _weights(path: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:
     """Those of the model and of its output layer, under the names of version 3."""
-    model, generator = content["model"], content.get("generator")
+    model, generator = content.get("model"), content.get("generator")  # version 3 can write safetensors beside
     if not isinstance(model, Mapping) or not isinstance(generator, Mapping):
         raise CheckpointError(f"{path} has no whole model (`model` and `generator`). Save it as one file of PyTorch.")
     weights: dict[str, Tensor] = {}
