@@ -123,8 +123,14 @@ def readers(folder: Path) -> list[Reader]:
     dictionary = json.dumps({word: index for index, word in enumerate(WORDS)}).encode()
     vocabularies = (bytes_of(folder / "words.json"), dictionary, "\n".join(WORDS).encode())
     pickles = tuple(bytes_of(folder / name) for name in ("model.pt", "nested.pt", "legacy.pt", "torch.pt"))
+    data = Path(__file__).parents[1] / "tests" / "data"
+    options = tuple(
+        bytes_of(data / name)
+        for name in ("fairseq/dictconfig.pt", "fairseq/fused.pt", "opennmt/v1.pt", "opennmt/v3.pt")
+    )
     return [
         Reader("checkpoint", pickles, checkpoint, ".pt"),
+        Reader("options", options, checkpoint, ".pth"),
         Reader("safetensors", (bytes_of(folder / "model.safetensors"),), checkpoint, ".safetensors"),
         Reader("config", (json.dumps({**HINTS, "d_model": 16}).encode(),), read_hints, ".json"),
         Reader("vocabulary", vocabularies, read_vocabulary, ".json"),

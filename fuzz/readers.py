@@ -37,7 +37,7 @@ ADDRESSES = 6 * 2**30
 
 
 NAMES = (
-    *("checkpoint", "safetensors", "config", "vocabulary", "tokenizer", "manifest", "certificates", "graph"),
+    *("checkpoint", "options", "safetensors", "config", "vocabulary", "tokenizer", "manifest", "certificates", "graph"),
     *("text", "prefixes", "targets", "budget", "flags", "labels", "packed"),
     *("hf-config", "hf-generation", "hf-tokenizer-config", "hf-special-tokens", "hf-added-tokens"),
     *("hf-vocab", "hf-tokenizer", "hf-index", "hf-shard", "pieces"),
