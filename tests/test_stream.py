@@ -186,7 +186,7 @@ TOKENIZERS: dict[str, Callable[[], TextTokenizer]] = {
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(data=st.data())
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 def test_the_pieces_of_a_text_are_the_text(name: str, data: st.DataObject) -> None:
     """Of any ids, sensible or not; each piece of valid text, so that half a character is never told."""
     tokenizer = TOKENIZERS[name]()
@@ -220,7 +220,7 @@ def test_the_command_streams_the_lines_that_it_decodes(
     (tmp_path / "in").write_bytes(b"de5 de6\n\xff\n\nde30 de4 de4\nde9\n")
     decode = ["decode", tiny_bundle, tmp_path / "in", "--threads", 1]
     for flags in ([], ["--beam", 3], ["--samples", 1, "--seed", 3]):
-        for format in ("text", "tokens", "ids"):
+        for format in ("text",) if flags else ("text", "tokens", "ids"):
             asked = [*decode, *flags, "--output-format", format]
             plain, streamed = command(capsys, monkeypatch, *asked), command(capsys, monkeypatch, *asked, "--stream")
             assert streamed[0] == plain[0]
