@@ -125,19 +125,21 @@ def write_graphs(model: Transformer, folder: Path, precision: Precision = "float
     return [graph for graph in _written(model, folder, precision) if graph.dialect == "ort"]
 
 
-def _written(model: Transformer, folder: Path, precision: Precision, *, alignments: bool = False) -> list[GraphSpec]:
+def _written(
+    model: Transformer, folder: Path, precision: Precision, *, alignments: bool = False, shortlist: bool = False
+) -> list[GraphSpec]:
     folder.mkdir(parents=True, exist_ok=True)
     write_weights(model, "float32", folder)
     if precision != "float32":
         write_quantized(model, precision, folder)
-    return write_all_graphs(model.config, precision, folder, alignments=alignments)
+    return write_all_graphs(model.config, precision, folder, alignments=alignments, shortlist=shortlist)
 
 
 def write_bundle(
-    model: Transformer, folder: Path, precisions: Sequence[Precision] = ("float32",), *, alignments: bool = False
+    model: Transformer, folder: Path, precisions: Sequence[Precision] = ("float32",), **more: bool
 ) -> Bundle:
-    """The bundle of a model, without the checks and the tokenizers of an export."""
-    graphs = [graph for precision in precisions for graph in _written(model, folder, precision, alignments=alignments)]
+    """The bundle of a model, without the checks and the tokenizers of an export; `more` graphs: alignments, shortlist."""
+    graphs = [graph for precision in precisions for graph in _written(model, folder, precision, **more)]
     write_manifest(folder, model.config, graphs, {"source": {"sha256": "", "family": "native", "given": {}}})
     return open_bundle(folder)
 

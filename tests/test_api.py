@@ -11,14 +11,19 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from tiny import EOS, MAX_LENGTH
+import torch
+from tiny import EOS, HINTS, MAX_LENGTH, tiny_classifier
 from typer.testing import CliRunner
 
 import tfexport
 from tfexport.cli import app
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
+from tfexport.export import export
+from tfexport.models.checkpoint import load_checkpoint
+from tfexport.models.native import Tokenizers
 from tfexport.search import SearchOptions
 from tfexport.search_options import SearchSettings
+from tfexport.tokenizers import word_tokenizer
 
 TEXTS = ["de4 de5 de6", "de9", "de17 de20 de11 de8 de29", "de4"]
 
@@ -91,6 +96,48 @@ def test_outputs_begin_with_what_they_are_told(model: tfexport.Model) -> None:
 def test_ids_need_no_vocabulary(model: tfexport.Model) -> None:
     assert model.translate_ids([[2, 4, 5, 6, 3]], beam=2) == [model.translate("de4 de5 de6", beam=2)]
     assert model.translate_ids([[2, 999, 3]])[0].status == "invalid_ids"
+
+
+@pytest.mark.parametrize("options", [{}, {"beam": 3}, {"samples": 1, "seed": 4}], ids=str)
+def test_streamed_tokens_are_those_of_the_translation(model: tfexport.Model, options: dict) -> None:
+    for text in TEXTS:
+        steps = list(model.stream(text, prefix="wört7", **options))
+        (wanted,) = model.translate(text, prefix="wört7", token_scores=True, **options).outputs
+        assert tuple(step.id for step in steps) == wanted.ids
+        assert "".join(step.text for step in steps) == wanted.text
+        assert [step.log_prob for step in steps] == pytest.approx(list(wanted.token_log_probs), abs=1e-5)
+    with pytest.raises(TfexportError, match="empty"):
+        list(model.stream(""))
+    with pytest.raises(TfexportError, match="one output"):
+        list(model.stream(TEXTS[0], beam=2, nbest=2))
+
+
+def test_a_shortlist_says_which_words_may_come(model: tfexport.Model, tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("wört5\nwört6\nwört7\n", encoding="utf-8")
+    listed = model.read_shortlist(tmp_path / "words.txt")
+    for result in model.translate(TEXTS, shortlist=listed, beam=2):
+        assert {*result.outputs[0].text.split()} <= {"wört5", "wört6", "wört7", "<unk>", "<sos>"}
+    found = [step.text for step in model.stream(TEXTS[0], shortlist=listed)]
+    assert "".join(found) == model.translate(TEXTS[0], shortlist=listed).text != model.translate(TEXTS[0]).text
+
+
+def test_classes_have_probabilities_and_names(classifier_bundle: Path, tmp_path: Path) -> None:
+    with pytest.raises(TfexportError, match="vocabulary"):
+        tfexport.load_classifier(classifier_bundle).classify(["de4"])
+    bundle = tmp_path / "words"
+    torch.save(tiny_classifier().state_dict(), tmp_path / "classifier.pt")
+    words = word_tokenizer({f"de{index}": index for index in range(31)} | {"<unk>": 31 - 1})
+    loaded = load_checkpoint(tmp_path / "classifier.pt", HINTS, tokenizers=Tokenizers(words, None))
+    export(loaded, bundle)
+    (tmp_path / "labels.txt").write_text("a\nb\nc\nd\ne\n")
+    classifier = tfexport.load_classifier(bundle, labels=tmp_path / "labels.txt", threads=1)
+    found = classifier.classify(["de4 de5", "", "de9"], top=5)
+    assert [result.status for result in found] == ["ok", "empty", "ok"]
+    assert sum(probability for _, probability in found[0].classes) == pytest.approx(1)
+    assert classifier.labels == ["a", "b", "c", "d", "e"]
+    for wrong in ("de4", ["de4"]):
+        with pytest.raises(TfexportError, match=r"list|above 0"):
+            classifier.classify(wrong, top=0)
 
 
 def test_scores_are_those_that_decoding_told(model: tfexport.Model) -> None:

@@ -141,6 +141,11 @@ def test_options_of_training_change_nothing(changed: Callable[..., Path], option
     assert one.config == load_checkpoint(FOLDER / "args.pt", {}).config
 
 
+def test_options_that_are_not_known_are_told(changed: Callable[..., Path]) -> None:
+    notes = load_checkpoint(changed(encoder_strange=3, decoder_strange=0), {}).notes
+    assert any(note.endswith("has options that were not read: encoder_strange") for note in notes)
+
+
 def test_weights_beyond_the_options_are_told(changed: Callable[..., Path]) -> None:
     with pytest.raises(TfexportError, match=r"unexpected: decoder\.project_out_dim\.weight"):
         load_checkpoint(changed({"decoder.project_out_dim.weight": torch.ones(3, 12)}), {})

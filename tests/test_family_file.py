@@ -146,6 +146,21 @@ def test_what_is_wrong_with_a_family_file_is_told(example: Path, content: str, m
     assert message in str(done.exception)
 
 
+IN_PLACE = """
+def adjust(weights):
+    weights["output_bias"] = weights.pop("output_bias", None) or weights["encoder.norm.weight"].mul_(2)
+    return weights
+"""
+
+
+def test_weights_that_are_written_into_are_refused(example: Path) -> None:
+    content = GOOD.replace("FAMILY = Family(", f"{IN_PLACE}\n\nFAMILY = Family(\n    adjust=adjust,")
+    (example / "in_place.py").write_text(content)
+    families = read_family_file(example / "in_place.py")
+    with pytest.raises(ConfigError, match=r"in_place.py writes into encoder.norm.weight. Let it make new tensors"):
+        load_checkpoint(example / "ckpt.pt", {"n_heads": 4, "pad_id": 0, "bos_id": 1, "eos_id": 2}, family=families)
+
+
 def test_a_missing_family_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no family file"):
         read_family_file(tmp_path / "nosuch.py")

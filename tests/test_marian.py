@@ -406,6 +406,20 @@ def test_settings_that_nothing_reads_are_told(tmp_path: Path) -> None:
     assert any("transformer-alibi" in note for note in found.notes)
 
 
+def test_positions_are_trained_where_file_and_settings_say_so(tmp_path: Path) -> None:
+    arrays, options = random_arrays("trained-positions", 1), options_of("trained-positions")
+    told = "transformer-train-position-embeddings"
+    path = write_model(tmp_path / "model.npz", arrays, {**options, told: False})
+    assert f"has {told} false" in refused(load_checkpoint, path, {})
+    table = arrays.pop("Wpos")
+    write_model(path, arrays, options)
+    checkpoint = load_checkpoint(path, {})
+    assert checkpoint.config.positions == "stored"
+    assert any("no Wpos" in note for note in checkpoint.notes)
+    write_model(path, {**arrays, "Wpos": table}, {**options, told: False, "transformer-train-positions": True})
+    assert load_checkpoint(path, {}).config.positions == "learned"
+
+
 def test_which_model_of_a_folder(tmp_path: Path) -> None:
     arrays, options = random_arrays("post-norm", 1), options_of("post-norm")
     for name in ("model.best-bleu.npz", "model.iter1000.npz", "model.npz.optimizer.npz"):

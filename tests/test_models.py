@@ -11,7 +11,8 @@ import torch
 
 from tfexport.config import ModelConfig
 from tfexport.models.classifier import EncoderClassifier
-from tfexport.models.transformer import KeyValue, Transformer, sinusoids, write_cache
+from tfexport.models.positions import sinusoids
+from tfexport.models.transformer import KeyValue, Transformer, write_cache
 
 SMALL = ModelConfig(
     d_model=20,

@@ -141,12 +141,16 @@ GIVEN: list[dict[str, Any]] = [
     {"no_repeat_ngram": 2},
     {"no_repeat_ngram": 1, "repetition_penalty": 1.5},
     {"suppress": (17, 25, 30, 4, 12), "suppress_first": (8, 20)},
+    {"force_eos": True},
+    {"force_eos": True, "min_length": 5, "no_repeat_ngram": 2},
 ]
 THEIRS = {
     "no_repeat_ngram": "no_repeat_ngram_size",
     "suppress": "suppress_tokens",
     "suppress_first": "begin_suppress_tokens",
     "repetition_penalty": "repetition_penalty",
+    "force_eos": "forced_eos_token_id",
+    "min_length": "min_new_tokens",
 }
 
 
@@ -157,6 +161,7 @@ def test_rules_are_those_of_transformers(number: int, beam: int) -> None:
     model, sources = model_of(number), sources_of(10, number)
     options = SearchOptions.for_profile("hf", beam=beam, nbest=beam, max_length=LIMIT, **given)
     settings = {THEIRS[name]: list(rule) if isinstance(rule, tuple) else rule for name, rule in given.items()}
+    settings |= {"forced_eos_token_id": model.config.eos_id} if "force_eos" in given else {}
     wanted = generated(model, sources, num_beams=beam, max_new_tokens=LIMIT, **settings)
     found = found_by(TorchRuntime(model), sources, options)
     if beam > 1:

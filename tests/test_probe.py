@@ -25,7 +25,7 @@ from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
 from tfexport.models import tutorial
 from tfexport.models.family import Family
-from tfexport.models.transformer import PositionTable
+from tfexport.models.positions import PositionTable
 from tfexport.probe import Probe, probe
 
 pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor")
@@ -227,6 +227,20 @@ def test_a_module_that_sees_later_tokens_is_told(path: Path) -> None:
     assert [c.name for c in found.checks if c.passed is False] == ["steps"]
 
 
+@pytest.mark.parametrize("sentence", [0, 2])
+def test_numbers_that_are_none_are_not_passed_over(path: Path, sentence: int) -> None:
+    """As of a row whose mask hides everything; in the first sentence, and in a later one."""
+    seen = sentences(path)
+
+    def none(model: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
+        position = next(i for i, (source, _) in enumerate(seen) if source == src[0].tolist())
+        return model(src, tgt) * (math.nan if position == sentence else 1.0)
+
+    found = probe(path, HINTS, family=wrapped(none))
+    assert check(found, "reference").passed is False
+    assert found.to_dict()["first"]["error"] is None
+
+
 @pytest.mark.parametrize(
     ("forward", "message"),
     [
@@ -353,7 +367,7 @@ def test_the_command_takes_the_flags_of_export() -> None:
         "runtime",
         "beam",
     }
-    written |= {"budget", "budget_input", "budget_targets", "max_batch", "max_beam", "max_source"}
+    written |= {"budget", "budget_input", "budget_targets", "max_batch", "max_beam", "max_source", "alignments"}
     own = {"tolerance", "as_json", "source"}
     assert signature(cli.export).parameters.keys() ^ signature(cli.probe).parameters.keys() == written | own
 

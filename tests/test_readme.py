@@ -1,4 +1,4 @@
-"""The README is true: its commands run, and its contract table is the contract."""
+"""The README and the pages are true: their commands run, and the contract's table is the contract."""
 
 from __future__ import annotations
 
@@ -17,10 +17,18 @@ from tiny import SPECIALS, randomised
 from tfexport import contract
 from tfexport.models.checkpoint import FAMILIES
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent
+README, CHECKPOINTS, DECODING, ATTENTION, SPEED, CONTRACT = (
+    (ROOT / name).read_text(encoding="utf-8")
+    for name in (
+        "README.md",
+        *(f"docs/{page}.md" for page in ("checkpoints", "decoding", "attention", "speed", "contract")),
+    )
+)
 COMMANDS = [
     line
-    for block in re.findall(r"```sh\n(.*?)```", README, flags=re.DOTALL)
+    for page in (README, CHECKPOINTS, DECODING, ATTENTION, SPEED)
+    for block in re.findall(r"```sh\n(.*?)```", page, flags=re.DOTALL)
     for line in block.splitlines()
     if line.startswith("tfexport ")
 ]
@@ -71,14 +79,14 @@ def test_commands_run_in_their_order(folder: Path, number: int) -> None:
 
 
 def test_contract_table_is_generated() -> None:
-    shown = re.search(r"<!-- contract: .*? -->\n(.*?)\n<!-- end of contract -->", README, flags=re.DOTALL)
+    shown = re.search(r"<!-- contract: .*? -->\n(.*?)\n<!-- end of contract -->", CONTRACT, flags=re.DOTALL)
     assert shown is not None
     assert shown[1] == contract.markdown_table()
 
 
 def test_every_family_is_listed() -> None:
     for family in FAMILIES:
-        assert f"| `{family.name}` |" in README
+        assert f"| `{family.name}` |" in CHECKPOINTS
 
 
 def test_every_status_is_listed() -> None:

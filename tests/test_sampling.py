@@ -21,11 +21,13 @@ from tfexport.search import SearchOptions, Source, search
 LOGITS = np.array([1.0, 3.0, 0.0, 2.0, -1.0, 2.5])
 
 
-def defined(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> NDArray[np.float64]:
-    """The distribution over `LOGITS`' tokens, from the definitions: Holtzman et al. 2020, section 3.1 and 5."""
-    probabilities = np.exp(LOGITS / temperature)
+def defined(
+    temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, logits: NDArray[np.float64] = LOGITS
+) -> NDArray[np.float64]:
+    """The distribution over the tokens of `logits`, from the definitions: Holtzman et al. 2020, section 3.1 and 5."""
+    probabilities = np.exp(logits / temperature)
     probabilities /= probabilities.sum()
-    best_first = sorted(range(len(LOGITS)), key=lambda token: -probabilities[token])
+    best_first = sorted(range(len(logits)), key=lambda token: -probabilities[token])
     if top_k:
         probabilities[best_first[top_k:]] = 0
         probabilities /= probabilities.sum()

@@ -13,7 +13,7 @@ from tiny import randomised
 from torch import Tensor, nn
 
 from tfexport.config import ModelConfig
-from tfexport.models.transformer import sinusoids
+from tfexport.models.positions import sinusoids
 from tfexport.runtimes.base import FloatArray, IntArray
 from tfexport.search import pad
 

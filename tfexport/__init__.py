@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
-    from tfexport.api import Model, Output, Translation, load
+    from tfexport.api import Classifier, Model, Output, Translation, load, load_classifier
     from tfexport.errors import TfexportError
 
-__all__ = ["Model", "Output", "TfexportError", "Translation", "__version__", "load"]
+__all__ = ["Classifier", "Model", "Output", "TfexportError", "Translation", "__version__", "load", "load_classifier"]
 
 
 def __getattr__(name: str) -> Any:

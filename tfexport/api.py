@@ -13,13 +13,18 @@ from pathlib import Path
 from typing import Any, TypeVar, Unpack, overload
 
 from tfexport.bundle import Bundle, open_bundle
+from tfexport.classify import Classified, classify, read_labels
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision, precisions_of, short_name
 from tfexport.errors import TfexportError
+from tfexport.runtimes import load_classifier as runtime_of_classifier
 from tfexport.runtimes import load_runtime, require_workers
+from tfexport.runtimes.base import Classifier as ClassifierRuntime
 from tfexport.runtimes.base import FloatArray, Runtime
 from tfexport.search import Hypothesis, SearchOptions
 from tfexport.search_options import SearchSettings
+from tfexport.shortlist import BEST, FIRST, Shortlist, read_shortlist
+from tfexport.stream import Step, stream_lines
 from tfexport.translate import InputFormat, Reader, Result, Status, TargetReader, Writer, scored, translate
 
 T = TypeVar("T")
@@ -119,6 +124,7 @@ class Model:
         texts: str,
         *,
         prefix: str | None = None,
+        shortlist: Shortlist | None = None,
         batch_size: int = 32,
         workers: int = 1,
         **search: Unpack[SearchSettings],
@@ -129,6 +135,7 @@ class Model:
         texts: Iterable[str],
         *,
         prefix: Iterable[str] | str | None = None,
+        shortlist: Shortlist | None = None,
         batch_size: int = 32,
         workers: int = 1,
         **search: Unpack[SearchSettings],
@@ -138,6 +145,7 @@ class Model:
         texts: str | Iterable[str],
         *,
         prefix: Iterable[str] | str | None = None,
+        shortlist: Shortlist | None = None,
         batch_size: int = 32,
         workers: int = 1,
         **search: Unpack[SearchSettings],
@@ -146,6 +154,7 @@ class Model:
 
         Args:
             prefix: what the outputs begin with, for each sentence, or one string for all.
+            shortlist: the words that may come in the outputs, as `read_shortlist` gives it.
             batch_size: sentences decoded together, at most.
             workers: processes (Linux) or threads that decode batches at once, over one set of weights.
             search: as `SearchOptions` has them, such as `beam=4, nbest=2, profile="hf"`; greedy where nothing is said.
@@ -157,14 +166,19 @@ class Model:
         if isinstance(texts, str):
             if not (prefix is None or isinstance(prefix, str)):
                 raise TfexportError("one sentence has one prefix. Give a string, or a list of sentences.")
-            return self.translate([texts], prefix=prefix, batch_size=batch_size, workers=workers, **search)[0]
-        return list(self.iterate(texts, prefix=prefix, batch_size=batch_size, workers=workers, **search))
+            return self.translate(
+                [texts], prefix=prefix, shortlist=shortlist, batch_size=batch_size, workers=workers, **search
+            )[0]
+        return list(
+            self.iterate(texts, prefix=prefix, shortlist=shortlist, batch_size=batch_size, workers=workers, **search)
+        )
 
     def iterate(
         self,
         texts: Iterable[str],
         *,
         prefix: Iterable[str] | str | None = None,
+        shortlist: Shortlist | None = None,
         batch_size: int = 32,
         workers: int = 1,
         **search: Unpack[SearchSettings],
@@ -177,19 +191,20 @@ class Model:
             outputs = self._writer().reader(lines=(_line(prefix) for _ in again))
         elif prefix is not None:
             outputs = self._writer().reader(lines=map(_line, prefix))
-        return self._decoded(lines, "text", outputs, batch_size, workers, search)
+        return self._decoded(lines, "text", outputs, shortlist, batch_size, workers, search)
 
     def translate_ids(
         self,
         sources: Iterable[Sequence[int]],
         *,
+        shortlist: Shortlist | None = None,
         batch_size: int = 32,
         workers: int = 1,
         **search: Unpack[SearchSettings],
     ) -> list[Translation]:
         """`translate` for ids as the encoder reads them, bos and eos included where the model has them."""
         lines = (_line(" ".join(map(str, source))) for source in sources)
-        return list(self._decoded(lines, "ids", None, batch_size, workers, search))
+        return list(self._decoded(lines, "ids", None, shortlist, batch_size, workers, search))
 
     @overload
     def score(  # type: ignore[overload-overlap]
@@ -218,13 +233,50 @@ class Model:
             "max_length": self.config.max_target_length,
             "token_scores": True,
         }
-        return list(self._decoded(map(_line, texts), "text", reader, batch_size, workers, search, scored))
+        return list(self._decoded(map(_line, texts), "text", reader, None, batch_size, workers, search, scored))
+
+    def stream(
+        self,
+        text: str,
+        *,
+        prefix: str | None = None,
+        shortlist: Shortlist | None = None,
+        **search: Unpack[SearchSettings],
+    ) -> Iterator[Step]:
+        """Decode one sentence and give each token as soon as it is decided; the texts of the steps, put together, are the
+        output's text.
+
+        Raises:
+            TfexportError: the sentence cannot be read, or the options ask for more than one output.
+        """
+        reader, writer = Reader.of(self._bundle, "text"), self._writer()
+        outputs = None if prefix is None else writer.reader(lines=[_line(prefix)])
+        options = _options(search)
+        events = stream_lines(
+            self._runtime, reader, [_line(text)], options, writer, outputs=outputs, shortlist=shortlist
+        )
+        for event in events:
+            if event.step is not None:
+                yield event.step
+            elif event.result is not None and not event.result.hypotheses:
+                raise TfexportError(f"this sentence cannot be decoded: {event.result.message or event.result.status}.")
+
+    def read_shortlist(self, path: str | Path, *, first: int = FIRST, best: int = BEST) -> Shortlist:
+        """The shortlist of a file, as `decode --shortlist` reads it, for `translate`. A bundle that was exported with
+        `--shortlist`, and loaded with `load(..., shortlist=True)`, computes the logits of these words alone.
+
+        Raises:
+            TfexportError: it cannot be read, or its words are in no vocabulary.
+        """
+        tokenizers = (self._bundle.tokenizer("source"), self._bundle.tokenizer("target"))
+        return read_shortlist(Path(path), self.config, *tokenizers, first=first, best=best)
 
     def _decoded(
         self,
         lines: Iterable[bytes],
         format: InputFormat,
         outputs: TargetReader | None,
+        shortlist: Shortlist | None,
         batch_size: int,
         workers: int,
         search: SearchSettings,
@@ -232,17 +284,43 @@ class Model:
     ) -> Iterator[Translation]:
         if batch_size < 1 or workers < 1:
             raise TfexportError(f"batch_size is {batch_size} and workers {workers}. Give numbers above 0.")
-        profile = search.get("profile", "tfexport")
-        options = SearchOptions.for_profile(profile, **{k: value for k, value in search.items() if k != "profile"})
+        options = _options(search)
         require_workers(self._runtime.name, self._bundle, self._runtime.precision, workers)
         reader, writer = Reader.of(self._bundle, format), Writer.of(self._bundle, "jsonl")
         results = translate(
-            self._runtime, reader, lines, options, batch_size=batch_size, workers=workers, outputs=outputs
+            self._runtime,
+            reader,
+            lines,
+            options,
+            batch_size=batch_size,
+            workers=workers,
+            outputs=outputs,
+            shortlist=shortlist,
         )
         return (_translation(finish(result), writer) for result in results)
 
     def _writer(self) -> Writer:
         return Writer.of(self._bundle, "text")
+
+
+class Classifier:
+    """The bundle of an encoder classifier, loaded. `tfexport.load_classifier` makes one."""
+
+    def __init__(self, bundle: Bundle, runtime: ClassifierRuntime, labels: Sequence[str] | None):
+        self._bundle, self._runtime, self.labels = bundle, runtime, labels
+
+    def classify(self, texts: Iterable[str], *, top: int = 1, batch_size: int = 32) -> list[Classified]:
+        """The `top` most likely classes of each sentence, with their probabilities, in order.
+
+        Raises:
+            TfexportError: a number is below 1. A sentence that cannot be read raises nothing: its status says why.
+        """
+        if isinstance(texts, str):
+            raise TfexportError("texts is one string. Give a list of sentences.")
+        if batch_size < 1 or top < 1:
+            raise TfexportError(f"batch_size is {batch_size} and top {top}. Give numbers above 0.")
+        reader = Reader.of(self._bundle, "text")
+        return list(classify(self._runtime, reader, map(_line, texts), top=top, batch_size=batch_size))
 
 
 def load(
@@ -251,6 +329,7 @@ def load(
     runtime: str = "ort-cpu",
     precision: str | None = None,
     threads: int | None = None,
+    shortlist: bool = False,
 ) -> Model:
     """Load a bundle that `tfexport export` wrote.
 
@@ -258,19 +337,48 @@ def load(
         runtime: `ort-cpu`, `ort-cuda`, `tensorrt`, `torch` or `torch-cuda`.
         precision: one of the bundle's, `fp32`, `int8` and so on; fp32 by default, with `tensorrt` that of its engines.
         threads: CPU threads; all that the process may use by default.
+        shortlist: for searches with shortlists, compute the logits of their words alone where the bundle has graphs for it.
 
     Raises:
         BundleError: the bundle is missing, damaged or a classifier's.
         RuntimeUnavailable: there is no such runtime, or what it needs is not installed.
         TfexportError: there is no such precision.
     """
-    chosen = None
-    if precision is not None:
-        chosen, *more = precisions_of(precision)
-        if more:
-            raise TfexportError(f"a model is loaded in one precision, not {precision}. Give one, or load it twice.")
     bundle = open_bundle(Path(directory))
-    return Model(bundle, load_runtime(runtime, bundle, precision=chosen, threads=threads))
+    chosen = _one_precision(precision)
+    return Model(bundle, load_runtime(runtime, bundle, precision=chosen, threads=threads, shortlist=shortlist))
+
+
+def load_classifier(
+    directory: str | Path,
+    *,
+    runtime: str = "ort-cpu",
+    precision: str | None = None,
+    threads: int | None = None,
+    labels: str | Path | None = None,
+) -> Classifier:
+    """Load the bundle of an encoder classifier; see `load`.
+
+    Args:
+        labels: a file with the names of the classes, one a line, class 0 first.
+    """
+    bundle = open_bundle(Path(directory))
+    loaded = runtime_of_classifier(runtime, bundle, precision=_one_precision(precision), threads=threads)
+    return Classifier(bundle, loaded, None if labels is None else read_labels(Path(labels), bundle.config.n_classes))
+
+
+def _one_precision(given: str | None) -> Precision | None:
+    if given is None:
+        return None
+    chosen, *more = precisions_of(given)
+    if more:
+        raise TfexportError(f"a model is loaded in one precision, not {given}. Give one, or load it twice.")
+    return chosen
+
+
+def _options(search: SearchSettings) -> SearchOptions:
+    given = {name: value for name, value in search.items() if name != "profile"}
+    return SearchOptions.for_profile(search.get("profile", "tfexport"), **given)
 
 
 def _line(text: str) -> bytes:

@@ -32,7 +32,8 @@ from tfexport.bundle import Bundle
 from tfexport.config import ModelConfig
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.explicit_rounding import with_explicit_rounding
-from tfexport.models.transformer import PointwiseConv, PositionTable, Transformer
+from tfexport.models.positions import PositionTable
+from tfexport.models.transformer import PointwiseConv, Transformer
 from tfexport.ort_cases import Case
 from tfexport.projections import decoder_projections, encoder_projections
 from tfexport.quantize import restored

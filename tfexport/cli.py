@@ -163,6 +163,9 @@ def export(
     tgt_lang: TargetLanguage = None,
     prefix: SourcePrefix = "",
     max_length: SourceMaxLength = None,
+    shortlist: Annotated[
+        bool, typer.Option("--shortlist", help="With graphs that compute the logits of a shortlist alone: fp32, int8.")
+    ] = False,
     target: Annotated[
         Literal["onnx", "tensorrt", "triton"],
         typer.Option(help="tensorrt: with engines; triton: beside the bundle a model repository, DIR.triton."),
@@ -269,6 +272,7 @@ def export(
                 alignments=alignments,
                 force=force,
                 verify=verify,
+                shortlist=shortlist,
             )
         print_export(loaded, exported)
         wanted.write(directory)

@@ -61,6 +61,8 @@ class ModelConfig:
     """The first token of every output, whatever the model says, such as a language; -1 for none."""
     suppressed_ids: tuple[int, ...] = ()
     """Target ids that are never generated."""
+    suppressed_first_ids: tuple[int, ...] = ()
+    """Target ids, eos possibly among them, that no output begins with, after `forced_first_id` where there is one."""
 
     # Arithmetic.
     activation: Activation = "relu"
@@ -143,6 +145,11 @@ class ModelConfig:
                     0 <= suppressed < self.tgt_vocab_size and suppressed != self.eos_id,
                     f"suppressed_ids has {suppressed}, which is eos or not in the target vocabulary",
                 )
+            for suppressed in self.suppressed_first_ids:
+                require(
+                    0 <= suppressed < self.tgt_vocab_size,
+                    f"suppressed_first_ids has {suppressed}, which is not in the target vocabulary",
+                )
             require(len(self.suppressed_ids) < self.tgt_vocab_size - 1, "suppressed_ids leave nothing to generate")
         for name, needed in (("pad_id", True), ("bos_id", self.source_bos), ("eos_id", self.source_eos)):
             value = getattr(self, name)
@@ -184,7 +191,7 @@ class ModelConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON-ready fields; `from_dict` reads them back."""
-        return {**dataclasses.asdict(self), "suppressed_ids": list(self.suppressed_ids)}
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in dataclasses.asdict(self).items()}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any], *, where: str = "the configuration") -> ModelConfig:
@@ -204,8 +211,9 @@ class ModelConfig:
             )
             raise ConfigError(f"{where} does not describe a model ({'; '.join(parts)}). Correct these fields.")
         given = dict(fields)
-        if isinstance(given.get("suppressed_ids"), list):  # as JSON writes a tuple
-            given["suppressed_ids"] = tuple(given["suppressed_ids"])
+        for name in ("suppressed_ids", "suppressed_first_ids"):
+            if isinstance(given.get(name), list):  # as JSON writes a tuple
+                given[name] = tuple(given[name])
         return cls(**given)
 
 

@@ -2,7 +2,8 @@
 
 Axes: `batch` source sentences, `src` source ids, `rows` = batch * beam hypotheses (row = b * beam + k), `cache` slots of
 the self-attention cache; `blocks` tensors of one cache that lie one after the other, `width` numbers of one row of one of
-them; `heads`, `head_dim`, `best`, `vocab`, `layers`, `keys_values` (2 a decoder layer) and `classes` are fixed by the model.
+them; `candidates` words of a shortlist; `heads`, `head_dim`, `d_model`, `best`, `vocab`, `layers`, `keys_values` (2 a
+decoder layer) and `classes` are fixed by the model.
 """
 
 from __future__ import annotations
@@ -15,15 +16,8 @@ from typing import Any, Literal
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
 
-Role = Literal[
-    "encoder",
-    "decoder_step",
-    "beam_step",
-    "select_rows",
-    "encoder_classifier",
-    "decoder_step_attention",
-    "beam_step_attention",
-]
+SpecialStep = Literal["decoder_step_attention", "beam_step_attention", "shortlist_decoder_step", "shortlist_beam_step"]
+Role = Literal["encoder", "decoder_step", "beam_step", "select_rows", "encoder_classifier", "shortlist", SpecialStep]
 Precision = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 Dialect = Literal["onnx24", "onnx24-lengths", "ort"]
 
@@ -55,7 +49,7 @@ DIALECTS: dict[Dialect, str] = {
     "ort": "ONNX Runtime's own operators, fused and shaped for its CPU kernels; beams share a cache that never moves",
 }
 
-ITEM_SIZES = {"int64": 8, "int32": 4, "float32": 4, "float16": 2, "bfloat16": 2, "bool": 1}
+ITEM_SIZES = {"int64": 8, "int32": 4, "float32": 4, "float16": 2, "bfloat16": 2, "bool": 1, "int8": 1}
 
 ALIGNMENT = 256
 """Bytes to which tensors are aligned on a device: what TensorRT asks of every address."""
@@ -67,7 +61,7 @@ BEST = 17
 """Best tokens of a row that a step tells: 2 * beam + 1 for beams up to 8, one more for an eos that may not come yet."""
 
 
-DType = Literal["int64", "int32", "bool", "float32", "float16", "bfloat16", "float"]
+DType = Literal["int64", "int32", "bool", "float32", "float16", "bfloat16", "int8", "float"]
 
 
 @dataclass(frozen=True)
@@ -99,12 +93,12 @@ class GraphSpec:
 
     @property
     def step(self) -> Role:
-        """The role without the attention that it tells, where it tells any."""
-        return next((plain for plain, telling in ATTENTION_ROLES.items() if telling == self.role), self.role)
+        """The role without the attention that it tells, or the shortlist that it takes."""
+        return _PLAIN_STEPS.get(self.role, self.role)
 
     @property
     def tells_attention(self) -> bool:
-        return self.step != self.role
+        return self.role in ATTENTION_ROLES.values()
 
 
 def _pair(name: str, axes: tuple[str, ...], about: str) -> tuple[TensorSpec, TensorSpec]:
@@ -204,12 +198,16 @@ ORT_BEAM_STEP = GraphSpec(
     dialect="ort",
 )
 
-
 ATTENTION_ROLES: dict[Role, Role] = {
     "decoder_step": "decoder_step_attention",
     "beam_step": "beam_step_attention",
 }
 """Steps and the graphs that are such a step with one more output, so that who does not ask for it does not pay for it."""
+
+SHORTLIST_ROLES: dict[Role, Role] = {"decoder_step": "shortlist_decoder_step", "beam_step": "shortlist_beam_step"}
+"""Steps and the graphs that are such a step for a shortlist; see `shortlist_contract.py`."""
+
+_PLAIN_STEPS = {special: plain for roles in (ATTENTION_ROLES, SHORTLIST_ROLES) for plain, special in roles.items()}
 
 ATTENTION = TensorSpec(
     "attention",
@@ -375,6 +373,7 @@ def shape(tensor: TensorSpec, config: ModelConfig) -> list[str | int]:
         "keys_values": 2 * config.n_decoder_layers,
         "layers": config.n_decoder_layers,
         "vocab": config.tgt_vocab_size,
+        "d_model": config.d_model,
         "classes": config.n_classes,
     }
     return [fixed.get(axis, axis) for axis in tensor.axes]

@@ -41,6 +41,10 @@ def decode(
     early_stopping: Annotated[
         Literal["false", "true", "never"], typer.Option(help="As Transformers has it, for --search-profile hf.")
     ] = "false",
+    force_eos: Annotated[
+        bool,
+        typer.Option("--force-eos", help="End with eos at the length limit, at no cost, for --search-profile hf."),
+    ] = False,
     length_penalty: Annotated[
         float | None,
         typer.Option(help="Exponent A of ((5 + length) / 6) ** A, by default 0.6; of length ** A in other profiles."),
@@ -60,6 +64,27 @@ def decode(
     prefix_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What each output begins with, a line for each input line.")
     ] = None,
+    alternatives: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Outputs for the N most likely tokens after the prefix, most likely first, separated by tabs."
+        ),
+    ] = 0,
+    min_alternative_prob: Annotated[
+        float, typer.Option(help="Of --alternatives: the least probability of such a token.")
+    ] = 0.0,
+    shortlist: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Words that outputs may have: a vmap, a lexicon (lex.s2t), or a word a line."
+        ),
+    ] = None,
+    shortlist_first: Annotated[
+        int, typer.Option(min=0, help="Of a lexicon: the N most frequent target words always may come.")
+    ] = 100,
+    shortlist_best: Annotated[
+        int, typer.Option(min=1, help="Of a lexicon: the N most probable words of each source word.")
+    ] = 100,
     samples: Annotated[
         int, typer.Option(min=0, help="Draw so many outputs a line at random, separated by tabs, instead of a search.")
     ] = 0,
@@ -73,6 +98,12 @@ def decode(
     ] = 0,
     token_scores: Annotated[
         bool, typer.Option("--token-scores", help="The log-probability of each token, in jsonl.")
+    ] = False,
+    stream: Annotated[
+        bool,
+        typer.Option(
+            "--stream", help="Write each token as soon as it is decided, line by line; in jsonl an event each."
+        ),
     ] = False,
     alignments: Annotated[
         str | None,
@@ -125,7 +156,10 @@ def decode(
     from tfexport.cpus import return_freed_memory
     from tfexport.next_tokens import suppressed
     from tfexport.runtimes import load_runtime, require_workers, takes_workers
+    from tfexport.runtimes.base import Shortlisting
     from tfexport.search import SearchOptions
+    from tfexport.shortlist import SHORTLIST_ADVICE, read_shortlist
+    from tfexport.stream import refuse_several, shown, stream_lines
     from tfexport.translate import Reader, Writer, translate, window_size
     from tfexport.watch import watched
 
@@ -134,6 +168,10 @@ def decode(
     if token_scores and output_format != "jsonl":
         raise TfexportError("--token-scores are written in jsonl alone. Add --output-format jsonl.")
 
+    if stream and (output is not None or workers not in (None, 1)):
+        raise TfexportError("--stream writes to stdout, by one worker. Leave -o and --workers out.")
+    if stream and (alignments is not None or replace_unk):
+        raise TfexportError("--alignments and --replace-unk are known when an output ends. Leave --stream out.")
     if unk_dictionary is not None and not replace_unk:
         raise TfexportError("--unk-dictionary says what replaces unknown tokens. Add --replace-unk.")
     if replace_unk and output_format == "ids":
@@ -148,6 +186,7 @@ def decode(
             beam=beam,
             nbest=nbest,
             early_stopping=early_stopping,
+            force_eos=force_eos,
             length_penalty=length_penalty,
             min_length=min_length,
             max_length=max_length,
@@ -156,6 +195,8 @@ def decode(
             no_repeat_ngram=no_repeat_ngram,
             suppress=suppressed,
             suppress_first=suppressed_first,
+            alternatives=alternatives,
+            min_alternative_prob=min_alternative_prob,
             samples=samples,
             temperature=temperature,
             top_k=top_k,
@@ -167,13 +208,25 @@ def decode(
             coverage_penalty=coverage_penalty,
         )
 
-    search_options()  # what is wrong with them is told before a bundle is read
+    asked = search_options()  # what is wrong with them is told before a bundle is read
+    if stream:
+        refuse_several(asked)
     with watched(directory) as watch:
         bundle = open_bundle(directory)
         chosen = precisions_of(precision)[0] if precision else None
         reader, writer = Reader.of(bundle, input_format), Writer.of(bundle, output_format)
         options = search_options(writer.token_ids(suppress), writer.token_ids(suppress_first))
         suppressed(bundle.config, options)
+        listed = None
+        if shortlist is not None:
+            listed = read_shortlist(
+                shortlist,
+                bundle.config,
+                bundle.tokenizer("source"),
+                bundle.tokenizer("target"),
+                first=shortlist_first,
+                best=shortlist_best,
+            )
         if options.tells_attention:
             layer_of(alignment_layer, bundle.config.n_decoder_layers)
         if aligned or replace_unk:
@@ -191,11 +244,20 @@ def decode(
             outputs = writer.reader() if prefix_column else None
             if prefix_file is not None:
                 outputs = writer.reader(lines=files.enter_context(opened(prefix_file)))
-            window = 1 if lines.isatty() else None  # a person at a terminal is answered line by line
+            window = 1 if stream or lines.isatty() else None  # a person at a terminal is answered line by line
             at_once = window is None and takes_workers(runtime, bundle, chosen)
             split = Split.of(workers, threads, at_once=at_once)
             require_workers(runtime, bundle, chosen, split.workers)
-            model = load_runtime(runtime, bundle, precision=chosen, threads=split.threads, share_weights=share_weights)
+            model = load_runtime(
+                runtime,
+                bundle,
+                precision=chosen,
+                threads=split.threads,
+                share_weights=share_weights,
+                shortlist=listed is not None,
+            )
+            if listed is not None and (options.tells_attention or not isinstance(model, Shortlisting)):
+                say(f"note: all logits are computed, for want of graphs for shortlists: {SHORTLIST_ADVICE}")
             if isinstance(model, Prepared):
                 model.prepare(options.width, attention=options.tells_attention)
             about = {
@@ -206,6 +268,7 @@ def decode(
                 "input": [str(source), reader.format],
                 "prefixes": str(prefix_file) if prefix_file else prefix_column,
                 "output": [writer.format, alignments, replace_unk, str(unk_dictionary)],
+                "shortlist": [file_sha256(shortlist), shortlist_first, shortlist_best] if shortlist else None,
             }
             watch.loaded()
             return_freed_memory(now=True)  # what loading needed
@@ -215,6 +278,11 @@ def decode(
                     say(f"note: decoding with {split}; choose with --workers and --threads")
                 if reason := missing(bundle, model.name, model.precision):
                     say(f"note: {reason}: tfexport parity {directory} INPUT")
+                if stream:
+                    events = stream_lines(model, reader, lines, options, writer, outputs=outputs, shortlist=listed)
+                    for _ in warned(watch.over(shown(events, writer, out.file))):
+                        pass
+                    return
                 results = translate(
                     model,
                     reader,
@@ -225,6 +293,7 @@ def decode(
                     workers=split.workers,
                     done=out.done,
                     outputs=outputs,
+                    shortlist=listed,
                 )
                 for result in warned(with_progress(watch.over(results), "decoding lines")):
                     print(writer.line(result), file=out.file, flush=window == 1)

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from tfexport import contract
 from tfexport.config import ModelConfig
 from tfexport.projections import Projection
+from tfexport.shortlist_contract import LISTED
 from tfexport.stored_weights import StoredWeights
 
 CONTRIB = "com.microsoft"
@@ -28,6 +29,7 @@ _TYPES = {
     "int64": ir.DataType.INT64,
     "int32": ir.DataType.INT32,
     "bool": ir.DataType.BOOL,
+    "int8": ir.DataType.INT8,
     "float32": ir.DataType.FLOAT,
     "float16": ir.DataType.FLOAT16,
     "bfloat16": ir.DataType.BFLOAT16,
@@ -124,7 +126,9 @@ class Emitter:
         self._outputs[name] = self._boundary(tensor, value)
 
     def weight(self, name: str) -> Value:
-        """A tensor of the weights files."""
+        """A tensor of the weights files, or the input of the graph that stands for it."""
+        if (given := self.inputs.get(f"{LISTED}{name}")) is not None:
+            return given
         return self._initializer(name, self._stored.tensor(name))
 
     def has(self, name: str) -> bool:

@@ -31,6 +31,7 @@ from tfexport.projections import decoder_projections, encoder_projections
 from tfexport.quantize import has_fixed_scale, quantized
 from tfexport.rounded import rounded
 from tfexport.selfcheck import ONNX_RUNTIME, TOLERANCE, self_check
+from tfexport.shortlist_contract import shortlist_graphs_of
 from tfexport.stored_weights import StoredWeights
 
 
@@ -55,6 +56,7 @@ def export(
     alignments: bool = False,
     force: bool = False,
     verify: Callable[[Path], None] | None = None,
+    shortlist: bool = False,
 ) -> Exported:
     """Export a checkpoint to a bundle, checked against PyTorch before it is moved into place.
 
@@ -63,6 +65,7 @@ def export(
         alignments: write step graphs that tell their cross-attention, beside those that do not.
         budgets: for precisions of which modules are to stay in float32 until text is decoded within a budget.
         verify: called with the folder of the whole bundle before it is moved into place; what it raises stops that.
+        shortlist: write graphs that compute the logits of a shortlist alone, too.
 
     Raises:
         BundleError: the bundle exists already or cannot be written.
@@ -82,7 +85,7 @@ def export(
                 choices[precision] = _chosen(model, precision, folder, *budgets[precision])
                 keep = [kept.module for kept in choices[precision].kept]
             reference = _write_variant(model, precision, folder, keep)
-            written = write_graphs(config, precision, folder, keep, alignments=alignments)
+            written = write_graphs(config, precision, folder, keep, alignments=alignments, shortlist=shortlist)
             if precision in TOLERANCE:
                 max_errors[precision] = self_check(reference, written, folder)
             graphs += written
@@ -151,12 +154,14 @@ def write_graphs(
     *,
     dialects: Sequence[contract.Dialect] = tuple(contract.DIALECTS),
     alignments: bool = False,
+    shortlist: bool = False,
 ) -> list[contract.GraphSpec]:
     """Write the graphs of a precision over the weights that lie in `folder`; returns them.
 
     Args:
         keep: modules that stay in float32: projections of quantized graphs, paths of nodes in half precision.
         alignments: steps that tell their cross-attention too.
+        shortlist: those for shortlists, too; not where the output projection is one that stays in float32.
     """
     files = (
         {contract.WEIGHTS_FILE, contract.weights_file(precision)}
@@ -166,6 +171,8 @@ def write_graphs(
     stored = StoredWeights(*(folder / file for file in sorted(files)))
     kinds = (contract.graphs_of, *([contract.attention_graphs_of] if alignments else []))
     graphs = [graph for dialect in dialects for kind in kinds for graph in kind(config, precision, dialect)]
+    if shortlist and "output" not in keep:
+        graphs += shortlist_graphs_of(config, precision)
     for graph in graphs:
         model = emit(graph, config, stored, keep)
         model.producer_name, model.producer_version = "tfexport", __version__

@@ -45,6 +45,7 @@ class NextTokens:
         self._forced = np.full((len(sources), longest), -1, dtype=np.int64)
         for row, prefix in zip(self._forced, prefixes, strict=True):
             row[: len(prefix)] = prefix
+        self._least = np.array([source.least for source in sources], dtype=np.int64)
         self._streams = Streams(options.seed, [source.line for source in sources], options.samples)
         # Transformers penalises log-probabilities in beam search; the paper and all others logits.
         self._penalises_logits = options.beam == 1 or options.rules.renormalises
@@ -84,7 +85,8 @@ class NextTokens:
     def _banned(self, length: int) -> list[int]:
         """Ids that no row may have as token `length`, each once."""
         early = [self.config.eos_id] if length <= self._options.min_length else []
-        first = self._options.suppress_first if length == 1 else ()
+        begin = 2 if self.config.forced_first_id >= 0 else 1
+        first = (*self._options.suppress_first, *self.config.suppressed_first_ids) if length == begin else ()
         return list(dict.fromkeys([*early, *self._never, *first]))
 
     def _needs_logits(self, length: int, sentence: IntArray, banned: list[int]) -> bool:
@@ -94,13 +96,14 @@ class NextTokens:
             or options.repetition_penalty != 1
             or options.no_repeat_ngram
             or length <= self._forced.shape[1]
+            or (length <= self._least[sentence]).any()
             or (banned and options.rules.renormalises)
             or self._must_end(length, sentence).any()
         )
 
     def _must_end(self, length: int, rows: IntArray) -> NDArray[np.bool_]:
         """Which of these sources may have nothing but eos as token `length`."""
-        return (self._limits[rows] == length) & (self._options.rules.at_limit == "eos")
+        return (self._limits[rows] == length) & (self._options.rules.at_limit == "eos" or self._options.force_eos)
 
     def _past(self, history: History) -> IntArray:
         return history() if self._options.rules.bos_came else history()[:, 1:]
@@ -115,11 +118,15 @@ class NextTokens:
             scores = log_softmax(scores)
         allowed = np.ones(scores.shape, dtype=bool)
         allowed[:, banned] = False
+        allowed[length <= self._least[source], eos] = False
         if options.no_repeat_ngram:
             ban_repeated_ngrams(allowed, self._past(history), options.no_repeat_ngram)
         # Where nothing may come any more an output ends.
         stuck = ~(allowed & (scores > -np.inf)).any(axis=1)
-        allowed[stuck | self._must_end(length, source)] = np.arange(scores.shape[1]) == eos
+        must_end = self._must_end(length, source)
+        allowed[stuck | must_end] = np.arange(scores.shape[1]) == eos
+        if options.force_eos:
+            scores[must_end, eos] = 0.0
         if length <= self._forced.shape[1]:
             forced = self._forced[source, length - 1]
             rows = np.flatnonzero(forced >= 0)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Checkpoint = Annotated[
     Path,
     typer.Argument(
-        metavar="CKPT", help="A state_dict: .pt, .pth, .ckpt or .safetensors; or a folder with config.json."
+        metavar="CKPT", help="A state_dict: .pt, .pth, .ckpt or .safetensors; or a toolkit's file or folder."
     ),
 ]
 BundleDir = Annotated[Path, typer.Argument(metavar="DIR", help="A bundle that `tfexport export` wrote.")]

@@ -14,6 +14,9 @@ from torch import Tensor
 
 from tfexport import contract
 from tfexport.models.transformer import KeyValue, Transformer
+from tfexport.projections import Projection
+from tfexport.quantize import quantized
+from tfexport.shortlist_contract import LISTED
 
 Arrays = dict[str, NDArray[np.generic]]
 
@@ -33,9 +36,46 @@ def case(model: Transformer, graph: contract.GraphSpec, sizes: Mapping[str, int]
     sizes = {**sizes, "src": min(sizes["src"], config.max_source_length)}
     if graph.role == "encoder":
         return _encoder_case(model, sizes, random)
+    if graph.role == "shortlist":
+        ids = _candidates(model, sizes, random)
+        outputs = {name: torch.from_numpy(array) for name, array in _listed(model, graph, ids).items()}
+        return Case({"candidates": ids}, outputs)
     found = (_decoder_case if graph.step == "decoder_step" else _beam_case)(model, sizes, random)
     told = {tensor.name for tensor in graph.outputs}
-    return replace(found, outputs={name: tensor for name, tensor in found.outputs.items() if name in told})
+    found = replace(found, outputs={name: tensor for name, tensor in found.outputs.items() if name in told})
+    if graph.role in contract.SHORTLIST_ROLES.values():
+        return _shortlisted(model, graph, found, _candidates(model, sizes, random), random)
+    return found
+
+
+def _candidates(model: Transformer, sizes: Mapping[str, int], random: np.random.Generator) -> NDArray[np.int64]:
+    """Some target ids, in their order."""
+    vocab = model.config.tgt_vocab_size
+    return np.sort(random.permutation(vocab)[: min(vocab, sizes["count"] + sizes["src"])])
+
+
+def _listed(model: Transformer, graph: contract.GraphSpec, ids: NDArray[np.int64]) -> Arrays:
+    """What stands for the output projection of these ids, by its names in graphs."""
+    rows = model.output_matrix().detach().numpy()[ids]
+    arrays: Arrays = {"output_weight": rows}
+    if graph.precision == "int8":
+        arrays = quantized({"output_weight": rows}, [Projection("output", ("output_weight",), ())], "int8", {})
+    if model.output_bias is not None:
+        arrays["output_bias"] = model.output_bias.detach().numpy()[ids]
+    return {f"{LISTED}{name}": array for name, array in arrays.items()}
+
+
+def _shortlisted(
+    model: Transformer, graph: contract.GraphSpec, step: Case, ids: NDArray[np.int64], random: np.random.Generator
+) -> Case:
+    """A case of a step that has candidates in the place of the vocabulary."""
+    assert step.logits is not None
+    # Any numbers: of -inf there is no difference.
+    left_out = random.standard_normal((len(step.logits), len(ids))).astype(np.float32)
+    logits = step.logits[:, torch.from_numpy(ids)] + torch.from_numpy(left_out)
+    count = np.minimum(step.inputs["count"], len(ids))
+    inputs = {**step.inputs, **_listed(model, graph, ids), "left_out": left_out, "count": count}
+    return Case(inputs, {**step.outputs, "logits": logits}, logits)
 
 
 def _sources(model: Transformer, sizes: Mapping[str, int], random: np.random.Generator) -> Arrays:

@@ -34,12 +34,15 @@ from tfexport.config import ModelConfig
 from tfexport.emitter import CONTRIB, Emitter, Linear, Value
 from tfexport.projections import Projection, decoder_projections, encoder_projections
 from tfexport.quantize import int4_linear, int8_linear
+from tfexport.shortlist_contract import LISTED
 from tfexport.stored_weights import StoredWeights
 
 
 def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, keep: Collection[str] = ()) -> ir.Model:
     """A graph of the dialect `ort`, its weights in `stored`; the projections `keep` are in float32."""
-    projections = (*encoder_projections(config), *decoder_projections(config))
+    # A shortlist takes rows of the output projection, not of the embeddings that this may be tied to.
+    own_output = graph.role in contract.SHORTLIST_ROLES.values()
+    projections = (*encoder_projections(config), *decoder_projections(config, own_output=own_output))
 
     def linear(emitter: Emitter, projection: Projection, states: Value) -> Value:
         emit_linear = _float32_linear if projection.name in keep else _LINEARS[graph.precision]
@@ -48,6 +51,8 @@ def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, 
     emitter = Emitter(graph, config, stored, projections, linear)
     if graph.role == "encoder":
         _encoder(emitter)
+    elif graph.role == "shortlist":
+        _gathered_output(emitter, projections[-1])
     else:
         _step(emitter, _own_caches if graph.step == "decoder_step" else _shared_cache)
     return emitter.model()
@@ -94,6 +99,16 @@ def _encoder(emitter: Emitter) -> None:
         emitter.node("Transpose", cross, attributes={"perm": (2, 0, 3, 1, 4)}, output="cross")
 
 
+def _gathered_output(emitter: Emitter, output: Projection) -> None:
+    """The weights of the output projection for some candidates."""
+    stored = {"output_weight": output.weights[0]}  # in float32, where it may be tied to embeddings
+    for tensor in emitter.graph.outputs:
+        name = tensor.name.removeprefix(LISTED)
+        axis = tensor.axes.index("candidates")
+        weight = emitter.weight(stored.get(name, name))
+        emitter.node("Gather", weight, emitter.inputs["candidates"], attributes={"axis": axis}, output=tensor.name)
+
+
 SelfAttention = Callable[["Emitter", int, Value], Value]
 """Writes the new keys and values of a layer to its cache and attends to it: `query_key_value` [.., 3 * d_attention] to
 [.., d_attention]."""
@@ -134,6 +149,8 @@ def _step(emitter: Emitter, self_attention: SelfAttention) -> None:
     if weights:
         tell_attention(emitter, weights)
     logits = emitter.projected("output", states if _is_flat(emitter) else emitter.reshaped(states, -1, config.d_model))
+    if "left_out" in inputs:
+        logits = emitter.node("Add", logits, inputs["left_out"])
     emitter.is_output(logits, "logits")
     log_probs = emitter.node("LogSoftmax", logits, attributes={"axis": -1})
     emitter.nodes("TopK", log_probs, inputs["count"], outputs=("best.log_probs", "best.ids"))

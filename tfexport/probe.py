@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from tfexport.config import ModelConfig
-from tfexport.models.checkpoint import Checkpoint, Reading, inspect_checkpoint, load_checkpoint, read_checkpoint
+from tfexport.errors import CheckpointError
+from tfexport.models.checkpoint import Checkpoint, Reading, read_checkpoint
 from tfexport.models.hints import vocabulary_problems
 from tfexport.models.native import Tokenizers
 from tfexport.models.recognition import Chosen
@@ -103,15 +104,13 @@ def probe(
         TfexportError: the file cannot be read, what it does not tell has not been given, or it is a classifier's.
     """
     reading = read_checkpoint(path, hints, family, text)
-    if not text:
-        inspection = inspect_checkpoint(path, hints, tokenizers=tokenizers, family=family)
-        if inspection.problems and not inspection.missing:
-            wrong = Check("weights", False, "; ".join(inspection.problems))
-            return Probe(path, inspection.family, (wrong,), None)
-    checkpoint = load_checkpoint(path, hints, tokenizers=tokenizers, family=family, text=text)
+    inspection = reading.inspection(tokenizers)
+    if inspection.problems and not inspection.missing:
+        return Probe(path, inspection.family, (Check("weights", False, "; ".join(inspection.problems)),), None)
+    checkpoint = reading.checkpoint(tokenizers)
     model = checkpoint.build_model()
     if not isinstance(model, Transformer):
-        raise _no_decoder(path)
+        raise CheckpointError(f"{path} is an encoder classifier, which has no decoder to check. Export it.")
     sentences = _sentences(model.config, sources_of(checkpoint) if sources_of else None)
     checks = [*_facts(reading, checkpoint), *_own_checks(model, sentences)]
     layers = None
@@ -120,12 +119,6 @@ def probe(
         found, layers = _beside_theirs(model, theirs, reading, sentences, tolerance)
         checks += found
     return Probe(path, checkpoint.family, tuple(checks), layers)
-
-
-def _no_decoder(path: Path) -> Exception:
-    from tfexport.errors import CheckpointError
-
-    return CheckpointError(f"{path} is an encoder classifier, which has no decoder to check. Export it.")
 
 
 def _sentences(config: ModelConfig, sources: Sources | None) -> list[Sentence]:
@@ -308,7 +301,7 @@ def _largest(model: nn.Module) -> Iterator[dict[str, float]]:
 
     def note(path: str, module: nn.Module, given: Any, made: Any) -> None:
         if isinstance(made, Tensor) and made.numel():
-            sizes[path] = max(sizes.get(path, 0.0), float(made.abs().max()))
+            sizes[path] = float(np.maximum(sizes.get(path, 0.0), float(made.abs().max())))
 
     handles = [module.register_forward_hook(partial(note, path)) for path, module in model.named_modules() if path]
     try:

@@ -16,9 +16,10 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -119,9 +120,9 @@ def run_theirs(theirs: nn.Module, source: Tensor, target: Tensor) -> Tensor:
     Raises:
         TfexportError: it fails, or gives something else.
     """
+    fused = torch.backends.mha.get_fastpath_enabled()
     try:
-        # Without the fused layers of torch.nn, which call none of the modules within.
-        torch.backends.mha.set_fastpath_enabled(False)
+        torch.backends.mha.set_fastpath_enabled(False)  # which calls none of the modules within a layer of torch.nn
         with torch.no_grad():
             logits = theirs(source, target)
     except Exception as error:
@@ -130,7 +131,7 @@ def run_theirs(theirs: nn.Module, source: Tensor, target: Tensor) -> Tensor:
             f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''} Let its forward take these two."
         ) from error
     finally:
-        torch.backends.mha.set_fastpath_enabled(True)
+        torch.backends.mha.set_fastpath_enabled(fused)
     if not isinstance(logits, Tensor) or logits.shape[:-1] != target.shape:
         shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise TfexportError(
@@ -158,12 +159,16 @@ def _compare(
             wanted = run_theirs(theirs, src_ids, tgt_ids)
         for value in _values(pairs, ours_seen, theirs_seen):
             key = (value.ours, value.theirs)
-            if key not in errors or not value.error <= errors[key].error:
-                errors[key] = value
-        logits = max(logits, relative_error(wanted, found) if wanted.shape == found.shape else float("inf"))
+            errors[key] = replace(value, error=_larger(errors.get(key, value).error, value.error))
+        logits = _larger(logits, relative_error(wanted, found) if wanted.shape == found.shape else float("inf"))
     last = Value("logits", "logits", logits, "the output layer: tie_output, output_bias, or the final norm")
     chosen = TOLERANCE[dtype] if tolerance is None else tolerance
     return Layers((*errors.values(), last), chosen, dtype)
+
+
+def _larger(one: float, other: float) -> float:
+    """The larger of two errors; a NaN is the largest."""
+    return float(np.maximum(one, other))
 
 
 Event = tuple[str, str, int, Tensor]

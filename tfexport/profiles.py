@@ -56,6 +56,8 @@ class Profile:
     """Special tokens that are no output."""
     bos_came: bool = True
     """Whether bos is one of the tokens that came before, for the rules about repetition."""
+    scores_continuation: bool = False
+    """Whether an alternative's score is the log-probability of its first token and the score of what follows, by itself."""
     renormalises: bool = False
     """Whether tokens that may not come leave their probability to the others; a forced token then costs nothing."""
 
@@ -70,6 +72,7 @@ PROFILES: dict[ProfileName, Profile] = {
         top_ends=True,
         at_limit="end",
         bos_came=False,
+        scores_continuation=True,
         renormalises=True,
     ),
     "fairseq": Profile(length_penalty=1.0, done="enough", keeps="first", at_limit="eos", min_length=1, never=("pad",)),

@@ -6,17 +6,20 @@ token id. A GPU may rank equal logits in any order. Scores are summed in float64
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tfexport.alternatives import with_alternatives
 from tfexport.attended import Attended
 from tfexport.next_tokens import NextTokens
-from tfexport.runtimes.base import Best, IntArray, Runtime, State
+from tfexport.runtimes.base import Best, IntArray, Runtime, Shortlisting, State
+from tfexport.runtimes.masked import Masked
 from tfexport.search_options import Finished, Hypothesis, SearchOptions, Source
 
-__all__ = ["Hypothesis", "SearchOptions", "Source", "pad", "search"]
+__all__ = ["Hypothesis", "SearchOptions", "Source", "pad", "search", "search_steps"]
 
 COMPACT_BELOW = 0.75
 """Greedy rows leave the batch when the live ones are at most this part of it: a copy of the cache must pay for itself."""
@@ -31,23 +34,59 @@ def search(
     Raises:
         TfexportError: the runtime gave logits that are not numbers, or an option does not fit the model.
     """
+    if options.alternatives and sources:
+        return with_alternatives(search, _begun, runtime, _asked(sources), options)
+    steps = search_steps(runtime, sources, options)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return list(done.value)
+
+
+Decided = Callable[[int], tuple[IntArray, NDArray[np.float64]]]
+"""Of a source, by its place: the tokens that its best output is sure to begin with, and their log-probabilities [length]."""
+Steps = Generator[Decided, None, list[list[Hypothesis]]]
+"""A search that stops after each step but the last, and tells what is decided by then; it returns what it finds."""
+
+
+def search_steps(runtime: Runtime[State], sources: Sequence[Source | Sequence[int]], options: SearchOptions) -> Steps:
+    """`search`, step by step, for who wants to see tokens as they are decided."""
     if not sources:
         return []
-    asked = [source if isinstance(source, Source) else Source(source) for source in sources]
-    src_ids, src_len = pad([source.ids for source in asked], runtime.config.pad_id)
+    asked = _asked(sources)
+    runtime, state = _begun(runtime, asked, options)
+    src_len = np.array([len(source) for source in asked])
     attended = None
     if options.tells_attention:
         attended = Attended(options.alignment_layer, runtime.config.n_decoder_layers, src_len, options.width)
-        state = runtime.encode(src_ids, src_len, beam=options.width, attention=True)
-    else:
-        state = runtime.encode(src_ids, src_len, beam=options.width)
     limits = np.minimum(options.limits(runtime.config, src_len), runtime.capacity.target)
     most = [limit if source.most is None else source.most for source, limit in zip(asked, limits, strict=True)]
     limits = np.minimum(limits, np.array(most, dtype=np.int64))
     next_tokens = NextTokens(runtime, options, asked, limits)
-    if options.beam == 1:
-        return _greedy(next_tokens, state, limits, options, attended)
-    return _beam(next_tokens, state, limits, options, attended)
+    decode = _greedy if options.beam == 1 else _beam
+    return (yield from decode(next_tokens, state, limits, options, attended))
+
+
+def _asked(sources: Sequence[Source | Sequence[int]]) -> list[Source]:
+    return [source if isinstance(source, Source) else Source(source) for source in sources]
+
+
+def _begun(runtime: Runtime[State], sources: Sequence[Source], options: SearchOptions) -> tuple[Runtime[State], State]:
+    """The state of a search before any token, and the runtime that it is for."""
+    src_ids, src_len = pad([source.ids for source in sources], runtime.config.pad_id)
+    asked: dict[str, Any] = {"beam": options.width, **({"attention": True} if options.tells_attention else {})}
+    if all(source.candidates is None for source in sources):
+        return runtime, runtime.encode(src_ids, src_len, **asked)
+    every = np.arange(runtime.config.tgt_vocab_size)
+    candidates = [
+        every if source.candidates is None else np.union1d(source.candidates, [*source.prefix, runtime.config.eos_id])
+        for source in sources
+    ]
+    # Graphs for shortlists do not tell attention.
+    own = isinstance(runtime, Shortlisting) and not options.tells_attention
+    shortlisting: Any = runtime if own else Masked(runtime)
+    return shortlisting, shortlisting.encode_shortlisted(src_ids, src_len, candidates, **asked)
 
 
 def pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[IntArray, IntArray]:
@@ -61,7 +100,7 @@ def pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[IntArray, IntA
 
 def _greedy(
     next_tokens: NextTokens, state: State, limits: IntArray, options: SearchOptions, attended: Attended | None
-) -> list[list[Hypothesis]]:
+) -> Steps:
     """The best next token, or the one that is drawn, until it is eos; `width` outputs of each sentence."""
     bos, eos, width = next_tokens.config.bos_id, next_tokens.config.eos_id, options.width
     batch = len(limits)
@@ -76,6 +115,10 @@ def _greedy(
     def history() -> IntArray:
         past = output[: length - 1, sentence].reshape(length - 1, len(sentence) * width).T
         return np.concatenate([np.full((len(past), 1), bos), past], axis=1)
+
+    def decided(index: int) -> tuple[IntArray, NDArray[np.float64]]:
+        known = min(length, int(lengths[index, 0]))
+        return output[:known, index, 0], log_probs[:known, index, 0]
 
     for length in range(1, limits.max() + 1):
         best, state = next_tokens.best(state, tokens, 1, length, sentence, history)
@@ -98,6 +141,7 @@ def _greedy(
                 rows = (kept[:, None] * width + np.arange(width)).ravel()
                 state, tokens = state.select(rows), tokens[rows]
                 sentence, live = sentence[kept], live[kept]
+        yield decided
 
     def hypothesis(index: int, sample: int) -> Hypothesis:
         length = int(lengths[index, sample])
@@ -120,7 +164,7 @@ def _closed_up(live: NDArray[np.bool_]) -> IntArray:
 
 def _beam(
     next_tokens: NextTokens, state: State, limits: IntArray, options: SearchOptions, attended: Attended | None
-) -> list[list[Hypothesis]]:
+) -> Steps:
     """Beam search, which `profiles.py` describes.
 
     At each step the best 2 * beam continuations are looked at: those among the first `beam` that end in eos are
@@ -153,13 +197,29 @@ def _beam(
         done = last == config.eos_id
         finished[index].add(tuple(reversed(ids)), log_prob, rank=rank, done=done, steps=steps, attention=attention)
 
+    def told(those: IntArray, count: int) -> tuple[IntArray, NDArray[np.float64]]:
+        """The first `count` tokens of the live hypotheses of some sentences, and their sums: [sentences, beam, count]."""
+        ids = np.empty((len(those), beam, count), dtype=np.int64)
+        totals, place = np.empty(ids.shape), np.tile(np.arange(beam), (len(those), 1))
+        for step in range(count - 1, -1, -1):
+            at = step, those[:, None], place
+            ids[..., step], totals[..., step], place = words[at], sums[at], parents[at]
+        return ids, totals
+
     def history() -> IntArray:
-        past = np.empty((len(sentence), beam, length), dtype=np.int64)
-        past[..., 0], place = config.bos_id, np.tile(np.arange(beam), (len(sentence), 1))
-        for step in range(length - 2, -1, -1):
-            past[..., step + 1] = words[step, sentence[:, None], place]
-            place = parents[step, sentence[:, None], place]
-        return past.reshape(-1, length)
+        past = told(sentence, length - 1)[0].reshape(len(sentence) * beam, -1)
+        return np.concatenate([np.full((len(past), 1), config.bos_id), past], axis=1)
+
+    def decided(index: int) -> tuple[IntArray, NDArray[np.float64]]:
+        """What all have in common that may become the best: those that are live, and the best that is finished."""
+        group = np.flatnonzero(sentence == index)  # none where the sentence is done
+        ids, totals = (found[np.isfinite(scores[group])] for found in told(sentence[group], length))
+        outputs = [*zip(ids, np.diff(totals, prepend=0.0), strict=True)]
+        outputs += [(np.array(one.ids), np.array(one.token_log_probs)) for one in finished[index].best()[:1]]
+        shortest = min(len(tokens) for tokens, _ in outputs)
+        every = np.stack([tokens[:shortest] for tokens, _ in outputs])
+        common = int(np.logical_and.accumulate((every == every[0]).all(axis=0)).sum())
+        return outputs[0][0][:common], outputs[0][1][:common]
 
     for length in range(1, limits.max() + 1):
         best, state = next_tokens.best(state, tokens, 2 * beam, length, sentence, history)
@@ -198,6 +258,7 @@ def _beam(
         tokens, scores, sentence = token[kept].ravel(), scores[kept], sentence[kept]
         if len(rows) != state.rows or (rows != np.arange(len(rows))).any():
             state = state.select(rows)
+        yield decided
 
     return [hypotheses.best() for hypotheses in finished]
 

@@ -49,6 +49,8 @@ class SearchOptions:
     """Whose search it is; see `profiles.py`. `for_profile` has its own values for what is not said."""
     early_stopping: EarlyStopping = "false"
     """Of the profile `hf` alone."""
+    force_eos: bool = False
+    """Of the profile `hf` alone: the last token that the length limit leaves is eos, at no cost (`forced_eos_token_id`)."""
 
     repetition_penalty: float = 1.0
     """Above 1 makes tokens that came before less likely (Keskar et al. 2019, section 4.1, as Transformers has it): their
@@ -58,7 +60,13 @@ class SearchOptions:
     suppress: tuple[int, ...] = ()
     """Ids that are never generated."""
     suppress_first: tuple[int, ...] = ()
-    """Ids that are not generated first."""
+    """Ids that are not generated first, or, where the model begins every output with one token, after it."""
+
+    alternatives: int = 0
+    """Tell so many outputs that differ in the token after the forced beginning, each the best with its own; see
+    `alternatives.py`. 0 for an ordinary search."""
+    min_alternative_prob: float = 0.0
+    """Of alternatives: the least probability of such a token; the most likely one is always told."""
 
     samples: int = 0
     """Draw so many outputs of each source, token by token, instead of searching for the best; they come in the order in
@@ -85,9 +93,21 @@ class SearchOptions:
             f"length_penalty is {self.length_penalty}, not between -10 and 10": not -10 <= self.length_penalty <= 10,
             f"early_stopping is {self.early_stopping}, which only the profile hf has": self.early_stopping != "false"
             and self.profile != "hf",
+            "force_eos is of the profile hf alone": self.force_eos and self.profile != "hf",
             f"coverage_penalty is {self.coverage_penalty}, not 0 or above": not 0 <= self.coverage_penalty < math.inf,
             f"repetition_penalty is {self.repetition_penalty}, not above 0": not 0 < self.repetition_penalty < math.inf,
             f"no_repeat_ngram is {self.no_repeat_ngram}, below 0": self.no_repeat_ngram < 0,
+            f"alternatives is {self.alternatives}, below 0": self.alternatives < 0,
+            f"min_alternative_prob is {self.min_alternative_prob}, not between 0 and 1": not 0
+            <= self.min_alternative_prob
+            <= 1,
+            "min_alternative_prob is of alternatives, and there are none": self.min_alternative_prob != 0
+            and self.alternatives == 0,
+            "the profile opennmt has no coverage_penalty for alternatives": self.alternatives > 0
+            and self.coverage_penalty != 0
+            and self.rules.scores_continuation,
+            "alternatives are told instead of nbest or samples": self.alternatives > 0
+            and (self.nbest > 1 or self.samples > 0),
             f"samples is {self.samples}, below 0": self.samples < 0,
             f"temperature is {self.temperature}, not above 0": not 0 < self.temperature < math.inf,
             f"top_k is {self.top_k}, below 0": self.top_k < 0,
@@ -163,10 +183,13 @@ class SearchSettings(TypedDict, total=False):
     coverage_penalty: float
     profile: ProfileName
     early_stopping: EarlyStopping
+    force_eos: bool
     repetition_penalty: float
     no_repeat_ngram: int
     suppress: tuple[int, ...]
     suppress_first: tuple[int, ...]
+    alternatives: int
+    min_alternative_prob: float
     samples: int
     temperature: float
     top_k: int
@@ -184,6 +207,10 @@ class Source:
     """Ids that every output begins with; their log-probabilities count."""
     most: int | None = None
     """Most tokens of its outputs, beside the limits of the search."""
+    least: int = 0
+    """Fewest tokens before eos may come, beside that of the search."""
+    candidates: IntArray | None = field(default=None, compare=False)
+    """Target ids that may come in its outputs, beside eos and those of `prefix`; None for all."""
     line: int = 0
     """Its number, which decides with the seed what is drawn for it."""
     tokens: SourceTokens | None = None

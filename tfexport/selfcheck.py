@@ -117,7 +117,7 @@ def output_errors(
             assert checked.logits is not None
             got, wanted = _best(checked, checked.logits, tensor.name, found)
         else:
-            wanted = checked.outputs[tensor.name]
+            wanted = checked.outputs[tensor.name].float()
         if graph.step == "decoder_step" and tensor.name.startswith("present.") and graph.dialect == "ort":
             got = _filled(got, checked)
         yield tensor.name, relative_error(wanted, got)

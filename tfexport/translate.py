@@ -22,6 +22,7 @@ from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError, TokenizerError
 from tfexport.runtimes.base import Capacity, Runtime
 from tfexport.search import Hypothesis, SearchOptions, Source
+from tfexport.shortlist import Shortlist
 from tfexport.tokenizers import TextTokenizer
 
 InputFormat = Literal["text", "tokens", "ids"]
@@ -326,6 +327,7 @@ def translate(
     workers: int = 1,
     done: int = 0,
     outputs: TargetReader | None = None,
+    shortlist: Shortlist | None = None,
 ) -> Iterator[Result]:
     """Decode `lines` and yield a result for each, in order.
 
@@ -335,6 +337,7 @@ def translate(
         workers: that search at once, as `batching.Team` has them; more than 1 only over a runtime that takes them.
         done: lines to pass over, whose results are there already.
         outputs: what the outputs begin with.
+        shortlist: the words that may come in them; all where there is none.
 
     Raises:
         TfexportError: there are fewer lines than are `done`, or other ones than of what the outputs begin with.
@@ -352,7 +355,7 @@ def translate(
 
     def windows() -> Iterator[list[Source]]:
         while chunk := list(islice(stream, size)):
-            known, readable = read_window(runtime.capacity, reader, outputs, chunk)
+            known, readable = read_window(runtime.capacity, reader, outputs, chunk, shortlist)
             under_way.append((known, readable))
             yield list(readable.values())
 
@@ -360,7 +363,7 @@ def translate(
         for decoded in decode_windows(team, windows(), options, batch_size=batch_size):
             known, readable = under_way.popleft()
             sources = zip(readable.items(), decoded, strict=True)
-            known |= {number: replace(_result(number, found), source=source) for (number, source), found in sources}
+            known |= {number: replace(result_of(number, found), source=source) for (number, source), found in sources}
             yield from (known[number] for number in sorted(known))
 
 
@@ -385,7 +388,11 @@ def without_bom(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def read_window(
-    capacity: Capacity, reader: Reader, outputs: TargetReader | None, chunk: list[tuple[int, tuple[bytes, bytes]]]
+    capacity: Capacity,
+    reader: Reader,
+    outputs: TargetReader | None,
+    chunk: list[tuple[int, tuple[bytes, bytes]]],
+    shortlist: Shortlist | None = None,
 ) -> tuple[dict[int, Result], dict[int, Source]]:
     """The lines of a window by their numbers: results of those that cannot be decoded, sources of the others."""
     results: dict[int, Result] = {}
@@ -394,7 +401,8 @@ def read_window(
         try:
             ids = _within(capacity, reader.ids(raw))
             source = outputs.source(ids, output, number) if outputs else Source(ids, line=number)
-            readable[number] = replace(source, tokens=reader.tokens(raw, ids))
+            source = replace(source, tokens=reader.tokens(raw, ids))
+            readable[number] = shortlist.applied(source) if shortlist else source
         except Unreadable as problem:
             results[number] = Result(number, problem.status, str(problem), ())
     return results, readable
@@ -414,7 +422,7 @@ def _within(capacity: Capacity, ids: list[int]) -> list[int]:
     return ids
 
 
-def _result(number: int, hypotheses: list[Hypothesis]) -> Result:
+def result_of(number: int, hypotheses: list[Hypothesis]) -> Result:
     if hypotheses[0].finished:
         return Result(number, "ok", "", tuple(hypotheses))
     message = f"ended by the limit of {len(hypotheses[0].ids)} tokens, not by the model: see --max-length"

@@ -278,6 +278,10 @@ def _about_graph(graph: GraphSpec, config: ModelConfig) -> list[str]:
                 * (config.forced_first_id >= 0)
             ),
             *([f"Never choose {', '.join(map(str, config.suppressed_ids))}."] * bool(config.suppressed_ids)),
+            *(
+                [f"Do not begin with {', '.join(map(str, config.suppressed_first_ids))}."]
+                * bool(config.suppressed_first_ids)
+            ),
         ]
     if config.source_bos:
         about.append(f"A sentence begins with {config.bos_id} (bos).")

@@ -104,31 +104,7 @@ def load_checkpoint(
         CheckpointError: the file cannot be read, is of no known family, or its weights are not those of its config.
         ConfigError: what the file cannot tell has not been given, or contradicts the file.
     """
-    read = read_checkpoint(path, hints, family, text)
-    check_lengths(path, read.fields, read.hints)
-    fields, missing = complete(read.family, read.fields, read.hints, read.telling(tokenizers))
-    if missing := read.unclear | missing:
-        raise ConfigError(asking(path, missing, read.family))
-    config = ModelConfig.from_dict(fields, where=str(path))
-    weights, problems = convert(read.family, read.weights, config)
-    if problems:
-        raise CheckpointError(
-            f"the weights in {path} are not those of its configuration: {'; '.join(problems)}. Check --family, --config "
-            "and that the file was saved completely."
-        )
-    tokenizers = read.tokenizers.replaced_by(tokenizers)
-    odd = list(vocabulary_problems(tokenizers, config))
-    config, weights = tie(config, weights)
-    return Checkpoint(
-        path=path,
-        sha256=_sha256(path),
-        family=NATIVE if read.family is None else read.family.name,
-        config=config,
-        weights=weights,
-        tokenizers=tokenizers,
-        given={name: fields[name] for name in (*ALWAYS, "unk_id")} | {**read.spoken, **hints},
-        notes=(*(read.family.notes if read.family else ()), *(() if read.describes_text else odd)),
-    )
+    return read_checkpoint(path, hints, family, text).checkpoint(tokenizers)
 
 
 def inspect_checkpoint(
@@ -139,33 +115,14 @@ def inspect_checkpoint(
     Raises:
         CheckpointError: the file cannot be read or is of no known family.
     """
-    read = read_checkpoint(path, hints, family)
-    fields, missing = complete(read.family, read.fields, read.hints, read.telling(tokenizers))
-    problems: list[str] = []
-    if not read.unclear:
-        # The shapes of the weights depend on none of the fields that a file cannot tell, so any value serves to check them.
-        stand_ins = {"n_heads": 1, "embedding_scale": 1.0, "activation": "relu", "norm_first": False}
-        stand_ins |= {"max_source_length": 1, "max_target_length": 1}
-        stood_in = {name: stand_ins.get(name, 0) for name in missing}
-        problems = convert(read.family, read.weights, ModelConfig.from_dict({**fields, **stood_in}, where=str(path)))[1]
-    tokenizers = read.tokenizers.replaced_by(tokenizers)
-    return Inspection(
-        path=path,
-        family=NATIVE if read.family is None else read.family.name,
-        about="tfexport's own training checkpoint" if read.family is None else read.family.about,
-        n_parameters=sum(tensor.numel() for tensor in read.weights.values()),
-        fields=fields,
-        missing=read.unclear | missing,
-        problems=tuple(problems),
-        vocabulary=tokenizers.source is not None or tokenizers.target is not None,
-        notes=() if read.family is None else read.family.notes,
-    )
+    return read_checkpoint(path, hints, family).inspection(tokenizers)
 
 
 @dataclass(frozen=True)
 class Reading:
     """A file or folder, and what it and its user say of it."""
 
+    path: Path
     weights: dict[str, Tensor]
     """Under the names of its family."""
     family: Family | None
@@ -177,14 +134,65 @@ class Reading:
     unclear: dict[str, str]
     """What to ask for beside fields, each with its flag."""
     tokenizers: Tokenizers
-    spoken: dict[str, Any]
-    """Fields that the user's languages tell."""
+    given: dict[str, Any]
+    """All that the user said, in fields, names of layers and languages."""
     describes_text: bool = False
     """Its config says which tokens are special; those of its tokenizers need not be the model's."""
 
     def telling(self, given: Tokenizers | None) -> Tokenizers:
         """The tokenizers whose special tokens are the model's."""
         return (given or Tokenizers(None, None)) if self.describes_text else self.tokenizers.replaced_by(given)
+
+    def checkpoint(self, tokenizers: Tokenizers | None = None) -> Checkpoint:
+        """The model whole; see `load_checkpoint`."""
+        check_lengths(self.path, self.fields, self.hints)
+        fields, missing = complete(self.family, self.fields, self.hints, self.telling(tokenizers))
+        if missing := self.unclear | missing:
+            raise ConfigError(asking(self.path, missing, self.family))
+        config = ModelConfig.from_dict(fields, where=str(self.path))
+        weights, problems = convert(self.family, self.weights, config)
+        if problems:
+            raise CheckpointError(
+                f"the weights in {self.path} are not those of its configuration: {'; '.join(problems)}. Check --family, "
+                "--config and that the file was saved completely."
+            )
+        tokenizers = self.tokenizers.replaced_by(tokenizers)
+        odd = list(vocabulary_problems(tokenizers, config))
+        config, weights = tie(config, weights)
+        return Checkpoint(
+            path=self.path,
+            sha256=_sha256(self.path),
+            family=NATIVE if self.family is None else self.family.name,
+            config=config,
+            weights=weights,
+            tokenizers=tokenizers,
+            given={name: fields[name] for name in (*ALWAYS, "unk_id")} | self.given,
+            notes=(*(self.family.notes if self.family else ()), *(() if self.describes_text else odd)),
+        )
+
+    def inspection(self, tokenizers: Tokenizers | None = None) -> Inspection:
+        """What is known of it; see `inspect_checkpoint`."""
+        fields, missing = complete(self.family, self.fields, self.hints, self.telling(tokenizers))
+        problems: list[str] = []
+        if not self.unclear:
+            # The shapes of the weights depend on no field that a file cannot tell, so any value serves to check them.
+            stand_ins = {"n_heads": 1, "embedding_scale": 1.0, "activation": "relu", "norm_first": False}
+            stand_ins |= {"max_source_length": 1, "max_target_length": 1}
+            stood_in = {name: stand_ins.get(name, 0) for name in missing}
+            config = ModelConfig.from_dict({**fields, **stood_in}, where=str(self.path))
+            problems = convert(self.family, self.weights, config)[1]
+        tokenizers = self.tokenizers.replaced_by(tokenizers)
+        return Inspection(
+            path=self.path,
+            family=NATIVE if self.family is None else self.family.name,
+            about="tfexport's own training checkpoint" if self.family is None else self.family.about,
+            n_parameters=sum(tensor.numel() for tensor in self.weights.values()),
+            fields=fields,
+            missing=self.unclear | missing,
+            problems=tuple(problems),
+            vocabulary=tokenizers.source is not None or tokenizers.target is not None,
+            notes=() if self.family is None else self.family.notes,
+        )
 
 
 def read_checkpoint(
@@ -203,7 +211,8 @@ def read_checkpoint(
     if family not in (None, found.family.name):
         raise CheckpointError(f"{path} is of the family {found.family.name}, not {_name(family)}. Leave out --family.")
     said = {**found.given, **parted(found.family, hints)[0]}
-    return Reading(found.weights, found.family, found.fields, said, {}, found.tokenizers, found.given, True)
+    given = {**found.given, **hints}
+    return Reading(path, found.weights, found.family, found.fields, said, {}, found.tokenizers, given, True)
 
 
 def _read_state_dict(path: Path, hints: Mapping[str, Any], chosen: Chosen) -> Reading:
@@ -212,7 +221,8 @@ def _read_state_dict(path: Path, hints: Mapping[str, Any], chosen: Chosen) -> Re
         if chosen not in (None, NATIVE):
             raise CheckpointError(f"{path} is of the family {NATIVE}, not {_name(chosen)}. Leave out --family.")
         config, tokenizers = native.read_description(path, raw.metadata)
-        return Reading(raw.weights, None, config.to_dict(), parted(None, hints)[0], {}, tokenizers, {})
+        said = parted(None, hints)[0]
+        return Reading(path, raw.weights, None, config.to_dict(), said, {}, tokenizers, dict(hints))
     found = family_of(path, raw.weights, chosen)
     said, parts = parted(found, hints)
     fitted, unclear = found.fit(raw.weights, parts)
@@ -226,7 +236,7 @@ def _read_state_dict(path: Path, hints: Mapping[str, Any], chosen: Chosen) -> Re
     if isinstance(offset := said.get("position_offset"), int) and "position_offset" not in fields:
         for name in fields.keys() & {"max_source_length", "max_target_length"}:
             fields[name] -= offset  # tables are told by their rows
-    return Reading(raw.weights, fitted, fields, said, unclear, Tokenizers(None, None), {})
+    return Reading(path, raw.weights, fitted, fields, said, unclear, Tokenizers(None, None), dict(hints))
 
 
 def _name(chosen: Chosen) -> str:

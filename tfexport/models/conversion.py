@@ -11,7 +11,8 @@ from tfexport.config import ModelConfig
 from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.family import Family
 from tfexport.models.files import some
-from tfexport.models.transformer import Transformer, sinusoids
+from tfexport.models.positions import sinusoids
+from tfexport.models.transformer import Transformer
 
 
 def build_model(config: ModelConfig, weights: Mapping[str, Tensor]) -> Transformer | EncoderClassifier:

@@ -18,10 +18,20 @@ from torch import Tensor
 from tfexport.errors import CheckpointError, ConfigError
 from tfexport.models.arguments import Arguments
 from tfexport.models.family import Family
-from tfexport.models.hugging_face_layouts import bart_names, tensor2tensor_sinusoids
-from tfexport.models.inert import is_torch_file, plain, read_inert
+from tfexport.models.hugging_face_layouts import bart_names
+from tfexport.models.inert import holds, plain, read_inert
 from tfexport.models.native import Tokenizers
-from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint, check_table, require_matrices, tie
+from tfexport.models.positions import tensor2tensor_sinusoids
+from tfexport.models.toolkit import (
+    TextOptions,
+    Toolkit,
+    ToolkitCheckpoint,
+    check_table,
+    not_read,
+    require_matrices,
+    split_before,
+    tie,
+)
 from tfexport.tokenizers import FAIRSEQ_SPECIALS, TextTokenizer, read_vocabulary
 
 NAME = "fairseq"
@@ -37,6 +47,13 @@ _UNSUPPORTED = (
     *("decoder_xformers_att_config", "simul_type"),
 )
 """Options that change what a model computes."""
+_BEGINNINGS = ("encoder_", "decoder_", "scale_", "cross_", "adaptive_", "tie_", "layernorm_", "quant_noise_", "base_")
+_HARMLESS = """
+    encoder_layerdrop decoder_layerdrop encoder_embed_path decoder_embed_path decoder_input_dim decoder_output_dim
+    adaptive_softmax_dropout adaptive_softmax_factor tie_adaptive_weights tie_adaptive_proj quant_noise_pq_block_size
+    base_sublayers base_shuffle
+"""
+"""Options of training, of what is refused where it is on, and of what the weights tell."""
 _TEXT = {"bpe": ("bpe", "_name"), "tokenizer": ("tokenizer", "_name")}
 _INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
 
@@ -49,13 +66,6 @@ def _is_fairseq(content: Any) -> bool:
         return False
     # Others save `model` and `args` too, but neither the history of their optimizers nor these names.
     return "optimizer_history" in content or any(".embed_tokens." in str(name) for name in content["model"])
-
-
-def recognises(path: Path) -> bool:
-    try:
-        return is_torch_file(path) and _is_fairseq(read_inert(path))
-    except CheckpointError:
-        return False
 
 
 def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
@@ -83,7 +93,7 @@ def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
         signature=(),
         read_config=lambda weights: {},
         ignored=_IGNORED,
-        notes=notes,
+        notes=(*notes, *not_read(arguments, _BEGINNINGS, _HARMLESS.split())),
     )
     return ToolkitCheckpoint(family, fields, weights, tokenizers)
 
@@ -131,13 +141,14 @@ def _weights(path: Path, found: Mapping[Any, Any]) -> dict[str, Tensor]:
     for name, tensor in found.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise CheckpointError(f"the model in {path} has {name!r}, which is no tensor. Check that it is complete.")
+        kept = tensor.clone()  # the file may be written to later, as a last checkpoint is
         attention, _, part = name.rpartition(".in_proj_")
-        if attention.endswith("attn") and tensor.ndim and len(tensor) % 3 == 0:
+        if attention.endswith("attn") and kept.ndim and len(kept) % 3 == 0:
             # Up to version 0.6 the three projections are one matrix.
-            for letter, third in zip("qkv", tensor.chunk(3), strict=True):
+            for letter, third in zip("qkv", kept.chunk(3), strict=True):
                 weights[f"{attention}.{letter}_proj.{part}"] = third
         else:
-            weights[name] = tensor
+            weights[name] = kept
     return weights
 
 
@@ -238,7 +249,7 @@ def _dictionaries(path: Path, arguments: Arguments, fields: Mapping[str, Any]) -
         found.append(tokenizer)
     steps = [f"{name} {value}" for name in _TEXT if (value := arguments.get(name))]
     if steps:
-        notes.append(f"its texts are split by {' and '.join(steps)} first, and so must be the input of `decode`")
+        notes.append(split_before(" and ".join(steps)))
     return Tokenizers(*found), tuple(notes)
 
 
@@ -261,4 +272,4 @@ _IGNORED = (
     *(f"encoder.layers.{{i}}.{name}_{{p}}" for name in ("in_proj", "out_proj", "fc1", "fc2")),
 )
 
-TOOLKIT = Toolkit(recognises=recognises, read=read, files=lambda path: [path])
+TOOLKIT = Toolkit(recognises=lambda path: holds(path, _is_fairseq), read=read, files=lambda path: [path])

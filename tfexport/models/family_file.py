@@ -20,13 +20,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from tfexport.errors import ConfigError, TfexportError
 from tfexport.models.family import Family
 from tfexport.models.recognition import FAMILIES, NATIVE
 
 Result = TypeVar("Result")
+Weights = dict[str, Tensor]
 
 
 def read_family_file(path: Path) -> tuple[Family, ...]:
@@ -73,11 +74,29 @@ def _checked(path: Path, family: Family, reference: Callable[..., nn.Module] | N
         ) from error
     changes: dict[str, Any] = {
         "read_config": _telling(path, family.read_config),
-        "adjust": _telling(path, family.adjust),
+        "adjust": _not_in_place(path, _telling(path, family.adjust)),
     }
     if (reference := reference or family.reference) is not None:
         changes["reference"] = _telling(path, reference)
     return replace(family, **changes)
+
+
+def _not_in_place(path: Path, adjust: Callable[[Weights], Weights]) -> Callable[[Weights], Weights]:
+    """The weights of a file are read once and converted more than once, so nobody may write into them."""
+
+    def adjusted(weights: Weights) -> Weights:
+        before = {name: tensor._version for name, tensor in weights.items()}
+        given = dict(weights)
+        made = adjust(weights)
+        changed = [name for name, tensor in given.items() if tensor._version != before[name]]
+        if changed:
+            raise ConfigError(
+                f"`adjust` of {path} writes into {changed[0]}. Let it make new tensors: weights[name] = weights[name] * 2, "
+                "and not weights[name] *= 2."
+            )
+        return made
+
+    return adjusted
 
 
 def _telling(path: Path, function: Callable[..., Result]) -> Callable[..., Result]:

@@ -17,8 +17,8 @@ from torch import Tensor
 from tfexport.errors import CheckpointError, ConfigError
 from tfexport.models.family import Family
 from tfexport.models.hugging_face_settings import CONFIG, Settings
+from tfexport.models.positions import sinusoids, tensor2tensor_sinusoids
 from tfexport.models.toolkit import LARGEST_TABLE, ToolkitCheckpoint, tie
-from tfexport.models.transformer import sinusoids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,18 +37,6 @@ def _sin_then_cos(n_positions: int, d_model: int, pad_id: int) -> Tensor:
     """The paper's sinusoids, all sines before all cosines."""
     table = sinusoids(n_positions, d_model)
     return torch.cat([table[:, 0::2], table[:, 1::2]], dim=1)
-
-
-def tensor2tensor_sinusoids(n_positions: int, d_model: int, pad_id: int) -> Tensor:
-    """tensor2tensor's sinusoids, whose lowest frequency is 1 / 10000 exactly; the first rows belong to padding.
-
-    In float32, as the models' own library has computed them: at position 1000 that is seen in the fourth decimal.
-    """
-    half = d_model // 2
-    frequency = torch.exp(torch.arange(half).float() * -(math.log(10000) / (half - 1)))
-    angles = torch.arange(pad_id + 1, pad_id + 1 + n_positions).float()[:, None] * frequency
-    table = torch.cat([angles.sin(), angles.cos()], dim=1)
-    return torch.nn.functional.pad(table, (0, d_model % 2))
 
 
 KINDS = {
@@ -244,16 +232,15 @@ def _special_ids(settings: Settings) -> dict[str, Any]:
         "eos_id": settings.token("eos_token_id"),
         "forced_first_id": settings.token("forced_bos_token_id"),
     }
-    suppressed = list(settings.get("suppress_tokens", []))
+    suppressed = settings.ids("suppress_tokens")
     for words in settings.get("bad_words_ids", []):
         if len(words) > 1:
             raise ConfigError(f"{settings.path} has bad_words_ids of several tokens, {words}, which is not supported.")
         suppressed += words
-    if settings.get("begin_suppress_tokens"):
-        raise ConfigError(f"{settings.path} has begin_suppress_tokens, which is not supported.")
     return {
         **{name: value for name, value in ids.items() if value is not None},
         "suppressed_ids": tuple(dict.fromkeys(token for token in suppressed if token != ids["eos_id"])),
+        "suppressed_first_ids": tuple(settings.ids("begin_suppress_tokens")),
     }
 
 

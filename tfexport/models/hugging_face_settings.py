@@ -81,6 +81,13 @@ class Settings(Arguments):
             return value
         raise ConfigError(f"{self.path / CONFIG} has {name} {value!r}: only one id is supported.")
 
+    def ids(self, name: str) -> list[int]:
+        """A list of ids, each once."""
+        value = self.get(name, [])
+        if not isinstance(value, list) or not all(type(index) is int for index in value):
+            raise ConfigError(f"{self.path / CONFIG} has {name} {value!r}, not a list of ids. Correct it.")
+        return list(dict.fromkeys(value))
+
     def activation(self, name: str) -> str:
         """The activation that a setting names."""
         return self.known_activation(name, self.get(name))

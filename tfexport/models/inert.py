@@ -11,6 +11,8 @@ import mmap
 import struct
 import sys
 import zipfile
+from collections.abc import Callable
+from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, cast
@@ -21,7 +23,7 @@ from torch import Tensor
 from tfexport.errors import CheckpointError
 from tfexport.models.pickles import InertClass, InertObject, Refused, read_pickle
 
-__all__ = ["InertClass", "InertObject", "is_torch_file", "plain", "read_inert"]
+__all__ = ["InertClass", "InertObject", "holds", "plain", "read_inert"]
 
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 """The first two pickles of a file of PyTorch before 1.6."""
@@ -31,19 +33,29 @@ _MOST_VALUES = 1_000_000
 _MOST_LEVELS = 50
 
 
-def is_torch_file(path: Path) -> bool:
-    """Whether a file begins as those of torch.save do."""
+def holds(path: Path, wanted: Callable[[Any], bool]) -> bool:
+    """Whether a file is one of torch.save, complete, and holds what is `wanted`. It raises nothing."""
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return _holds(path, status.st_mtime_ns, status.st_size, wanted)
+
+
+@lru_cache(maxsize=16)  # large vocabularies take half a second, and several toolkits are asked several times
+def _holds(path: Path, changed: int, size: int, wanted: Callable[[Any], bool]) -> bool:
     try:
         with path.open("rb") as file:
-            return file.read(2) in (b"PK", b"\x80\x02")
-    except OSError:
+            return file.read(2) in (b"PK", b"\x80\x02") and wanted(read_inert(path))
+    except (OSError, CheckpointError):
         return False
 
 
 def read_inert(path: Path) -> Any:
     """What torch.save wrote to a file: plain values, tensors, which stay on disk until they are used, and inert objects.
 
-    Of subclasses of dict nothing but the entries is kept, and of tensors neither `requires_grad` nor hooks.
+    Of subclasses of dict nothing but the entries is kept, and of tensors neither `requires_grad` nor hooks. Tensors that are
+    kept should be copied: they change when the file does, and a file cut short takes the process with it.
 
     Raises:
         CheckpointError: the file is missing, damaged or not of torch.save, or asks for more than it has.

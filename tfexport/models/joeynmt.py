@@ -18,8 +18,8 @@ from tfexport.models.arguments import Arguments
 from tfexport.models.family import Family
 from tfexport.models.inert import read_inert
 from tfexport.models.joeynmt_text import read_text
+from tfexport.models.positions import sinusoids
 from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint, check_table, require_matrices, tie
-from tfexport.models.transformer import sinusoids
 from tfexport.yaml_files import read_settings, read_yaml_file
 
 CONFIG = "config.yaml"

@@ -19,9 +19,9 @@ from torch import Tensor
 from tfexport.errors import CheckpointError, ConfigError
 from tfexport.models.arguments import Arguments
 from tfexport.models.family import Family
-from tfexport.models.hugging_face_layouts import tensor2tensor_sinusoids
 from tfexport.models.marian_text import model_file, read_text, search_note
 from tfexport.models.npz import read_npz
+from tfexport.models.positions import tensor2tensor_sinusoids
 from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint, check_table, require_matrices
 from tfexport.yaml_files import read_settings
 
@@ -96,7 +96,7 @@ def read_model(path: Path, options: TextOptions) -> ToolkitCheckpoint:
     weights, sizes = _embeddings(model)
     text = read_text(file, (sizes["src_vocab_size"], sizes["tgt_vocab_size"]), options)
     weights, bos_id = _with_first_token(weights, sizes)
-    positions = _positions(model, weights)
+    positions, told = _positions(model, weights)
     norms = _norms(settings)
     own = {name: _tensor(file, name, array) for name, array in model.arrays.items()}
     weights |= own | {name: own[other] for name, other in _tied_names(settings, layers["decoder"]) if other in own}
@@ -120,7 +120,7 @@ def read_model(path: Path, options: TextOptions) -> ToolkitCheckpoint:
         "output_bias": True,
         **norms,
     }
-    notes = [*text.notes, *search_note(file)]
+    notes = [*told, *text.notes, *search_note(file)]
     if unread := settings.others(_HARMLESS.split()):
         notes.append(f"its settings have some that were not read: {', '.join(unread)}")
     return ToolkitCheckpoint(_family(layers, norms["norm_first"], notes), fields, weights, text.tokenizers)
@@ -232,28 +232,36 @@ def _with_first_token(weights: dict[str, Tensor], sizes: dict[str, Any]) -> tupl
     return grown, bos_id
 
 
-def _positions(model: _Model, weights: dict[str, Tensor]) -> dict[str, Any]:
-    """Put the tables of both sides into `weights`; returns the fields about them.
+def _positions(model: _Model, weights: dict[str, Tensor]) -> tuple[dict[str, Any], list[str]]:
+    """Put the tables of both sides into `weights`; returns the fields about them, and notes.
 
-    Trained positions are in the file, one table for both sides, and embeddings are not scaled then.
+    Trained positions are in the file, one table for both sides, and embeddings are not scaled then. Marian reads that they
+    are trained under another name than it saves, so most models that were to train them have none, and sinusoids.
     """
-    d_model = model.settings.number("dim-emb")
-    model.settings.get("transformer-train-position-embeddings")
+    settings, d_model = model.settings, model.settings.number("dim-emb")
+    names = ("transformer-train-position-embeddings", "transformer-train-positions")
+    is_told = True in {settings.flag(name, False) for name in names}
     is_trained = "Wpos" in model.arrays
+    if is_trained and not is_told:
+        raise ConfigError(
+            f"{model.path} has trained positions (Wpos), and {settings.where} has {names[0]} false. Correct it."
+        )
     if is_trained:
         table = model.take("Wpos")
         require_matrices({"Wpos": table}, ["Wpos"], str(model.path))
     else:
-        check_table(model.settings.where, _LENGTH, d_model)
+        check_table(settings.where, _LENGTH, d_model)
         table = tensor2tensor_sinusoids(_LENGTH, d_model, -1)
     for side in ("encoder", "decoder"):
         weights[f"{side}_Wpos"] = table
-    return {
+    fields = {
         "positions": "learned" if is_trained else "stored",
         "embedding_scale": 1.0 if is_trained else math.sqrt(d_model),
         "max_source_length": table.shape[0],
         "max_target_length": table.shape[0],
     }
+    untrained = is_told and not is_trained
+    return fields, [f"it has {names[0]}, and no Wpos: its positions are sinusoids, as in Marian then"] * untrained
 
 
 def _tied_names(settings: Arguments, depth: int) -> Iterator[tuple[str, str]]:

@@ -141,13 +141,13 @@ def _decoder_settings(folder: Path, model: Path | None) -> dict[str, Any]:
     """What the decoder.yml beside the model says; Marian writes it as MODEL.npz.decoder.yml."""
     own = () if model is None else (f"{model.name}.decoder.yml",)
     for name in (*own, "decoder.yml"):
-        if (folder / name).is_file():
+        if os.path.isfile(folder / name):
             return _settings_of(folder / name)
     return {}
 
 
 def _settings_of(path: Path) -> dict[str, Any]:
-    return read_settings(read_yaml_file(path), str(path)) if path.is_file() else {}
+    return read_settings(read_yaml_file(path), str(path)) if os.path.isfile(path) else {}
 
 
 def _names(settings: dict[str, Any], name: str) -> list[str]:

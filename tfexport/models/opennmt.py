@@ -18,9 +18,17 @@ from torch import Tensor
 from tfexport.errors import CheckpointError, ConfigError
 from tfexport.models.arguments import Arguments
 from tfexport.models.family import Family
-from tfexport.models.inert import InertObject, is_torch_file, plain, read_inert
+from tfexport.models.inert import InertObject, holds, plain, read_inert
 from tfexport.models.native import Tokenizers
-from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint, require_matrices, tie
+from tfexport.models.toolkit import (
+    TextOptions,
+    Toolkit,
+    ToolkitCheckpoint,
+    not_read,
+    require_matrices,
+    split_before,
+    tie,
+)
 from tfexport.tokenizers import word_tokenizer
 
 NAME = "opennmt-py"
@@ -32,18 +40,19 @@ _UNSUPPORTED = (
     *("lora_layers", "lora_embedding", "quant_layers"),
 )
 """Options that change what a model computes, or how its weights are written."""
+_BEGINNINGS = ("pos_", "position_", "layer_norm", "norm_", "rotary_", "relative_", "num_", "add_", "self_attn", "attn_")
+_HARMLESS = """
+    position_encoding_type add_qkvbias add_ffnbias rotary_theta rotary_interleave rotary_dim num_experts_per_tok num_workers
+"""
+"""Options of training, of what is refused where it is on, and of what the weights tell."""
 _TOKENS = {"unk_id": "<unk>", "pad_id": "<blank>", "eos_id": "</s>"}
 _SOURCE, _TARGET = (f"{side}.embeddings.make_embedding.emb_luts.0.weight" for side in ("encoder", "decoder"))
 _TABLES = {side: f"{side}.embeddings.make_embedding.pe.pe" for side in ("encoder", "decoder")}
 _LAYER_NORM = re.compile(r"(.*\.layer_norm(?:_\d)?)\.([ab])_2")
 
 
-def recognises(path: Path) -> bool:
-    try:
-        content = read_inert(path) if is_torch_file(path) else None
-    except CheckpointError:
-        return False
-    return isinstance(content, Mapping) and {"opt", "vocab", "model"} <= content.keys()
+def _is_opennmt(content: Any) -> bool:
+    return isinstance(content, Mapping) and {"opt", "vocab"} <= content.keys()
 
 
 def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
@@ -80,7 +89,7 @@ def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
         renames=_NAMES,
         signature=(),
         read_config=lambda weights: {},
-        notes=_notes(arguments),
+        notes=(*_notes(arguments), *not_read(arguments, _BEGINNINGS, _HARMLESS.split())),
     )
     return ToolkitCheckpoint(family, fields, weights, Tokenizers(source.framed((), (), options.prefix), target))
 
@@ -103,7 +112,7 @@ def _check(arguments: Arguments) -> None:
 
 def _weights(path: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:
     """Those of the model and of its output layer, under the names of version 3."""
-    model, generator = content["model"], content.get("generator")
+    model, generator = content.get("model"), content.get("generator")  # version 3 can write safetensors beside
     if not isinstance(model, Mapping) or not isinstance(generator, Mapping):
         raise CheckpointError(f"{path} has no whole model (`model` and `generator`). Save it as one file of PyTorch.")
     weights: dict[str, Tensor] = {}
@@ -112,7 +121,8 @@ def _weights(path: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:
             raise CheckpointError(f"the model in {path} has {name!r}, which is no tensor. Check that it is complete.")
         name = str(name).replace("generator.0.", "generator.")  # before version 3 it is the first of several modules
         old = _LAYER_NORM.fullmatch(name)
-        weights[f"{old[1]}.{'weight' if old[2] == 'a' else 'bias'}" if old else name] = tensor
+        # A copy: the file may be written to later.
+        weights[f"{old[1]}.{'weight' if old[2] == 'a' else 'bias'}" if old else name] = tensor.clone()
     if "generator.bias" not in weights:
         raise CheckpointError(f"the model in {path} has no generator.bias. Check that it was saved completely.")
     for name in _TABLES.values():
@@ -217,7 +227,7 @@ def _notes(arguments: Arguments) -> tuple[str, ...]:
         return ()
     models = [str(model) for side in ("src", "tgt") if (model := arguments.get(f"{side}_subword_model"))]
     told = f" ({', '.join(dict.fromkeys(models))})" if models else ""
-    return (f"its texts are split by {', '.join(how)}{told} first, and so must be the input of `decode`",)
+    return (split_before(", ".join(how) + told),)
 
 
 def _names(side: str, layers: str, norms: tuple[str, ...], attentions: Mapping[str, str]) -> dict[str, str]:
@@ -252,4 +262,4 @@ _NAMES = {
     "generator.bias": "output_bias",
 }
 
-TOOLKIT = Toolkit(recognises=recognises, read=read, files=lambda path: [path])
+TOOLKIT = Toolkit(recognises=lambda path: holds(path, _is_opennmt), read=read, files=lambda path: [path])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tfexport.errors import CheckpointError, ConfigError
+from tfexport.models.arguments import Arguments
 from tfexport.models.family import Family
 from tfexport.models.native import Tokenizers
 
@@ -100,3 +101,14 @@ def tie(weights: dict[str, Tensor], source: str, target: str, output: str) -> di
 
 def _equal(one: Tensor, other: Tensor) -> bool:
     return one is other or (one.shape == other.shape and torch.equal(one, other))
+
+
+def split_before(how: str) -> str:
+    """The note of a model whose texts other programs split before words are looked up; `how` tells them."""
+    return f"its texts are split by {how} first, and so must be the input of `decode` (codes of subword-nmt: --src-bpe)"
+
+
+def not_read(arguments: Arguments, beginnings: tuple[str, ...], harmless: Collection[str]) -> tuple[str, ...]:
+    """A note of options that begin like those of a model, where they lie among those of a training, and were not read."""
+    names = [name for name in arguments.others(harmless) if name.startswith(beginnings)]
+    return (f"{arguments.where} has options that were not read: {', '.join(names)}",) * bool(names)

@@ -26,6 +26,7 @@ def load_runtime(
     precision: Precision | None = None,
     threads: int | None = None,
     share_weights: bool = False,
+    shortlist: bool = False,
 ) -> Runtime[Any]:
     """The runtime `name` on `bundle`.
 
@@ -33,6 +34,7 @@ def load_runtime(
         precision: float32 when None; for `tensorrt` that of the bundle's engines, where they have one.
         threads: CPU threads; all that this process may use when None.
         share_weights: have packed weights in memory once with all processes that ask for it; for `ort-cpu`.
+        shortlist: be ready for searches with shortlists; `ort-cpu` has graphs for them, where the bundle has.
 
     Raises:
         RuntimeUnavailable: there is no such runtime, or what it needs is not here.
@@ -49,7 +51,7 @@ def load_runtime(
     if share_weights and name != "ort-cpu":
         raise RuntimeUnavailable(f"the runtime {name} cannot share weights: leave --share-weights out, or use ort-cpu.")
     try:
-        return _load(name, bundle, precision, threads, share_weights)
+        return _load(name, bundle, precision, threads, share_weights, shortlist)
     except ImportError as error:
         raise _missing(name, error) from error
 
@@ -104,7 +106,12 @@ def require_workers(name: str, bundle: Bundle, precision: Precision | None, work
 
 
 def _load(
-    name: str, bundle: Bundle, precision: Precision | None, threads: int | None, share_weights: bool
+    name: str,
+    bundle: Bundle,
+    precision: Precision | None,
+    threads: int | None,
+    share_weights: bool,
+    shortlist: bool,
 ) -> Runtime[Any]:
     if name == "tensorrt":
         from tfexport.runtimes.trt import tensorrt
@@ -122,4 +129,4 @@ def _load(
         return ort_cuda(bundle, precision=precision, threads=threads)
     from tfexport.runtimes.ort_cpu import ort_cpu
 
-    return ort_cpu(bundle, precision=precision, threads=threads, share_weights=share_weights)
+    return ort_cpu(bundle, precision=precision, threads=threads, share_weights=share_weights, shortlist=shortlist)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,6 +123,21 @@ class Runtime(Protocol[State]):
         """`step`, of whose logits only the `count` best tokens of each row leave the device.
 
         There are as many as the vocabulary has where that is fewer.
+        """
+        ...
+
+
+@runtime_checkable
+class Shortlisting(Protocol):
+    """A runtime that computes logits of a shortlist alone."""
+
+    def encode_shortlisted(
+        self, src_ids: IntArray, src_len: IntArray, candidates: Sequence[IntArray], *, beam: int
+    ) -> Any:
+        """`encode` for sentences in whose outputs only their `candidates` (sorted ids, of each sentence) may come.
+
+        Logits of others are -inf, and so are log-probabilities where others fill up a row; those of the candidates are
+        normalised over them.
         """
         ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import onnxruntime
@@ -19,6 +19,7 @@ from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, Runtime
 from tfexport.runtimes.ort import cpu_session, ort_cpu_portable
 from tfexport.runtimes.ort_cpu_states import BeamState, Binding, CacheLayout, GreedyState
 from tfexport.runtimes.packed import PRECISIONS, shared_session
+from tfexport.shortlist_contract import shortlist_graphs_of
 
 DEFAULT_LAYOUT = CacheLayout()
 
@@ -29,12 +30,14 @@ def ort_cpu(
     precision: Precision = "float32",
     threads: int | None = None,
     share_weights: bool = False,
+    shortlist: bool = False,
     layout: CacheLayout = DEFAULT_LAYOUT,
 ) -> Runtime[Any]:
     """The runtime `ort-cpu`, over the dialect that the bundle has for it, with `threads` CPU threads (all when None).
 
     Args:
         share_weights: with other processes, as `packed.py` says.
+        shortlist: for searches with shortlists, by graphs for them where the bundle has such graphs.
 
     Raises:
         RuntimeUnavailable: half precision needs onnx, which is not installed; or weights cannot be shared in this dialect,
@@ -46,6 +49,12 @@ def ort_cpu(
         raise RuntimeUnavailable(
             "this bundle's graphs of this precision cannot share weights. Leave --share-weights out, or use --precision "
             "fp32 or int8 on a bundle exported by this version."
+        )
+    if own_dialect and shortlist and bundle.has_graph("shortlist", precision, "ort"):
+        from tfexport.runtimes.ort_cpu_shortlist import ShortlistRuntime
+
+        return ShortlistRuntime(
+            bundle, precision=precision, threads=threads, share_weights=share_weights, layout=layout
         )
     if own_dialect:
         return OrtCpuRuntime(bundle, precision=precision, threads=threads, share_weights=share_weights, layout=layout)
@@ -81,7 +90,8 @@ class OrtCpuRuntime:
         self._share_weights = share_weights
         self._sessions: dict[Role, onnxruntime.InferenceSession] = {}
         self._loading = threading.Lock()
-        self._greedy: Role = "decoder_step" if bundle.has_graph("decoder_step", precision, "ort") else "beam_step"
+        self._greedy: Literal["decoder_step", "beam_step"]
+        self._greedy = "decoder_step" if bundle.has_graph("decoder_step", precision, "ort") else "beam_step"
         self.session("encoder")
 
     @property
@@ -121,13 +131,24 @@ class OrtCpuRuntime:
         Sessions of one thread have none of their own, which a fork would be without.
         """
         self.session("encoder")
-        step = self._greedy if beam == 1 else "beam_step"
+        step = self.step_role(beam)
         self.session(ATTENTION_ROLES[step] if attention else step)
         return self._threads == 1
+
+    def step_role(self, beam: int) -> Literal["decoder_step", "beam_step"]:
+        """The graph that searches with this beam run, without what more they ask of it."""
+        return self._greedy if beam == 1 else "beam_step"
 
     def encode(
         self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False
     ) -> GreedyState | BeamState:
+        cross, lengths = self.encoded(src_ids, src_len)
+        if self.step_role(beam) == "decoder_step":
+            return GreedyState(self, cross, lengths, attention=attention)
+        return BeamState(self, cross, lengths, beam, attention=attention)
+
+    def encoded(self, src_ids: IntArray, src_len: IntArray) -> tuple[FloatArray, NDArray[np.int32]]:
+        """The keys and values of sentences, [keys_values, batch, heads, src, head_dim], and their lengths [batch]."""
         config = self.config
         batch, src = src_ids.shape
         ids = np.ascontiguousarray(src_ids, dtype=np.int64)
@@ -142,9 +163,7 @@ class OrtCpuRuntime:
                 part = np.empty_like(cross[:, piece])
                 self._encode(ids[piece], lengths[piece], part)
                 cross[:, piece] = part
-        if beam == 1 and self._greedy == "decoder_step":
-            return GreedyState(self, cross, lengths, attention=attention)
-        return BeamState(self, cross, lengths, beam, attention=attention)
+        return cross, lengths
 
     def _encode(self, src_ids: IntArray, src_len: NDArray[np.int32], cross: FloatArray) -> None:
         """Write the keys and values of sentences into `cross` [keys_values, batch, heads, src, head_dim]."""
@@ -161,15 +180,25 @@ class OrtCpuRuntime:
         return state.best(tokens, min(count, self.config.tgt_vocab_size)), state
 
 
-TYPES = {"float32": "tensor(float)", "int64": "tensor(int64)", "int32": "tensor(int32)", "bool": "tensor(bool)"}
+TYPES = {
+    "float32": "tensor(float)",
+    "int8": "tensor(int8)",
+    "int64": "tensor(int64)",
+    "int32": "tensor(int32)",
+    "bool": "tensor(bool)",
+}
 
 
 def require_contract(
     session: onnxruntime.InferenceSession, path: Path, role: Role, config: ModelConfig, precision: Precision
 ) -> None:
     """Raises BundleError where a graph has not the inputs and outputs, by name and type, that it is to be bound to."""
-    graphs = (*graphs_of(config, precision, "ort"), *attention_graphs_of(config, precision, "ort"))
-    (graph,) = (graph for graph in graphs if graph.role == role)
+    known = (
+        *graphs_of(config, precision, "ort"),
+        *attention_graphs_of(config, precision, "ort"),
+        *shortlist_graphs_of(config, precision),
+    )
+    (graph,) = (graph for graph in known if graph.role == role)
     for wanted, found in ((graph.inputs, session.get_inputs()), (graph.outputs, session.get_outputs())):
         if {(tensor.name, TYPES[tensor.dtype]) for tensor in wanted} != {(node.name, node.type) for node in found}:
             raise BundleError(

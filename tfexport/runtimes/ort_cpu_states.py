@@ -12,7 +12,8 @@ behind: beams share all but their last few tokens, so that a cache holds little 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
-from tfexport.contract import ATTENTION_ROLES, Role, cache_names
+from tfexport.contract import ATTENTION_ROLES, SHORTLIST_ROLES, Role, cache_names
 from tfexport.errors import BundleError, TfexportError
 from tfexport.runtimes.base import Best, FloatArray, IntArray
 
@@ -48,6 +49,21 @@ class CacheLayout:
         """A cache [tensors, places, heads, size, head_dim] that nothing was written to."""
         shape = (2 * config.n_decoder_layers, places, config.n_heads, size, config.head_dim)
         return np.zeros(shape, np.float32) if self.fill == 0.0 else np.full(shape, self.fill, np.float32)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """The words of a batch that has a shortlist, and the output projection for them alone."""
+
+    ids: IntArray
+    """[candidates]"""
+    weights: Mapping[str, NDArray[Any]]
+    """By the names of the step graphs' inputs."""
+    left_out: FloatArray
+    """[sentences, candidates]: added to logits, -inf for words that are other sentences' alone."""
+
+    def of(self, sentences: IntArray) -> Listed:
+        return replace(self, left_out=self.left_out[sentences])
 
 
 COMPACT_BELOW = 0.75
@@ -91,6 +107,7 @@ class Step:
     Args:
         shape: of `tokens` and `position`: [rows], or [batch, beam].
         attention: whether the graph is the one that tells it.
+        listed: the words that a shortlist leaves; the graph is then the one for shortlists.
     """
 
     def __init__(
@@ -102,9 +119,11 @@ class Step:
         shape: Any,
         *,
         attention: bool,
+        listed: Listed | None,
     ):
-        self.config = runtime.config
-        self.binding = Binding(runtime.session(ATTENTION_ROLES[role] if attention else role))
+        self.config, self._listed = runtime.config, listed
+        role = ATTENTION_ROLES[role] if attention else role if listed is None else SHORTLIST_ROLES[role]
+        self.binding = Binding(runtime.session(role))
         self.tokens = np.empty(shape, dtype=np.int64)
         self.position = np.empty(shape, dtype=np.int32)
         self._count = np.zeros(1, dtype=np.int64)
@@ -121,6 +140,11 @@ class Step:
             layers, (_, _, heads, src, _) = self.config.n_decoder_layers, cross.shape
             self.attention = np.empty((layers, self.tokens.size, heads, src), dtype=np.float32)
             self.binding.output("attention", self.attention)
+        if listed is not None:
+            for name, array in listed.weights.items():
+                self.binding.input(name, array)
+            beam = self.tokens.size // len(src_len)
+            self.binding.input("left_out", np.repeat(listed.left_out, beam, axis=0))
 
     def use(self, cache: FloatArray) -> None:
         """Let past and present be `cache` [tensors, ...], which is written in place."""
@@ -141,14 +165,24 @@ class Step:
 
     def best(self) -> Best:
         """What the last run found, [rows, count], copied: the next run overwrites it."""
-        return Best(self._log_probs.copy(), self._ids.copy())
+        ids = self._ids.copy() if self._listed is None else self._listed.ids[self._ids]
+        return Best(self._log_probs.copy(), ids)
 
-    def wants_logits(self) -> FloatArray:
-        """The array [rows, vocab] that runs write logits to from now on."""
+    def wants_logits(self) -> None:
+        """Let runs write logits from now on."""
         if self._logits is None:
-            self._logits = np.empty((self.tokens.size, self.config.tgt_vocab_size), dtype=np.float32)
+            words = self.config.tgt_vocab_size if self._listed is None else len(self._listed.ids)
+            self._logits = np.empty((self.tokens.size, words), dtype=np.float32)
             self.binding.output("logits", self._logits)
-        return self._logits
+
+    def logits(self) -> FloatArray:
+        """Those of the last run, [rows, vocab], copied."""
+        assert self._logits is not None
+        if self._listed is None:
+            return self._logits.copy()
+        every = np.full((len(self._logits), self.config.tgt_vocab_size), -np.inf, dtype=np.float32)
+        every[:, self._listed.ids] = self._logits
+        return every
 
 
 def _moved(tensors: FloatArray, rows: IntArray) -> FloatArray:
@@ -165,17 +199,23 @@ class GreedyState:
     """A batch of which each row has its own cache."""
 
     def __init__(
-        self, runtime: OrtCpuRuntime, cross: FloatArray, src_len: NDArray[np.int32], *, attention: bool = False
+        self,
+        runtime: OrtCpuRuntime,
+        cross: FloatArray,
+        src_len: NDArray[np.int32],
+        *,
+        attention: bool = False,
+        listed: Listed | None = None,
     ):
         self._runtime, self._cross, self._src_len, self._filled = runtime, cross, src_len, 0
-        self._attention = attention
+        self._attention, self._listed = attention, listed
         self._cache = runtime.layout.empty(runtime.config, len(src_len), runtime.layout.block)
         self._total = np.zeros(1, dtype=np.int32)
         self._bind()
 
     def _bind(self) -> None:
         sizes = (self._cross, self._src_len, len(self._src_len))
-        self._step = Step(self._runtime, "decoder_step", *sizes, attention=self._attention)
+        self._step = Step(self._runtime, "decoder_step", *sizes, attention=self._attention, listed=self._listed)
         self._step.binding.input("total", self._total)
         self._step.use(self._cache)
 
@@ -196,9 +236,9 @@ class GreedyState:
         return self._step.best()
 
     def step(self, tokens: IntArray) -> FloatArray:
-        logits = self._step.wants_logits()
+        self._step.wants_logits()
         self._run(tokens, 1)
-        return logits.copy()
+        return self._step.logits()
 
     def _run(self, tokens: IntArray, count: int) -> None:
         _require_position(self._runtime, self._filled)
@@ -218,6 +258,7 @@ class GreedyState:
     def select(self, rows: IntArray) -> GreedyState:
         self._cross, self._cache = _moved(self._cross, rows), _moved(self._cache, rows)
         self._src_len = self._src_len[rows]
+        self._listed = self._listed and self._listed.of(rows)
         self._bind()
         return self
 
@@ -236,8 +277,9 @@ class BeamState:
         beam: int,
         *,
         attention: bool = False,
+        listed: Listed | None = None,
     ):
-        self._runtime, self._beam, self._attention = runtime, beam, attention
+        self._runtime, self._beam, self._attention, self._listed = runtime, beam, attention, listed
         layout = runtime.layout
         self._position, self._room_until = 0, layout.room
         cache = layout.empty(runtime.config, len(src_len), layout.slots(layout.room * beam))
@@ -251,7 +293,7 @@ class BeamState:
         self._cross, self._src_len, self._slot = cross, src_len, slot
         self._places, self._in_order = np.arange(len(src_len)), True
         sizes = (cross, src_len, (len(src_len), self._beam))
-        self._step = Step(self._runtime, "beam_step", *sizes, attention=self._attention)
+        self._step = Step(self._runtime, "beam_step", *sizes, attention=self._attention, listed=self._listed)
         self._step.tokens.fill(self._runtime.config.bos_id)  # what places that are left go on reading
         self._step.binding.input("slot", self._slot)
         self._remember(cache, mask)
@@ -281,10 +323,10 @@ class BeamState:
         return best if rows is None else Best(best.log_probs[rows], best.ids[rows])
 
     def step(self, tokens: IntArray) -> FloatArray:
-        logits = self._step.wants_logits()
+        self._step.wants_logits()
         self._run(tokens, 1)
-        rows = self._rows()
-        return logits.copy() if rows is None else logits[rows]
+        rows, logits = self._rows(), self._step.logits()
+        return logits if rows is None else logits[rows]
 
     def _rows(self) -> IntArray | None:
         """The rows of the buffers that are searched; None for all in their order."""
@@ -341,6 +383,7 @@ class BeamState:
         self._mask[self._places] = mask
         if len(self._places) <= COMPACT_BELOW * len(self._src_len):
             cross, cache = _moved(self._cross, self._places), _moved(self._cache, self._places)
+            self._listed = self._listed and self._listed.of(self._places)
             self._use(cross, self._src_len[self._places], cache, self._mask[self._places], self._slot[self._places])
         return self
 

@@ -1,0 +1,264 @@
+"""Shortlists: what their files say, and that nothing else comes; by enumeration and CTranslate2; on a fake and a bundle."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes import ATTENTION_LAYERS, BOS, EOS, Ids, ScriptedRuntime, attention_of, random_model, tiny_config
+from test_next_tokens import log_softmax
+from test_profiles import CONFIG, LIMIT, assert_same, converters, model_of, sources_of, translated, without_eos
+from test_score import command
+
+from tfexport.batching import decode_all
+from tfexport.bundle import open_bundle
+from tfexport.errors import TfexportError
+from tfexport.profiles import PROFILES
+from tfexport.runtimes import load_runtime
+from tfexport.runtimes.base import IntArray
+from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.search import SearchOptions, Source, search
+from tfexport.shortlist import Shortlist, read_shortlist
+from tfexport.tokenizers import word_tokenizer
+
+SOURCE = word_tokenizer(
+    {word: index for index, word in enumerate(["<unk>", "<s>", "</s>", "der", "Hund", "alte", "x"])}
+)
+TARGET = word_tokenizer({word: index for index, word in enumerate(["</s>", "<s>", "a", "dog", "the", "old", "<unk>"])})
+WORDS = tiny_config(src_vocab_size=7, tgt_vocab_size=7, bos_id=1, eos_id=0, pad_id=1)
+SPECIAL = {0, 1, 6}
+
+
+def read(folder: Path, content: str | bytes, config: Any = WORDS, **options: Any) -> Shortlist:
+    path = folder / "shortlist"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return read_shortlist(path, config, SOURCE, TARGET, **options)
+
+
+def words(shortlist: Shortlist, source: str) -> set[int]:
+    found = shortlist.candidates(SOURCE.ids(source.split()))
+    assert sorted(set(found.tolist())) == found.tolist()
+    assert set(found.tolist()) >= SPECIAL
+    return set(found.tolist()) - SPECIAL
+
+
+# --- files
+
+
+def test_a_vmap_has_words_for_ngrams_and_for_all(tmp_path: Path) -> None:
+    vmap = read(tmp_path, "\ta\nder\tthe zebra\r\nHund\tdog\nder alte\told the\n\nzebra\tdog\nx\tdog\nx\t\n")
+    assert words(vmap, "x") == {2}, "the last line for an n-gram counts"
+    assert words(vmap, "der") == {2, 4}
+    assert words(vmap, "alte Hund der") == {2, 3, 4}, "an n-gram in its order alone"
+    assert words(vmap, "Hund der alte") == {2, 3, 4, 5}
+
+
+def test_a_lexicon_has_the_first_words_and_the_best_of_each_word(tmp_path: Path) -> None:
+    lexicon = "dog Hund 0.5\nthe Hund 0.3\nold Hund 0.3\nNULL Hund 0.9\na NULL 0.9\n"
+    lexicon += "the der 1e-3\na der 0\nzebra der 1\ndog x 0.1\n"
+    for best, found in ((1, {3}), (2, {3, 5}), (3, {3, 4, 5}), (9, {3, 4, 5})):
+        assert words(read(tmp_path, lexicon, first=0, best=best), "Hund") == found
+    assert words(read(tmp_path, lexicon, first=3, best=1), "der x") == {2, 3, 4}
+    assert words(read(tmp_path, lexicon.replace(" ", "\t"), first=0, best=1), "der") == {4}
+    assert words(read(tmp_path, lexicon, WORDS.replace(tie_source_target=True), first=0, best=1), "der alte") == {
+        3,
+        4,
+        5,
+    }
+    assert len(read(tmp_path, lexicon).candidates([3])) == 7, "there are no more than that"
+
+
+def test_a_list_of_words_is_for_all(tmp_path: Path) -> None:
+    assert words(read(tmp_path, "\ufeffdog\n\nzebra\n old \n"), "der") == {3, 5}
+
+
+def test_words_that_are_passed_over_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    read(tmp_path, "der\tthe zebra\nlion\tdog\n")
+    read(tmp_path, "dog Hund 0.5\nNULL Hund 0.5\n")
+    [told] = caplog.messages
+    assert told == f"warning: 2 of 4 words in {tmp_path / 'shortlist'} are in no vocabulary, and are passed over"
+
+
+def test_without_vocabularies_words_are_ids(tmp_path: Path) -> None:
+    (tmp_path / "vmap").write_text("5 6\t7 8 1000 -3 x\n7\t9\n")
+    shortlist = read_shortlist(tmp_path / "vmap", tiny_config(unk_id=4), None, None)
+    assert shortlist.candidates([5, 6]).tolist() == [1, 2, 4, 7, 8]
+    assert shortlist.candidates([6, 5, 7]).tolist() == [1, 2, 4, 9]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty"),
+        ("\n \n", "is empty"),
+        ("der\tthe\ndog Hund 0.5\n", "line 2: this shortlist is a vmap by its first line, so give source words, a tab"),
+        ("dog Hund 0.5\ndog Hund\n", "line 2: this shortlist is a lexicon by its first line"),
+        ("dog Hund x\n", "line 1: this shortlist is a lexicon"),
+        ("dog\n\nold dog\n", "line 3: this shortlist is a list of words by its first line, so give one word"),
+        ("zebra\nlion\n", "no line of the words shortlist .* has words that the vocabularies know"),
+        ("zebra\tdog\n", "no line of the vmap shortlist"),
+        (b"\xff\xfe", "cannot read the shortlist .* Give a UTF-8 text file"),
+    ],
+)
+def test_files_that_are_no_shortlists(tmp_path: Path, content: str | bytes, message: str) -> None:
+    with pytest.raises(TfexportError, match=message):
+        read(tmp_path, content)
+    with pytest.raises(TfexportError, match="cannot read the shortlist"):
+        read_shortlist(tmp_path / "nowhere", WORDS, SOURCE, TARGET)
+
+
+# --- the search
+
+
+VOCAB = 7
+SOURCES: list[Ids] = [(5, 6, EOS), (7, EOS), (6,)]
+LISTS: list[Ids] = [(BOS, EOS, 4, 6), (BOS, EOS, 3), (BOS, EOS, 0, 3, 5, 6)]
+
+
+def asked(**more: Any) -> list[Source]:
+    return [Source(ids, candidates=np.array(words), **more) for ids, words in zip(SOURCES, LISTS, strict=True)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_shortlist_is_the_vocabulary_of_a_sentence(seed: int) -> None:
+    """Against all outputs of a model that knows no other words."""
+    model = random_model(seed, VOCAB)
+    config = tiny_config(tgt_vocab_size=VOCAB)
+    options = SearchOptions(beam=250, nbest=20, max_length=3, length_penalty=0.6)
+    found = search(ScriptedRuntime(model, config), asked(), options)
+    for source, listed, hypotheses in zip(SOURCES, LISTS, found, strict=True):
+
+        def narrow(source: Ids, tokens: Ids, listed: Ids = listed) -> Any:
+            return model(source, tuple(listed[token] for token in tokens))[list(listed)]
+
+        place = listed.index(EOS)
+        every = []
+        for length in range(1, 4):
+            for tokens in itertools.product(range(len(listed)), repeat=length):
+                if place in tokens[:-1] or (tokens[-1] != place and length < 3):
+                    continue
+                steps = [log_softmax(narrow(source, tokens[:at])[None])[0, t] for at, t in enumerate(tokens)]
+                every.append((sum(steps) / ((5 + length) / 6) ** 0.6, tuple(listed[token] for token in tokens)))
+        wanted = sorted(every, key=lambda one: -one[0])[:20]
+        assert [h.ids for h in hypotheses] == [ids for _, ids in wanted]
+        assert [h.score for h in hypotheses] == pytest.approx([score for score, _ in wanted], abs=1e-6)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("beam", [1, 4])
+def test_what_a_sentence_gives_does_not_depend_on_the_lists_of_others(beam: int, profile: Any) -> None:
+    runtime = ScriptedRuntime(random_model(3, VOCAB), tiny_config(tgt_vocab_size=VOCAB))
+    options = SearchOptions.for_profile(profile, beam=beam, nbest=beam, max_length=7, no_repeat_ngram=2)
+    sources = [*asked(), Source((5, 5)), *asked(prefix=(EOS - 1, 3)[1:], most=5)]
+    sources[-1] = Source(SOURCES[2], candidates=np.array([EOS]))
+    together = search(runtime, sources, options)
+    for source, hypotheses in zip(sources, together, strict=True):
+        assert [h.ids for h in hypotheses] == [h.ids for h in search(runtime, [source], options)[0]]
+    for listed, hypotheses in zip([*LISTS, range(VOCAB), *((*listed, 3) for listed in LISTS)], together, strict=True):
+        assert not {token for h in hypotheses for token in h.ids} - set(listed)
+    assert {h.ids for h in together[-1]} == {(EOS,)}
+    assert len({token for h in together[3] for token in h.ids}) > 2
+
+
+def test_samples_and_alternatives_are_of_the_list() -> None:
+    runtime = ScriptedRuntime(random_model(3, VOCAB), tiny_config(tgt_vocab_size=VOCAB))
+    for options in (SearchOptions(samples=20, max_length=6), SearchOptions(alternatives=9, max_length=6)):
+        for listed, hypotheses in zip(LISTS, search(runtime, asked(), options), strict=True):
+            assert {token for h in hypotheses for token in h.ids} <= set(listed)
+    found = search(runtime, asked(), SearchOptions(alternatives=9, max_length=6))
+    assert [len(one) for one in found] == [3, 2, 5]
+
+
+def test_attention_is_told_beside_a_list_and_alternatives() -> None:
+    runtime = ScriptedRuntime(
+        random_model(3, VOCAB), tiny_config(tgt_vocab_size=VOCAB, n_decoder_layers=ATTENTION_LAYERS)
+    )
+    for given in ({"beam": 3, "nbest": 3}, {"alternatives": 2}, {"coverage_penalty": 0.3, "beam": 2}):
+        options = SearchOptions(attention=True, max_length=5, **given)  # type: ignore[arg-type]
+        for source, hypotheses in zip(SOURCES, search(runtime, asked(), options), strict=True):
+            for found in hypotheses:
+                assert found.attention is not None
+                wanted = [attention_of(source, found.ids[:at])[-1].mean(axis=0) for at in range(len(found.ids))]
+                np.testing.assert_allclose(found.attention, wanted, rtol=1e-6)
+    with pytest.raises(TfexportError, match="opennmt has no coverage_penalty for alternatives"):
+        SearchOptions.for_profile("opennmt", alternatives=2, coverage_penalty=0.1)
+
+
+def random_lists(sources: Sequence[Sequence[int]], vocab: int, count: int, seed: int) -> list[IntArray]:
+    random = np.random.default_rng(seed)
+    special = [CONFIG.unk_id, CONFIG.bos_id, CONFIG.eos_id]
+    return [np.unique([*special, *random.integers(4, vocab, count)]) for _ in sources]
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize("number", range(4))
+def test_a_vmap_is_that_of_ctranslate2(number: int, beam: int, tmp_path: Path) -> None:
+    """50 inputs of four models each; there the words of a batch are those of all its sentences, so it has one sentence."""
+    pytest.importorskip("ctranslate2")
+    model, sources = model_of(number), sources_of(50, number)
+    random = np.random.default_rng(number)
+    # Enough words for two beams: with fewer CTranslate2 fills up with what cannot come.
+    lines = ["\t" + " ".join(map(str, 4 + random.permutation(33)[:8]))]
+    for size, count in ((1, 15), (2, 120), (3, 1500)):
+        for ngram in random.integers(4, 31, (count, size)):
+            lines.append(f"{' '.join(map(str, ngram))}\t{random.integers(4, 37)} {random.integers(4, 37)}")
+    (tmp_path / "vmap.txt").write_text("\n".join(lines) + "\n")
+    shortlist = read_shortlist(tmp_path / "vmap.txt", CONFIG, None, None)
+    rules: dict[str, Any] = {"min_length": 4, "suppress": (CONFIG.unk_id, CONFIG.bos_id)}  # which are in every list
+    options = SearchOptions.for_profile("opennmt", beam=beam, nbest=beam, max_length=LIMIT, length_penalty=0.6, **rules)
+    converters.write_ctranslate2(model, tmp_path / "ct2")
+    shutil.copy(tmp_path / "vmap.txt", tmp_path / "ct2")
+    theirs = {"suppress_sequences": [[str(token)] for token in options.suppress]}
+    wanted = translated(model, tmp_path / "ct2", sources, options, use_vmap=True, max_batch_size=1, **theirs)
+    given = [Source(source, candidates=shortlist.candidates(source)) for source in sources]
+    found = [one for at in range(0, 50, 10) for one in search(TorchRuntime(model), given[at : at + 10], options)]
+    assert_same(without_eos(found), wanted)
+    unlisted = search(TorchRuntime(model), sources, options)
+    assert sum(a[0].ids != b[0].ids for a, b in zip(found, unlisted, strict=True)) > 15
+
+
+@pytest.mark.parametrize("options", [{}, {"beam": 4, "nbest": 4}, {"samples": 2}], ids=str)
+def test_a_bundle_keeps_to_the_list(tiny_bundle: Path, options: dict[str, Any]) -> None:
+    bundle = open_bundle(tiny_bundle)
+    ours, reference = (load_runtime(name, bundle, threads=1) for name in ("ort-cpu", "torch"))
+    plain = [[2, 4 + line % 20, *[7] * (line % 5), 3] for line in range(12)]
+    lists = random_lists(plain, bundle.config.tgt_vocab_size, 9, seed=4)
+    sources = [Source(ids, line=line, candidates=lists[line]) for line, ids in enumerate(plain)]
+    asked = SearchOptions(max_length=10, token_scores=True, **options)
+    wanted = search(reference, sources, asked)
+    for batch_size, workers in ((5, 1), (3, 2)):
+        found = decode_all(ours, sources, asked, batch_size=batch_size, workers=workers)
+        assert [[h.ids for h in one] for one in found] == [[h.ids for h in one] for one in wanted]
+        for listed, one, other in zip(lists, found, wanted, strict=True):
+            for h, reference_h in zip(one, other, strict=True):
+                assert set(h.ids) <= set(listed.tolist())
+                assert h.token_log_probs == pytest.approx(reference_h.token_log_probs, abs=1e-4)
+
+
+def test_the_command_takes_a_shortlist(capsys: Any, monkeypatch: Any, tiny_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("de5 de6\nde9\nde30 de4 de4\n")
+    (tmp_path / "list").write_text("wört9\nwört10\n", encoding="utf-8")
+    (tmp_path / "vmap").write_text("\twört20\nde9\twört21\n", encoding="utf-8")
+    (tmp_path / "lex").write_text("wört9 de5 0.5\nwört10 de5 0.1\nwört11 de9 1\n", encoding="utf-8")
+    decode = ["decode", tiny_bundle, tmp_path / "in", "--threads", 1, "--max-length", 6, "--beam", 2]
+
+    def words_of(*flags: object) -> list[set[str]]:
+        out, _ = command(capsys, monkeypatch, *decode, *flags)
+        streamed, _ = command(capsys, monkeypatch, *decode, *flags, "--stream")
+        assert streamed == out
+        return [set(line.split()) - {"<unk>", "<sos>"} for line in out.splitlines()]
+
+    assert all(found <= {"wört9", "wört10"} for found in words_of("--shortlist", tmp_path / "list"))
+    vmap = words_of("--shortlist", tmp_path / "vmap")
+    assert all(found <= {"wört20", *(["wört21"] if line == 1 else [])} for line, found in enumerate(vmap))
+    lexicon = words_of("--shortlist", tmp_path / "lex", "--shortlist-first", 4, "--shortlist-best", 1)
+    assert [found - {"<pad>"} <= {word} for found, word in zip(lexicon, ["wört9", "wört11", ""], strict=True)] == [
+        True
+    ] * 3
+    out, err = command(capsys, monkeypatch, *decode, "--shortlist", tmp_path / "nowhere")
+    assert (out, "cannot read the shortlist" in err) == ("", True)

@@ -1,0 +1,69 @@
+"""Where a token stands, as numbers: tables of position vectors, and what distances add to scores."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tfexport.config import ModelConfig
+
+
+def sinusoids(n_positions: int, d_model: int) -> Tensor:
+    """Sinusoidal position table [n_positions, d_model] (Vaswani et al. 2017, section 3.5): even columns sin, odd cos."""
+    # In float64: at position 5000, float32 angles are already wrong in the fourth decimal.
+    position = torch.arange(n_positions, dtype=torch.float64)[:, None]
+    frequency = torch.exp(torch.arange(0, d_model, 2, dtype=torch.float64) * (-math.log(10000.0) / d_model))
+    table = torch.zeros(n_positions, d_model, dtype=torch.float64)
+    table[:, 0::2] = torch.sin(position * frequency)
+    table[:, 1::2] = torch.cos(position * frequency)[:, : d_model // 2]
+    return table.float()
+
+
+def tensor2tensor_sinusoids(n_positions: int, d_model: int, pad_id: int) -> Tensor:
+    """tensor2tensor's sinusoids, whose lowest frequency is 1 / 10000 exactly; the first rows belong to padding.
+
+    In float32, as the models' own library has computed them: at position 1000 that is seen in the fourth decimal.
+    """
+    half = d_model // 2
+    frequency = torch.exp(torch.arange(half).float() * -(math.log(10000) / (half - 1)))
+    angles = torch.arange(pad_id + 1, pad_id + 1 + n_positions).float()[:, None] * frequency
+    table = torch.cat([angles.sin(), angles.cos()], dim=1)
+    return torch.nn.functional.pad(table, (0, d_model % 2))
+
+
+class PositionTable(nn.Module):
+    """Position vectors [max_length + offset, d_model]: a parameter when learned, a buffer otherwise."""
+
+    def __init__(self, config: ModelConfig, max_length: int):
+        super().__init__()
+        self.offset = config.position_offset
+        n_positions = max_length + self.offset
+        self.table: Tensor
+        if config.positions == "learned":
+            self.table = nn.Parameter(torch.zeros(n_positions, config.d_model))
+        else:
+            # Saved with the weights also when computed, so that no other library has to compute it again.
+            self.register_buffer("table", sinusoids(n_positions, config.d_model))
+
+    def forward(self, position: Tensor) -> Tensor:
+        return F.embedding(position + self.offset, self.table)
+
+
+class DistanceTable(nn.Module):
+    """What relative positions add to the scores of all self-attentions of a stack: [distances, heads].
+
+    Row d of the decoder is for a key d tokens before the query. In the encoder row 0 is for the furthest key after it.
+    """
+
+    def __init__(self, config: ModelConfig, *, both_ways: bool):
+        super().__init__()
+        self.most, self.least = config.max_distance, -config.max_distance if both_ways else 0
+        self.table = nn.Parameter(torch.zeros(self.most - self.least + 1, config.n_heads))
+
+    def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Positions of queries [.., queries] and keys [keys] to what is added, [.., heads, queries, keys]."""
+        distance = queries[..., :, None] - keys
+        return self.table[distance.clamp(self.least, self.most) - self.least].movedim(-1, -3)

@@ -1,0 +1,69 @@
+"""`ort-cpu` with shortlists: a step multiplies with the output projection of the words that may come, and no others.
+
+The projection is gathered once a batch, for the words of all its sentences; to the logits of words that are not a sentence's
+own -inf is added. So the words of a sentence are its own, and so are its probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tfexport.contract import SHORTLIST_ROLES, Role, shape
+from tfexport.runtimes.base import Best, IntArray, best_of
+from tfexport.runtimes.ort_cpu import OrtCpuRuntime
+from tfexport.runtimes.ort_cpu_states import BeamState, Binding, GreedyState, Listed
+from tfexport.shortlist_contract import shortlist_graphs_of
+
+FEWEST = 512
+"""Candidates of a batch, where the vocabulary has so many; others fill up, and are left out. ONNX Runtime adds up the
+products of narrow matrices in another order, and the last bits of a sentence's logits would depend on its neighbours."""
+
+
+class ShortlistRuntime(OrtCpuRuntime):
+    """The runtime `ort-cpu` for bundles with graphs for shortlists. Searches without one are as ever."""
+
+    def prepare(self, beam: int, *, attention: bool = False) -> bool:
+        if attention:  # which these graphs do not tell
+            return super().prepare(beam, attention=True)
+        roles: tuple[Role, ...] = ("encoder", "shortlist", SHORTLIST_ROLES[self.step_role(beam)])
+        for role in roles:
+            self.session(role)
+        return self._threads == 1
+
+    def encode_shortlisted(
+        self, src_ids: IntArray, src_len: IntArray, candidates: Sequence[IntArray], *, beam: int
+    ) -> GreedyState | BeamState:
+        cross, lengths = self.encoded(src_ids, src_len)
+        listed = self._listed(candidates)
+        if self.step_role(beam) == "decoder_step":
+            return GreedyState(self, cross, lengths, listed=listed)
+        return BeamState(self, cross, lengths, beam, listed=listed)
+
+    def _listed(self, candidates: Sequence[IntArray]) -> Listed:
+        vocab = self.config.tgt_vocab_size
+        wanted = np.zeros(vocab, dtype=bool)
+        wanted[np.concatenate(candidates)] = True
+        others = np.flatnonzero(~wanted)
+        wanted[others[: max(0, min(FEWEST, vocab) - int(wanted.sum()))]] = True
+        ids = np.flatnonzero(wanted)
+        left_out = np.full((len(candidates), len(ids)), -np.inf, dtype=np.float32)
+        for row, own in zip(left_out, candidates, strict=True):
+            row[np.searchsorted(ids, own)] = 0.0
+        gather = Binding(self.session("shortlist"))
+        gather.input("candidates", ids)
+        weights = {}
+        for tensor in shortlist_graphs_of(self.config, self.precision)[0].outputs:
+            sizes = [len(ids) if axis == "candidates" else int(axis) for axis in shape(tensor, self.config)]
+            weights[tensor.name] = np.empty(sizes, dtype=tensor.dtype)
+            gather.output(tensor.name, weights[tensor.name])
+        gather.run()
+        return Listed(ids, weights, left_out)
+
+    def best(self, state: Any, tokens: IntArray, count: int) -> tuple[Best, Any]:
+        if count > min(FEWEST, self.config.tgt_vocab_size):  # there may be fewer candidates
+            logits, state = self.step(state, tokens)
+            return best_of(logits, count), state
+        return super().best(state, tokens, count)

@@ -1,0 +1,213 @@
+"""Vocabulary shortlists: which target words may come at all in the output of a source.
+
+Three kinds of files are read, told by their first line:
+
+    der Hund <tab> the dog dogs     CTranslate2's `vmap`: the words for one or more source words that follow each other;
+                                    a line that begins with the tab has words for every source
+    dog Hund 0.8                    a lexicon (Marian's and fast_align's lex.s2t): target word, source word, probability
+    dog                             a list of words for every source
+
+The end of a sentence and the other special tokens may always come, and so may what a forced beginning holds.
+Probabilities are normalised over the words that may come, as there.
+
+Sources: CTranslate2 4.8 (`vocabulary_map.cc`), Marian 1.12 (`--shortlist FILE FIRST BEST`, `shortlist.cpp`). Unlike Marian,
+words that a vocabulary lacks are passed over instead of being taken for its unknown word, and candidates are not filled
+up to a multiple of 8. Unlike both, the words of a sentence are its own, whatever is decoded with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from tfexport.config import ModelConfig
+from tfexport.errors import TfexportError
+from tfexport.runtimes.base import IntArray
+from tfexport.search_options import Source
+from tfexport.tokenizers import TextTokenizer
+
+FIRST, BEST = 100, 100
+"""Of a lexicon: the words of the lowest ids, which are the most frequent, and of each source word. Marian's own defaults."""
+
+SHORTLIST_ADVICE = "they are for ort-cpu in fp32 and int8, do not tell attention, and export --shortlist writes them"
+"""What makes shortlists fast."""
+
+Format = Literal["vmap", "lexicon", "words"]
+Ngram = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Shortlist:
+    """The words that may come in the outputs of sources."""
+
+    always: frozenset[int]
+    """Ids that may come in every output."""
+    by_ngram: tuple[dict[Ngram, tuple[int, ...]], ...] = ()
+    """For n-grams of source ids, those of one id first, the target ids that may come where the source has them."""
+    copies: bool = False
+    """Words of the source may come too: both sides have one vocabulary."""
+
+    def candidates(self, source: Sequence[int]) -> IntArray:
+        """The target ids, sorted, that may come in an output of `source` (encoder ids)."""
+        found = {*self.always, *(source if self.copies else ())}
+        for at in range(len(source)):
+            for size, rules in enumerate(self.by_ngram[: len(source) - at], start=1):
+                found.update(rules.get(tuple(source[at : at + size]), ()))
+        return np.array(sorted(found), dtype=np.int64)
+
+    def applied(self, source: Source) -> Source:
+        """A source with these as its candidates."""
+        return replace(source, candidates=self.candidates(source.ids))
+
+
+def read_shortlist(
+    path: Path,
+    config: ModelConfig,
+    source: TextTokenizer | None,
+    target: TextTokenizer | None,
+    *,
+    first: int = FIRST,
+    best: int = BEST,
+) -> Shortlist:
+    """Read a file of one of the three kinds; where a side has no vocabulary its words are ids.
+
+    Args:
+        first: of a lexicon: the ids from 0 that always may come.
+        best: of a lexicon: the most probable words of each source word.
+
+    Raises:
+        TfexportError: it cannot be read, a line is of another kind than the first, or its words are in no vocabulary.
+    """
+    lines = _lines(path)
+    begin = next(lines, None)
+    if begin is None:
+        raise TfexportError(f"{path} is empty. Give a shortlist: a vmap, a lexicon, or a word a line.")
+    kind, lines = _kind(begin[1]), chain([begin], lines)
+    source_id, target_id = _Words(source, config.src_vocab_size), _Words(target, config.tgt_vocab_size)
+    rules: list[dict[Ngram, tuple[int, ...]]] = []
+    if kind == "vmap":
+        rules = _vmap(path, lines, source_id, target_id)
+    elif kind == "lexicon":
+        rules = [_lexicon(path, lines, source_id, target_id, best)]
+    else:
+        rules = [{(): tuple(_known((_word(path, number, line) for number, line in lines), target_id))}]
+    if not any(target_ids for by_ngram in rules for target_ids in by_ngram.values()):
+        raise TfexportError(
+            f"no line of the {kind} shortlist {path} has words that the vocabularies know. Give one of this model's words."
+        )
+    if passed := source_id.unknown + target_id.unknown:
+        logging.getLogger(__name__).warning(
+            "warning: %d of %d words in %s are in no vocabulary, and are passed over",
+            *(passed, source_id.asked + target_id.asked, path),
+        )
+    unknown = config.unk_id if target is None else target.special_id("unk")
+    special = (config.eos_id, config.bos_id, config.forced_first_id, -1 if unknown is None else unknown)
+    always = {*special, *rules[0].pop((), ()), *(range(first) if kind == "lexicon" else ())}
+    return Shortlist(
+        frozenset(index for index in always if 0 <= index < config.tgt_vocab_size),
+        tuple(rules),
+        copies=kind == "lexicon" and config.tie_source_target,
+    )
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines that hold anything, with their numbers, without their newlines."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="\n") as file:
+            for number, line in enumerate(file, start=1):
+                text = line.rstrip("\r\n")
+                if text.strip():
+                    yield number, text
+    except (OSError, UnicodeDecodeError) as error:
+        raise TfexportError(f"cannot read the shortlist {path}: {error}. Give a UTF-8 text file.") from error
+
+
+def _kind(line: str) -> Format:
+    if line.count("\t") == 1:
+        return "vmap"
+    return "lexicon" if len(line.split()) == 3 else "words"
+
+
+class _Words:
+    """Looks words of one side up, as they stand in its vocabulary, or as ids where it has none."""
+
+    def __init__(self, tokenizer: TextTokenizer | None, size: int):
+        self._tokenizer, self._size = tokenizer, size
+        self.asked = self.unknown = 0
+
+    def __call__(self, word: str) -> int | None:
+        """The id of a word, None where the vocabulary lacks it."""
+        if self._tokenizer is not None:
+            index = self._tokenizer.inner.token_to_id(word)
+        else:
+            index = int(word) if word.isascii() and word.isdecimal() and len(word) < 10 else None
+        found = index if index is not None and index < self._size else None
+        self.asked, self.unknown = self.asked + 1, self.unknown + (found is None)
+        return found
+
+
+def _known(words: Iterable[str], id_of: _Words) -> list[int]:
+    return [index for index in map(id_of, words) if index is not None]
+
+
+def _vmap(
+    path: Path, lines: Iterable[tuple[int, str]], source_id: _Words, target_id: _Words
+) -> list[dict[Ngram, Ngram]]:
+    """By n-gram; the empty one stands among those of one word. The last line for an n-gram counts."""
+    rules: list[dict[Ngram, Ngram]] = [{}]
+    for number, line in lines:
+        if line.count("\t") != 1:
+            raise _unlike(path, number, "vmap", "source words, a tab and target words")
+        key, _, words = line.partition("\t")
+        ngram = tuple(source_id(word) for word in key.split())
+        if None in ngram:
+            continue
+        rules += [{} for _ in range(len(rules), len(ngram))]
+        rules[max(1, len(ngram)) - 1][tuple(index for index in ngram if index is not None)] = tuple(
+            _known(words.split(), target_id)
+        )
+    return rules
+
+
+def _lexicon(
+    path: Path, lines: Iterable[tuple[int, str]], source_id: _Words, target_id: _Words, best: int
+) -> dict[Ngram, Ngram]:
+    """The `best` target words of each source word, with a probability above 0; of equals the higher id, as in Marian."""
+    probabilities: dict[int, dict[int, float]] = {}
+    for number, line in lines:
+        fields = line.split()
+        try:
+            target_word, source_word, probability = fields[0], fields[1], float(fields[2])
+        except (IndexError, ValueError):
+            fields = []
+        if len(fields) != 3:
+            raise _unlike(path, number, "lexicon", "a target word, a source word and a probability")
+        if "NULL" in (source_word, target_word):  # an alignment to nothing
+            continue
+        source, target = source_id(source_word), target_id(target_word)
+        if source is not None and target is not None:
+            probabilities.setdefault(source, {})[target] = probability
+    return {
+        (source,): tuple(
+            target
+            for probability, target in sorted(((p, t) for t, p in found.items()), reverse=True)[:best]
+            if probability > 0
+        )
+        for source, found in probabilities.items()
+    }
+
+
+def _word(path: Path, number: int, line: str) -> str:
+    if len(line.split()) != 1:
+        raise _unlike(path, number, "list of words", "one word")
+    return line.strip()
+
+
+def _unlike(path: Path, number: int, kind: str, wanted: str) -> TfexportError:
+    return TfexportError(f"{path}, line {number}: this shortlist is a {kind} by its first line, so give {wanted}.")

@@ -1,0 +1,49 @@
+"""The tensors of the graphs for shortlists, as `contract.py` has those of all others.
+
+One graph gathers the output projection of a batch's candidates; step graphs take that in the place of their own weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tfexport.config import ModelConfig
+from tfexport.contract import SHORTLIST_ROLES, GraphSpec, Precision, TensorSpec, graphs_of
+
+LISTED = "listed."
+"""How the names begin of inputs that stand for weights of the output projection."""
+
+SHORTLIST_PRECISIONS: tuple[Precision, ...] = ("float32", "int8")
+"""Those with graphs for shortlists: the operator of int4 has the size of its matrix written into the graph."""
+
+_LISTED_BIAS = TensorSpec(f"{LISTED}output_bias", "float32", ("candidates",), "their biases")
+_LISTED_WEIGHTS: dict[Precision, tuple[TensorSpec, ...]] = {
+    "float32": (TensorSpec(f"{LISTED}output_weight", "float32", ("candidates", "d_model"), "rows of the projection"),),
+    "int8": (
+        TensorSpec(f"{LISTED}output.int8", "int8", ("d_model", "candidates"), "columns of the projection, in 8 bits"),
+        TensorSpec(f"{LISTED}output.scale", "float32", ("candidates",), "their scales"),
+    ),
+}
+_CANDIDATES = TensorSpec("candidates", "int64", ("candidates",), "target ids that may come in outputs of the batch")
+_LEFT_OUT = TensorSpec(
+    "left_out", "float32", ("rows", "candidates"), "added to logits: -inf where a row's own sentence has not the word"
+)
+
+
+def shortlist_graphs_of(config: ModelConfig, precision: Precision = "float32") -> tuple[GraphSpec, ...]:
+    """The graphs for shortlists, in the dialect `ort`: none in other precisions than `SHORTLIST_PRECISIONS`.
+
+    The steps are those of `graphs_of` with candidates in the place of the vocabulary: logits [rows, candidates], and
+    `best.ids` are places among them.
+    """
+    if precision not in SHORTLIST_PRECISIONS:
+        return ()
+    weights = (*_LISTED_WEIGHTS[precision], *([_LISTED_BIAS] if config.output_bias else []))
+    steps = []
+    for graph in graphs_of(config, precision, "ort"):
+        if graph.role in SHORTLIST_ROLES:
+            outputs = tuple(replace(t, axes=("rows", "candidates")) if t.name == "logits" else t for t in graph.outputs)
+            role = SHORTLIST_ROLES[graph.role]
+            steps.append(replace(graph, role=role, inputs=(*graph.inputs, *weights, _LEFT_OUT), outputs=outputs))
+    gather = GraphSpec("shortlist", (_CANDIDATES,), weights, precision, "ort")
+    return (gather, *steps) if steps else ()
