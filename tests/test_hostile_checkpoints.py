@@ -149,6 +149,17 @@ def test_tensors_without_numbers_have_small_sizes() -> None:
         read_pickle(io.BytesIO(pickled((0, 2**40))), empty)
 
 
+def test_numbers_are_not_shared_by_any_number_of_tensors(tmp_path: Path) -> None:
+    """Each may be copied: a file of megabytes would take gigabytes."""
+    table = torch.randn(50, 4)
+    for count, is_read in ((90, True), (110, False)):
+        torch.save({str(number): table[:] for number in range(count)}, tmp_path / "model.pt")
+        if is_read:
+            assert len(read_inert(tmp_path / "model.pt")) == count
+        else:
+            assert "share their numbers too often" in refused(read_inert, tmp_path / "model.pt")
+
+
 def test_a_tensor_among_arguments_is_not_computed_with() -> None:
     (found,) = plain([torch.ones(3)], "args")
     assert isinstance(found, InertObject)

@@ -39,6 +39,8 @@ _CONSTANTS: Mapping[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": Fals
 _MOST_STEPS = 10_000_000
 _MOST_BITS = 1024
 """Python writes no number of many thousands of digits, not even into an error's message."""
+_MOST_VIEWS = 100
+"""How many times a file may use its numbers. Layers share weights; but each tensor may be copied, as it is converted."""
 _LARGEST_EMPTY = 2**20
 """The size of a tensor without numbers, which what is computed with it would have, too."""
 _TENSORS = ("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2")
@@ -117,6 +119,8 @@ class _Interpreter:
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
         self._copied = 0
+        self._viewed = self._stored = 0
+        self._keys: set[str] = set()
 
     def run(self) -> Any:
         """What the pickle holds that begins where the file stands, which then stands behind it."""
@@ -243,7 +247,11 @@ class _Interpreter:
         """The plain value that a few functions would give; None of all others."""
         match path, arguments:
             case "torch._utils._rebuild_tensor" | "torch._utils._rebuild_tensor_v2", (Tensor() as storage, *layout):
-                return _tensor(storage, *layout[:3])
+                made = _tensor(storage, *layout[:3])
+                self._viewed += made.nbytes
+                if self._viewed > _MOST_VIEWS * self._stored:
+                    raise Refused("its tensors share their numbers too often")
+                return made
             case (
                 "torch._utils._rebuild_parameter"
                 | "torch._utils._rebuild_parameter_with_state"
@@ -276,6 +284,8 @@ class _Interpreter:
                 dtype = _DTYPES[kind]
                 if not 0 <= count < 2**48:
                     raise Refused(f"a tensor of {count} numbers is declared")
+                self._stored += 0 if key in self._keys else count * dtype.itemsize
+                self._keys.add(key)
                 stored = self._storages(key, count * dtype.itemsize).view(dtype)
                 if not views or views == [None]:
                     return stored
