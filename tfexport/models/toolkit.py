@@ -76,8 +76,10 @@ def check_table(where: str, n_positions: int, d_model: int, least: int = 4) -> N
 def require_matrices(weights: Mapping[str, Tensor], names: Iterable[str], where: str) -> None:
     """Raises CheckpointError where one of `names` is missing, or is no matrix."""
     for name in names:
-        if name not in weights or weights[name].dim() != 2:
-            raise CheckpointError(f"{where} has no matrix {name}. Check that it was saved completely.")
+        if name not in weights:
+            raise CheckpointError(f"{where} has no {name}. Check that it was saved completely.")
+        if weights[name].dim() != 2:
+            raise CheckpointError(f"{where} has {name}, which is no matrix. Check that it was saved completely.")
 
 
 def tie(weights: dict[str, Tensor], source: str, target: str, output: str) -> dict[str, Any]:
