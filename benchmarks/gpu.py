@@ -28,10 +28,11 @@ from timing import Meter, Runs, Setting, measure, summary
 from tfexport.bundle import MANIFEST, Bundle, open_bundle
 from tfexport.contract import FLOATS, WEIGHTS_FILE, Precision
 from tfexport.errors import RuntimeUnavailable, TfexportError
+from tfexport.lines import Reader, Unreadable, without_bom
 from tfexport.parity import random_sources
 from tfexport.runtimes.pytorch import TorchRuntime, require_gpu
 from tfexport.search import Hypothesis
-from tfexport.translate import Reader, Result, Unreadable, Writer, without_bom
+from tfexport.translate import Result, Writer
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -181,11 +181,12 @@ def _readers_of_lines(bundle: Path) -> list[Reader]:
     """Of what is decoded, of beginnings of outputs, of outputs that are scored, and of a budget's text."""
     from tfexport.budget import Text
     from tfexport.bundle import open_bundle
+    from tfexport.lines import Reader as LineReader
+    from tfexport.lines import TargetReader
     from tfexport.models.checkpoint import load_checkpoint
     from tfexport.runtimes import load_runtime
     from tfexport.search import SearchOptions
-    from tfexport.translate import Reader as LineReader
-    from tfexport.translate import TargetReader, Writer, scored, translate
+    from tfexport.translate import Writer, scored, translate
 
     opened = open_bundle(bundle)
     runtime = load_runtime("ort-cpu", opened, threads=1)

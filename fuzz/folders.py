@@ -179,9 +179,10 @@ def _of(folder: Path, name: str, file: str, bases: Sequence[str], more: tuple[by
 
 def _in_folder(bases: list[Path], file: str, given: str) -> Callable[[Path], None]:
     """Reads a file as that of a folder: of the one among `bases` whose own file it is most like."""
+    from tfexport.lines import Reader, Unreadable
     from tfexport.models.checkpoint import inspect_checkpoint, load_checkpoint
     from tfexport.tokenizers import TextTokenizer, read_vocabulary
-    from tfexport.translate import Reader, Unreadable, Writer
+    from tfexport.translate import Writer
 
     kinds = {base: base.name.encode() for base in bases}
 

@@ -31,9 +31,10 @@ import tfexport
 from tfexport.__main__ import main
 from tfexport.alignments import Aligner, AlignmentFormat, Replacement, SourceTokens, read_dictionary
 from tfexport.errors import TfexportError
+from tfexport.lines import Reader
 from tfexport.search import Hypothesis, SearchOptions
 from tfexport.tokenizers import TextTokenizer, train_bpe, word_tokenizer
-from tfexport.translate import Reader, Result, Writer, translate
+from tfexport.translate import Result, Writer, translate
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", "a", "b", "c", "d"]
 VOCABULARY = word_tokenizer({word: index for index, word in enumerate(WORDS)})

@@ -23,6 +23,7 @@ from tfexport.bundle import open_bundle
 from tfexport.contract import Precision
 from tfexport.errors import TfexportError
 from tfexport.export import _write_variant, export, write_graphs, write_weights
+from tfexport.lines import Reader
 from tfexport.models.checkpoint import build_model
 from tfexport.models.transformer import Transformer
 from tfexport.parity import compare, random_sources
@@ -30,7 +31,7 @@ from tfexport.runtimes import load_runtime
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search import SearchOptions
 from tfexport.selfcheck import self_check
-from tfexport.translate import Reader, Writer
+from tfexport.translate import Writer
 
 
 def model_of(**changes: Any) -> Transformer:

@@ -17,11 +17,11 @@ from tfexport.classify import Classified, ClassWriter, classify, read_labels
 from tfexport.cli import app
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.export import export
+from tfexport.lines import Reader
 from tfexport.models.checkpoint import load_checkpoint
 from tfexport.models.native import Tokenizers
 from tfexport.runtimes import load_classifier
 from tfexport.tokenizers import word_tokenizer
-from tfexport.translate import Reader
 
 CLASSES = 5
 

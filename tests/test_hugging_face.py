@@ -24,12 +24,13 @@ from torch import Tensor
 from tfexport.bundle import Bundle, open_bundle
 from tfexport.errors import CheckpointError, TfexportError
 from tfexport.export import export
+from tfexport.lines import Reader
 from tfexport.models.checkpoint import Checkpoint, inspect_checkpoint, load_checkpoint
 from tfexport.models.toolkit import TextOptions
 from tfexport.pieces import Pieces
 from tfexport.runtimes import load_runtime
 from tfexport.search import SearchOptions, pad, search
-from tfexport.translate import Reader, Writer, translate
+from tfexport.translate import Writer, translate
 
 transformers = pytest.importorskip("transformers")
 

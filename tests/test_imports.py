@@ -45,6 +45,13 @@ DECODE_SIDE = (
     "tfexport.batching",
     "tfexport.translate",
     "tfexport.classify",
+    "tfexport.lines",
+    "tfexport.stream",
+    "tfexport.shortlist",
+    "tfexport.alternatives",
+    "tfexport.alignments",
+    "tfexport.attended",
+    "tfexport.api",
 )
 SHARED = (
     "config",

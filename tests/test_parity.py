@@ -16,6 +16,7 @@ from tiny import SRC_VOCAB, TinyCheckpoint
 from tfexport.bundle import open_bundle
 from tfexport.contract import Precision
 from tfexport.errors import TfexportError
+from tfexport.lines import Reader
 from tfexport.models.transformer import Transformer
 from tfexport.parity import check, compare, compare_all, gate, quality_of, random_sources, read_pairs
 from tfexport.parity_report import LIMITS, Divergence, Errors, Limits, ParityReport, Position, kl_divergence
@@ -24,7 +25,7 @@ from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Best, best_of
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search import SearchOptions
-from tfexport.translate import Reader, Writer
+from tfexport.translate import Writer
 
 LINES = [b"de4 de5 de6", b"", b"de7", b"de9 de10 de11 de12 de13", b"de5 nothing de6"]
 

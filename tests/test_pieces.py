@@ -22,6 +22,7 @@ from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as
 from tfexport.bundle import open_bundle
 from tfexport.errors import TfexportError, TokenizerError
 from tfexport.export import export
+from tfexport.lines import Reader
 from tfexport.models.checkpoint import load_checkpoint
 from tfexport.models.hugging_face_text import FolderText, read_text
 from tfexport.models.native import Tokenizers
@@ -29,7 +30,7 @@ from tfexport.models.toolkit import TextOptions
 from tfexport.runtimes import load_runtime
 from tfexport.search import SearchOptions
 from tfexport.tokenizers import TextTokenizer, read_vocabulary
-from tfexport.translate import Reader, Writer, translate
+from tfexport.translate import Writer, translate
 
 sentencepiece = pytest.importorskip("sentencepiece")
 

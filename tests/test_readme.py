@@ -92,7 +92,7 @@ def test_every_family_is_listed() -> None:
 def test_every_status_is_listed() -> None:
     from typing import get_args
 
-    from tfexport.translate import Status
+    from tfexport.lines import Status
 
     for status in get_args(Status):
         assert f"| `{status}` |" in README

@@ -13,10 +13,11 @@ from tiny import TinyCheckpoint
 
 from tfexport.__main__ import main
 from tfexport.errors import TfexportError
+from tfexport.lines import Reader, TargetReader
 from tfexport.next_tokens import log_softmax
 from tfexport.search import SearchOptions
 from tfexport.tokenizers import word_tokenizer
-from tfexport.translate import Reader, Result, TargetReader, Writer, scored, translate
+from tfexport.translate import Result, Writer, scored, translate
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", "a", "b", "c", "d"]
 CONFIG = tiny_config(src_vocab_size=8, tgt_vocab_size=8, max_source_length=6, max_target_length=6, unk_id=3)

@@ -12,6 +12,7 @@ from tfexport.bundle import Bundle, open_bundle
 from tfexport.contract import Precision
 from tfexport.demo import embedded_checkpoint
 from tfexport.export import export
+from tfexport.lines import Reader
 from tfexport.models.checkpoint import load_checkpoint
 from tfexport.models.native import Tokenizers
 from tfexport.parity import check
@@ -21,7 +22,7 @@ from tfexport.runtimes.ort import ort_cpu_portable
 from tfexport.runtimes.ort_cpu import OrtCpuRuntime
 from tfexport.search import SearchOptions, search
 from tfexport.tokenizers import read_vocabulary
-from tfexport.translate import Reader, Writer, translate
+from tfexport.translate import Writer, translate
 
 SHARED = Path(__file__).parent.parent.parent / "shared"
 TUTORIAL = SHARED / "checkpoints" / "tutorial-de-en"

@@ -25,13 +25,14 @@ from tokenizers import Tokenizer, decoders, models
 
 from tfexport.bundle import open_bundle
 from tfexport.errors import TfexportError
+from tfexport.lines import Reader
 from tfexport.pieces import Pieces
 from tfexport.profiles import PROFILES
 from tfexport.runtimes import load_runtime
 from tfexport.search import Hypothesis, SearchOptions, Source, search, search_steps
 from tfexport.stream import GrowingText, Step, stream, stream_lines
 from tfexport.tokenizers import TextTokenizer, word_tokenizer
-from tfexport.translate import Reader, Writer, translate
+from tfexport.translate import Writer, translate
 
 SOURCES: list[Ids] = [(5, 6, 2), (7, 2), (5, 6, 7, 8, 2), (6,), (9, 5, 9, 2)]
 WORDS = word_tokenizer({word: index for index, word in enumerate(["<unk>", "<s>", "</s>", *"abcdef"])})

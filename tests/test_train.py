@@ -28,11 +28,12 @@ from tfexport.data import TextPair
 from tfexport.durable import lock_folder
 from tfexport.errors import TfexportError
 from tfexport.export import export
+from tfexport.lines import Reader
 from tfexport.models.checkpoint import load_checkpoint
 from tfexport.runtimes import load_runtime
 from tfexport.search import SearchOptions
 from tfexport.train import TrainOptions, TranslationTask, noam_factor, train
-from tfexport.translate import Reader, Writer, translate
+from tfexport.translate import Writer, translate
 
 SUBJECTS = {"ein Mann": "a man", "eine Frau": "a woman", "ein Hund": "a dog", "das Kind": "the child"}
 VERBS = {"sieht": "sees", "ruft": "calls", "malt": "paints"}

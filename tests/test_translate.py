@@ -16,10 +16,11 @@ from tokenizers import Tokenizer, models
 from tfexport.bundle import Bundle, Origin
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
+from tfexport.lines import Reader, Unreadable, source_lengths
 from tfexport.runtimes.base import Best, Capacity, IntArray
 from tfexport.search import Hypothesis, SearchOptions
 from tfexport.tokenizers import TextTokenizer, word_tokenizer
-from tfexport.translate import WINDOW_BATCHES, Reader, Result, Unreadable, Writer, source_lengths, translate
+from tfexport.translate import WINDOW_BATCHES, Result, Writer, translate
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", "a", "b", "c", "d"]
 A, B, C, D, UNK = 4, 5, 6, 7, 3

@@ -21,9 +21,10 @@ from tiny import BOS, EOS, SRC_VOCAB
 
 from tfexport.bundle import Bundle, open_bundle
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
+from tfexport.lines import Reader
 from tfexport.runtimes import load_runtime
 from tfexport.search import SearchOptions, pad, search
-from tfexport.translate import Reader, Writer, translate
+from tfexport.translate import Writer, translate
 from tfexport.triton import write_repository
 
 RANDOM = np.random.default_rng(0)

@@ -17,6 +17,7 @@ from tfexport.classify import Classified, classify, read_labels
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision, precisions_of, short_name
 from tfexport.errors import TfexportError
+from tfexport.lines import InputFormat, Reader, Status, TargetReader
 from tfexport.runtimes import load_classifier as runtime_of_classifier
 from tfexport.runtimes import load_runtime, require_workers
 from tfexport.runtimes.base import Classifier as ClassifierRuntime
@@ -25,7 +26,7 @@ from tfexport.search import Hypothesis, SearchOptions
 from tfexport.search_options import SearchSettings
 from tfexport.shortlist import BEST, FIRST, Shortlist, read_shortlist
 from tfexport.stream import Step, stream_lines
-from tfexport.translate import InputFormat, Reader, Result, Status, TargetReader, Writer, scored, translate
+from tfexport.translate import Result, Writer, scored, translate
 
 T = TypeVar("T")
 

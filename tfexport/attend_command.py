@@ -54,9 +54,10 @@ def attend(
     from tfexport.attend import Attention, Choice, attention_maps, labels_of, png, require_drawable
     from tfexport.attend_page import page
     from tfexport.bundle import open_bundle
+    from tfexport.lines import Reader
     from tfexport.runtimes import load_runtime
     from tfexport.search import SearchOptions
-    from tfexport.translate import Reader, Writer, translate
+    from tfexport.translate import Writer, translate
 
     if output.suffix not in (".html", ".png"):
         raise TfexportError(f"{output} is neither .html nor .png. Give one of them with -o.")

@@ -16,7 +16,7 @@ from tfexport.output import writing
 
 if TYPE_CHECKING:
     from tfexport.bundle import Bundle
-    from tfexport.translate import InputFormat
+    from tfexport.lines import InputFormat
 
 RANDOM_SENTENCES = 512
 """Most sentences that are made up where there is no input."""
@@ -115,7 +115,7 @@ def sentences_of(bundle: Bundle, source: Path | None, input_format: InputFormat 
         TfexportError: none can be decoded.
     """
     from tfexport.bench_plan import random_sources
-    from tfexport.translate import Reader, Unreadable, without_bom
+    from tfexport.lines import Reader, Unreadable, without_bom
 
     if source is None:
         return random_sources(bundle.config, RANDOM_SENTENCES)

@@ -23,6 +23,7 @@ from tfexport import contract, standard_graphs
 from tfexport.bundle import Bundle, Graph, Origin
 from tfexport.contract import Precision, short_name
 from tfexport.errors import TfexportError
+from tfexport.lines import Reader
 from tfexport.models.transformer import Transformer
 from tfexport.parity import as_inputs, read_pairs
 from tfexport.parity_report import kl_divergence
@@ -33,7 +34,7 @@ from tfexport.runtimes.ort_cpu import ort_cpu
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search import SearchOptions, pad, search
 from tfexport.stored_weights import StoredWeights
-from tfexport.translate import Reader, Writer
+from tfexport.translate import Writer
 
 Metric = Literal["bleu", "chrf", "top1", "identical"]
 

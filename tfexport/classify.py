@@ -12,10 +12,11 @@ import numpy as np
 
 from tfexport.batching import batches
 from tfexport.errors import TfexportError
+from tfexport.lines import Reader, Status, without_bom
 from tfexport.next_tokens import log_softmax, require_numbers
 from tfexport.runtimes.base import Classifier
 from tfexport.search import pad
-from tfexport.translate import Reader, Status, read_window, window_size, without_bom
+from tfexport.translate import read_window, window_size
 
 
 @dataclass(frozen=True)

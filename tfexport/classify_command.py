@@ -36,8 +36,8 @@ def classify(
     """
     from tfexport.bundle import open_bundle
     from tfexport.classify import ClassWriter, classify, read_labels
+    from tfexport.lines import Reader
     from tfexport.runtimes import load_classifier
-    from tfexport.translate import Reader
 
     bundle = open_bundle(directory)
     chosen = precisions_of(precision)[0] if precision else None

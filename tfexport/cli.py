@@ -300,8 +300,8 @@ def build(
 ) -> None:
     """Build TensorRT engines into a bundle: on this GPU, or ahead of time for others. PyTorch is not needed."""
     from tfexport.bundle import open_bundle
+    from tfexport.lines import Reader, source_lengths
     from tfexport.plan import LengthPlan
-    from tfexport.translate import Reader, source_lengths
 
     bundle = open_bundle(directory)
     request = engine_request(

@@ -1,4 +1,4 @@
-"""The one table of every tensor of every graph: export, manifest, runtimes, parity and the README read it from here.
+"""The one table of every tensor of every graph: export, manifest, runtimes, parity and docs/contract.md read it from here.
 
 Axes: `batch` source sentences, `src` source ids, `rows` = batch * beam hypotheses (row = b * beam + k), `cache` slots of
 the self-attention cache; `blocks` tensors of one cache that lie one after the other, `width` numbers of one row of one of
@@ -389,7 +389,7 @@ def describe(graph: GraphSpec, config: ModelConfig) -> dict[str, Any]:
 
 
 def markdown_table() -> str:
-    """The contract as the README shows it."""
+    """The contract as docs/contract.md shows it."""
     lines = ["| graph | | tensor | type | axes | what |", "|---|---|---|---|---|---|"]
     telling = [replace(step, role=ATTENTION_ROLES[step.role], inputs=(), outputs=(ATTENTION,)) for step in _STEPS]
     for graph in (ENCODER, DECODER_STEP, SELECT_ROWS, ENCODER_CLASSIFIER, ORT_ENCODER, *_STEPS[1:], *telling):

@@ -154,13 +154,14 @@ def decode(
     from tfexport.bundle import MANIFEST, file_sha256, open_bundle
     from tfexport.certificate import missing
     from tfexport.cpus import return_freed_memory
+    from tfexport.lines import Reader
     from tfexport.next_tokens import suppressed
     from tfexport.runtimes import load_runtime, require_workers, takes_workers
     from tfexport.runtimes.base import Shortlisting
     from tfexport.search import SearchOptions
     from tfexport.shortlist import SHORTLIST_ADVICE, read_shortlist
     from tfexport.stream import refuse_several, shown, stream_lines
-    from tfexport.translate import Reader, Writer, translate, window_size
+    from tfexport.translate import Writer, translate, window_size
     from tfexport.watch import watched
 
     if prefix_column and prefix_file is not None:

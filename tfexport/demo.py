@@ -9,12 +9,13 @@ from pathlib import Path
 
 from tfexport.bundle import open_bundle
 from tfexport.export import export
+from tfexport.lines import Reader
 from tfexport.models.checkpoint import load_checkpoint
 from tfexport.parity import check
 from tfexport.parity_report import ParityReport
 from tfexport.runtimes import load_runtime
 from tfexport.search import SearchOptions
-from tfexport.translate import Reader, Writer, translate
+from tfexport.translate import Writer, translate
 
 SENTENCES = (
     "Ein Mann mit einem orangefarbenen Hut, der etwas anstarrt.",

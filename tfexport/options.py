@@ -192,8 +192,9 @@ def budgets_of(
             raise TfexportError("--budget is for auto- precisions. Give one, as in --precision fp32,auto-int8.")
         return {}
     from tfexport.budget import Budget, Text
+    from tfexport.lines import Reader
     from tfexport.models.transformer import Transformer
-    from tfexport.translate import Reader, Writer
+    from tfexport.translate import Writer
 
     if budget is None or source is None:
         raise TfexportError(

@@ -22,6 +22,7 @@ from tfexport.bundle import Bundle, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
+from tfexport.lines import InputFormat, Reader, Unreadable, without_bom
 from tfexport.models.checkpoint import load_checkpoint
 from tfexport.models.recognition import Chosen
 from tfexport.models.transformer import Transformer
@@ -32,7 +33,7 @@ from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import FloatArray, IntArray, Runtime
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search import Hypothesis, SearchOptions, pad, search
-from tfexport.translate import InputFormat, Reader, Unreadable, Writer, without_bom
+from tfexport.translate import Writer
 
 RANDOM_SENTENCES = 32
 

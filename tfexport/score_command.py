@@ -45,9 +45,10 @@ def score(
     """
     from tfexport.batching import Split
     from tfexport.bundle import open_bundle
+    from tfexport.lines import Reader
     from tfexport.runtimes import load_runtime, require_workers, takes_workers
     from tfexport.search import SearchOptions
-    from tfexport.translate import Reader, Writer, scored, translate
+    from tfexport.translate import Writer, scored, translate
 
     bundle = open_bundle(directory)
     chosen = precisions_of(precision)[0] if precision else None

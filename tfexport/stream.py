@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
 from tfexport.errors import TfexportError
+from tfexport.lines import Reader, TargetReader, without_bom
 from tfexport.runtimes.base import Runtime
 from tfexport.search import Hypothesis, SearchOptions, Source, search_steps
 from tfexport.shortlist import Shortlist
 from tfexport.tokenizers import TextTokenizer
-from tfexport.translate import Reader, Result, TargetReader, Writer, read_window, result_of, without_bom
+from tfexport.translate import Result, Writer, read_window, result_of
 
 
 @dataclass(frozen=True, slots=True)

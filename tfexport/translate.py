@@ -7,28 +7,24 @@ memory depends on the window, not on the input, and every input line has its res
 from __future__ import annotations
 
 import json
-from codecs import BOM_UTF8
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice, zip_longest
+from itertools import islice
 from typing import Any, Literal
 
-from tfexport.alignments import NO_ALIGNER, Aligner, SourceTokens
+from tfexport.alignments import NO_ALIGNER, Aligner
 from tfexport.batching import Team, decode_windows
 from tfexport.bundle import Bundle
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError, TokenizerError
+from tfexport.lines import InputFormat, Reader, Status, TargetReader, Unreadable, ids_in, without_bom
 from tfexport.runtimes.base import Capacity, Runtime
 from tfexport.search import Hypothesis, SearchOptions, Source
 from tfexport.shortlist import Shortlist
 from tfexport.tokenizers import TextTokenizer
 
-InputFormat = Literal["text", "tokens", "ids"]
 OutputFormat = Literal["text", "tokens", "ids", "jsonl"]
-Status = Literal["ok", "length_limit", "empty", "too_long", "invalid_utf8", "invalid_ids", "unknown_token"]
-"""`length_limit`: decoded, but ended by the limit, not by eos. All after it: not decoded, the output line is empty."""
 
 WINDOW_BATCHES = 16
 """Batches of a window: enough lines that those of a batch are of about one length."""
@@ -46,154 +42,6 @@ class Result:
     hypotheses: tuple[Hypothesis, ...]
     source: Source | None = None
     """What was decoded."""
-
-
-@dataclass(frozen=True)
-class Reader:
-    """Reads input lines as the encoder's ids."""
-
-    config: ModelConfig
-    tokenizer: TextTokenizer | None
-    format: InputFormat
-    tells_tokens: bool = False
-    """Tell the tokens of sources too."""
-
-    @classmethod
-    def of(cls, bundle: Bundle, format: InputFormat | None) -> Reader:
-        """A reader for a bundle: of text where no format is said, of ids where there is no vocabulary.
-
-        Raises:
-            TfexportError: the format needs a vocabulary that the bundle does not have.
-        """
-        tokenizer = bundle.tokenizer("source")
-        format = format or ("text" if tokenizer else "ids")
-        if tokenizer is None and format != "ids":
-            raise TfexportError(
-                f"{bundle.directory} has no source vocabulary for the input format {format}. Use --input-format "
-                "ids, or export again with --src-vocab."
-            )
-        return cls(bundle.config, tokenizer, format)
-
-    def ids(self, raw: bytes) -> list[int]:
-        """The ids of one line.
-
-        Raises:
-            Unreadable: the line has none that the model can read.
-        """
-        try:
-            text = raw.decode("utf-8").strip()
-        except UnicodeDecodeError as error:
-            raise Unreadable("invalid_utf8", f"byte {error.start + 1} is not UTF-8") from None
-        if not text:
-            raise Unreadable("empty", "")
-        ids = _ids_in(text, self.format, self.tokenizer, self.config.src_vocab_size)
-        if self.tokenizer is not None and self.format != "ids":
-            config, ids = self.config, [*self.tokenizer.before, *ids, *self.tokenizer.after]
-            ids = [config.bos_id] * config.source_bos + ids + [config.eos_id] * config.source_eos
-        if len(ids) > self.config.max_source_length:
-            most = self.config.max_source_length
-            raise Unreadable("too_long", f"{len(ids)} ids, the model reads at most {most}: split the line")
-        pad_id = self.config.pad_id
-        if pad_id in ids and pad_id not in (self.config.bos_id, self.config.eos_id, self.config.unk_id):
-            # PyTorch code hides padding by its id, these graphs by length: as a real token it would be something new.
-            raise Unreadable("invalid_ids", f"it has the padding id {pad_id}: leave padding out")
-        return ids
-
-    def tokens(self, raw: bytes, ids: list[int]) -> SourceTokens | None:
-        """The tokens of a line whose `ids` these are, if they are to be told."""
-        if not self.tells_tokens:
-            return None
-        text, own = raw.decode("utf-8").strip(), None
-        if self.tokenizer is not None and self.format != "ids":
-            own = self.tokenizer.written(text) if self.format == "text" else text.split()
-        return SourceTokens.of(ids, self.config, self.tokenizer, own)
-
-
-@dataclass(frozen=True)
-class TargetReader:
-    """Reads beginnings of outputs, or whole ones, as ids without bos.
-
-    Args:
-        whole: lines are whole outputs: text and tokens get an eos, ids have the one they have, and nothing follows.
-        lines: those of the outputs, one for each of the input; None where they stand in the input, after a tab.
-    """
-
-    config: ModelConfig
-    tokenizer: TextTokenizer | None
-    format: InputFormat
-    whole: bool = False
-    lines: Iterable[bytes] | None = None
-
-    def source(self, ids: list[int], raw: bytes, line: int) -> Source:
-        """The source `ids` with what its output is to begin with.
-
-        Raises:
-            Unreadable: `raw` cannot be read, or is longer than the model's outputs.
-        """
-        config = self.config
-        try:
-            text = raw.decode("utf-8").strip()
-        except UnicodeDecodeError as error:
-            raise Unreadable("invalid_utf8", f"byte {error.start + 1} of the output's part is not UTF-8") from None
-        found = _ids_in(text, self.format, self.tokenizer, config.tgt_vocab_size) if text else []
-        if self.whole and self.format != "ids":
-            found = [*found, config.eos_id]
-        if not found and self.whole:
-            raise Unreadable("empty", "")
-        if config.eos_id in found[: -1 if self.whole else None]:
-            raise Unreadable("invalid_ids", f"the output's part goes on after the end, id {config.eos_id}")
-        if len(found) > config.max_target_length:
-            most = config.max_target_length
-            raise Unreadable("too_long", f"{len(found)} ids of output, the model writes at most {most}")
-        return Source(ids, tuple(found), len(found) if self.whole else None, line)
-
-    def pairs(self, lines: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
-        """Each input line with what its output begins with.
-
-        Raises:
-            TfexportError: there are more lines of one than of the other.
-        """
-        if self.lines is None:
-            for line in lines:
-                source, _, target = line.partition(b"\t")
-                yield source, target
-            return
-        for line, target in zip_longest(lines, without_bom(self.lines)):
-            if line is None or target is None:
-                one, other = ("input", "outputs") if target is None else ("outputs", "input")
-                raise TfexportError(f"there are more lines of the {one} than of the {other}. Give one for each.")
-            yield line, target
-
-
-def _ids_in(text: str, format: InputFormat, tokenizer: TextTokenizer | None, size: int) -> list[int]:
-    """The ids of a line of text, tokens or ids, of a vocabulary of `size`.
-
-    Raises:
-        Unreadable: it has none, or something that is none.
-    """
-    if format == "ids":
-        words = text.split()
-        # isascii and isdecimal: int() would also take "1_000", "+1" and digits of other scripts.
-        wrong = next((w for w in words if not (w.isascii() and w.isdecimal() and len(w) < 10 and int(w) < size)), None)
-        if wrong is not None:
-            raise Unreadable("invalid_ids", f"{wrong[:20]!r} is not an id from 0 to {size - 1}")
-        return [int(word) for word in words]
-    assert tokenizer is not None
-    try:
-        ids = tokenizer.encode(text) if format == "text" else tokenizer.ids(text.split())
-    except TokenizerError as error:
-        raise Unreadable("unknown_token", str(error)) from None
-    if not ids:
-        raise Unreadable("empty", "")
-    return ids
-
-
-class Unreadable(Exception):
-    """A line that is marked instead of decoded; never leaves this module."""
-
-    def __init__(self, status: Status, message: str):
-        super().__init__(message)
-        self.status: Status = status
 
 
 @dataclass(frozen=True)
@@ -258,7 +106,7 @@ class Writer:
         try:
             if self.tokenizer is not None and format == "tokens":
                 self.tokenizer.require(words.split())  # read as the unknown token, they would say something else
-            return tuple(_ids_in(words, format, self.tokenizer, self.config.tgt_vocab_size)) if words.split() else ()
+            return tuple(ids_in(words, format, self.tokenizer, self.config.tgt_vocab_size)) if words.split() else ()
         except (Unreadable, TokenizerError) as problem:
             raise TfexportError(f"{words!r} are not {format} of the target vocabulary: {problem}. Change it.") from None
 
@@ -370,21 +218,6 @@ def translate(
 def scored(result: Result) -> Result:
     """The result of a search that was told the whole output: it has no limit to tell of."""
     return Result(result.line, "ok", "", result.hypotheses) if result.hypotheses else result
-
-
-def source_lengths(reader: Reader, lines: Iterable[bytes]) -> list[int]:
-    """The number of ids of each line that can be decoded."""
-    lengths = []
-    for line in without_bom(lines):
-        with suppress(Unreadable):
-            lengths.append(len(reader.ids(line)))
-    return lengths
-
-
-def without_bom(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """`lines` without the byte order mark that some editors put before the first."""
-    for index, line in enumerate(lines):
-        yield line if index else line.removeprefix(BOM_UTF8)
 
 
 def read_window(

@@ -22,6 +22,7 @@ from tfexport.demo import embedded_checkpoint
 from tfexport.errors import RuntimeUnavailable
 from tfexport.export import export
 from tfexport.gpu import find_gpu
+from tfexport.lines import Reader
 from tfexport.models.checkpoint import load_checkpoint
 from tfexport.parity import compare
 from tfexport.parity_report import LIMITS
@@ -29,7 +30,6 @@ from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Runtime
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search import SearchOptions, pad, search
-from tfexport.translate import Reader
 
 
 def has_gpu() -> bool:

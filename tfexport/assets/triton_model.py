@@ -12,9 +12,10 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 from tfexport.bundle import open_bundle
 from tfexport.errors import TfexportError
+from tfexport.lines import Reader
 from tfexport.runtimes import load_runtime
 from tfexport.search import SearchOptions
-from tfexport.translate import Reader, Writer, translate
+from tfexport.translate import Writer, translate
 
 Row = tuple[bytes, bytes, float]
 """Translation, status and score of a line."""
