@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import EOS, HINTS, MAX_LENGTH, tiny_classifier
+from tiny import EOS, HINTS, MAX_LENGTH, tiny_classifier, tiny_transformer
 from typer.testing import CliRunner
 
 import tfexport
@@ -170,6 +171,18 @@ def test_workers_and_callers_at_once_change_nothing(model: tfexport.Model) -> No
     assert model.translate(TEXTS * 4, beam=2, workers=2, batch_size=3) == wanted
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda text: model.translate(text, beam=2), TEXTS * 4)) == wanted
+
+
+def test_a_bundle_that_is_replaced_is_never_mixed_with_the_new_one(own_bundle: Path, tmp_path: Path) -> None:
+    loaded = tfexport.load(own_bundle, threads=1)
+    greedy = loaded.translate(TEXTS)
+    torch.save(tiny_transformer(seed=5).state_dict(), tmp_path / "other.pt")
+    export(load_checkpoint(tmp_path / "other.pt", HINTS), own_bundle, force=True)
+    assert loaded.translate(TEXTS) == greedy
+    with pytest.raises(BundleError, match="replaced"):
+        loaded.translate(TEXTS, beam=2)  # whose graph is not loaded yet
+    shutil.rmtree(own_bundle)
+    assert loaded.translate(TEXTS) == greedy
 
 
 def test_suppressed_tokens_are_named_by_the_vocabulary(model: tfexport.Model) -> None:

@@ -95,6 +95,8 @@ class Model:
 
     def __init__(self, bundle: Bundle, runtime: Runtime[Any]):
         self._bundle, self._runtime = bundle, runtime
+        for side in ("source", "target"):
+            bundle.tokenizer(side)  # now: another bundle may come to its place
 
     def __repr__(self) -> str:
         return (
