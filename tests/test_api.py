@@ -189,6 +189,7 @@ def test_suppressed_tokens_are_named_by_the_vocabulary(model: tfexport.Model) ->
     first = model.translate(TEXTS[0]).outputs[0].tokens[0]
     (forbidden,) = model.token_ids(first)
     assert forbidden not in model.translate(TEXTS[0], suppress=(forbidden,)).outputs[0].ids
+    assert model.translate(TEXTS[0], suppress=first) == model.translate(TEXTS[0], suppress=(forbidden,))
     with pytest.raises(TfexportError, match="no-such-word"):
         model.token_ids("no-such-word")
     with pytest.raises(TfexportError, match="suppressed"):
@@ -215,6 +216,11 @@ def test_what_cannot_be_used_is_told(model: tfexport.Model, tiny_bundle: Path, c
         model.translate(TEXTS, beam=2, nbest=3)
     with pytest.raises(TfexportError, match="above 0"):
         model.translate(TEXTS, batch_size=0)
+    for wrong in ({"early_stopping": "nevr", "profile": "hf"}, {"profile": "foo"}):
+        with pytest.raises(TfexportError, match=r"nevr|foo"):
+            model.translate(TEXTS, **wrong)
+    with pytest.raises(TfexportError, match="threads"):
+        tfexport.load(tiny_bundle, threads=0)
     with pytest.raises(TypeError, match="num_beams"):
         model.translate(TEXTS, num_beams=2)  # type: ignore[call-overload]
     with pytest.raises(TfexportError, match="fp8"):
@@ -231,6 +237,13 @@ def test_what_cannot_be_used_is_told(model: tfexport.Model, tiny_bundle: Path, c
 
 def test_every_search_option_is_a_typed_keyword() -> None:
     assert set(SearchSettings.__annotations__) == {field.name for field in fields(SearchOptions)}
+
+
+def test_early_stopping_is_written_as_in_transformers(model: tfexport.Model) -> None:
+    options: SearchSettings = {"profile": "hf", "beam": 4, "nbest": 4, "length_penalty": 3.0}
+    texts = [f"de{4 + index % 26} de{4 + 7 * index % 26}" for index in range(60)]
+    found = {stop: model.translate(texts, early_stopping=stop, **options) for stop in (True, False, "true", "false")}
+    assert found[True] == found["true"] != found[False] == found["false"]
 
 
 def test_importing_the_package_loads_nothing() -> None:
