@@ -417,7 +417,16 @@ def test_the_command_takes_the_flags_of_export() -> None:
         "runtime",
         "beam",
     }
-    written |= {"budget", "budget_input", "budget_targets", "max_batch", "max_beam", "max_source", "alignments"}
+    written |= {
+        "budget",
+        "budget_input",
+        "budget_targets",
+        "max_batch",
+        "max_beam",
+        "max_source",
+        "alignments",
+        "shortlist",
+    }
     own = {"tolerance", "as_json", "source"}
     assert signature(cli.export).parameters.keys() ^ signature(cli.probe).parameters.keys() == written | own
 
