@@ -48,6 +48,32 @@ def test_nothing_is_to_be_said_with_flags() -> None:
     assert found.notes == ()
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "flag"),
+    [
+        ("n_heads", 4, "--heads"),
+        ("norm_first", True, "--norm-first"),
+        ("activation", "relu", "--activation"),
+        ("bos_id", 0, "--bos"),
+        ("embedding_scale", 1.0, "--embedding-scale"),
+        ("d_model", 24, "d_model of --config"),
+    ],
+)
+def test_flags_that_contradict_the_file_are_refused(field: str, value: Any, flag: str) -> None:
+    told = load_checkpoint(FOLDER / "cfg.pt", {}).config.to_dict()
+    for read in (load_checkpoint, inspect_checkpoint):
+        with pytest.raises(ConfigError, match=rf"{field} is {told[field]}, not {value}\. Leave out {flag}\."):
+            read(FOLDER / "cfg.pt", {field: value})
+
+
+def test_flags_that_repeat_the_file_or_choose_are_taken() -> None:
+    told = load_checkpoint(FOLDER / "cfg.pt", {})
+    again = load_checkpoint(FOLDER / "cfg.pt", {**told.given, "embedding_scale": "sqrt", "norm_first": False})
+    assert again.config == told.config
+    chosen = {"max_source_length": 5, "suppressed_ids": (1, 4)}
+    assert load_checkpoint(FOLDER / "cfg.pt", chosen).config == told.config.replace(**chosen)
+
+
 # --- dictionaries
 
 

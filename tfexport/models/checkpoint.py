@@ -18,7 +18,7 @@ from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.conversion import build_model, convert, tie
 from tfexport.models.family import Family
 from tfexport.models.files import read_file
-from tfexport.models.hints import ALWAYS, asking, check_lengths, complete, parted, read_hints, vocabulary_problems
+from tfexport.models.hints import ALWAYS, asking, check_lengths, check_told, complete, parted, read_hints, vocabulary_problems
 from tfexport.models.native import Tokenizers
 from tfexport.models.recognition import FAMILIES, NATIVE, Chosen, family_of
 from tfexport.models.toolkit import TextOptions, Toolkit
@@ -94,8 +94,8 @@ def load_checkpoint(
 
     Args:
         path: a `.pt`/`.pth`/`.ckpt` file of plain tensors, or safetensors, or a folder of the transformers library.
-        hints: `ModelConfig` fields that the user gives, which win over what the file tells, and names of their layers
-            (`hints.PARTS`).
+        hints: `ModelConfig` fields that the user gives, and names of their layers (`hints.PARTS`). They win over what a
+            state_dict tells; what a toolkit's checkpoint or our own says of itself they may not contradict.
         tokenizers: the user's vocabularies; a native checkpoint has its own.
         family: a family's name, where recognising it is not wanted, or families of the user's own.
         text: the languages and the prefix of sources and targets, of folders that know languages.
@@ -211,6 +211,7 @@ def read_checkpoint(
     if family not in (None, found.family.name):
         raise CheckpointError(f"{path} is of the family {found.family.name}, not {_name(family)}. Leave out --family.")
     said = {**found.given, **parted(found.family, hints)[0]}
+    check_told(path, found.fields, said, (*found.assumed, *found.given))
     given = {**found.given, **hints}
     return Reading(path, found.weights, found.family, found.fields, said, {}, found.tokenizers, given, True)
 
@@ -222,6 +223,7 @@ def _read_state_dict(path: Path, hints: Mapping[str, Any], chosen: Chosen) -> Re
             raise CheckpointError(f"{path} is of the family {NATIVE}, not {_name(chosen)}. Leave out --family.")
         config, tokenizers = native.read_description(path, raw.metadata)
         said = parted(None, hints)[0]
+        check_told(path, config.to_dict(), said)
         return Reading(path, raw.weights, None, config.to_dict(), said, {}, tokenizers, dict(hints))
     found = family_of(path, raw.weights, chosen)
     said, parts = parted(found, hints)

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,32 @@ def read_hints(path: Path) -> dict[str, Any]:
             nearest = difflib.get_close_matches(name, known, n=5, cutoff=0.4) or known
             raise ConfigError(f"{path} has an unknown field {name}. Use fields such as {', '.join(nearest)}.")
     return fields
+
+
+_USERS_OWN = ("max_source_length", "max_target_length", "forced_first_id", "suppressed_ids", "suppressed_first_ids")
+"""Fields that a file tells and its user may still choose: how long texts may be, and which tokens are not to be written."""
+
+
+def check_told(path: Path, told: Mapping[str, Any], hints: Mapping[str, Any], assumed: Collection[str] = ()) -> None:
+    """Check what the user says of a file that says itself what it is.
+
+    Args:
+        told: fields that the file tells.
+        hints: fields that the user gives.
+        assumed: those of `told` that are only usual, which the user knows better.
+
+    Raises:
+        ConfigError: the user says something else than the file.
+    """
+    for name in [name for name in hints if name in told and name not in (*_USERS_OWN, *assumed)]:
+        theirs, ours = told[name], hints[name]
+        if name == "embedding_scale" and ours == "sqrt":
+            ours = math.sqrt(told["d_model"])
+        is_none = theirs is None or (name.endswith("_id") and theirs == -1)
+        is_same = math.isclose(ours, theirs) if isinstance(ours, float) and isinstance(theirs, float) else ours == theirs
+        if not (is_none or is_same):
+            flag = FLAGS.get(name, "").split(" ")[0] or f"{name} of --config"
+            raise ConfigError(f"{path} says that {name} is {theirs}, not {hints[name]}. Leave out {flag}.")
 
 
 def check_lengths(path: Path, told: Mapping[str, Any], hints: Mapping[str, Any]) -> None:

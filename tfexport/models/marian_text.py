@@ -30,6 +30,8 @@ class MarianText:
     tokenizers: Tokenizers
     unk_id: int = _UNK
     eos_id: int = _EOS
+    assumed: tuple[str, ...] = ()
+    """Fields of `ModelConfig` that no vocabulary tells."""
     notes: tuple[str, ...] = ()
 
 
@@ -87,7 +89,7 @@ def read_text(model: Path, sizes: tuple[int, int], options: TextOptions) -> Mari
             "no vocabularies were found beside it (vocab.spm, vocab.yml, or those of its decoder.yml): ids are read and "
             f"written, </s> as {_EOS} and <unk> as {_UNK}; or give --src-vocab and --tgt-vocab"
         )
-        return MarianText(Tokenizers(None, None), notes=(note,))
+        return MarianText(Tokenizers(None, None), assumed=("unk_id", "eos_id", "pad_id"), notes=(note,))
     pieces = [model.parent / f"{side}.spm" for side in ("source", "target")]
     sides = [_side(file, own, size) for file, own, size in zip(files, pieces, sizes, strict=True)]
     ids = {tuple(side.inner.token_to_id(token) for token in ("<unk>", "</s>")) for side in sides}

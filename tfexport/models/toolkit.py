@@ -39,6 +39,8 @@ class ToolkitCheckpoint:
     tokenizers: Tokenizers = field(default_factory=lambda: Tokenizers(None, None))
     given: dict[str, Any] = field(default_factory=dict)
     """Fields that the user's languages tell."""
+    assumed: tuple[str, ...] = ()
+    """Fields that nothing tells, which have the toolkit's usual values; the user may give others."""
 
 
 @dataclass(frozen=True)
