@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ from originals import DATA, assert_same_logits, assert_same_searches, expected
 from tfexport.errors import ConfigError, TfexportError, TokenizerError
 from tfexport.models.checkpoint import inspect_checkpoint, load_checkpoint
 from tfexport.models.inert import plain, read_inert
+from tfexport.models.native import Tokenizers
 from tfexport.models.toolkit import TextOptions
+from tfexport.options import split_by_codes
+from tfexport.probe import probe
 from tfexport.tokenizers import read_vocabulary
 
 FOLDER = DATA / "fairseq"
@@ -98,6 +102,47 @@ def test_without_dictionaries_it_says_where_they_belong(tmp_path: Path) -> None:
     assert any(note.startswith("dict.en.txt beside it has 6 words, the model 23") for note in notes)
     with pytest.raises(ConfigError, match="no dictionary beside it"):
         load_checkpoint(tmp_path / "cfg.pt", {}, text=TextOptions(prefix="w1 "))
+
+
+def test_given_vocabularies_that_do_not_fit_are_told(tmp_path: Path) -> None:
+    shutil.copy(FOLDER / "cfg.pt", tmp_path)
+    (tmp_path / "own.json").write_text('["</s>", "<unk>", "w0"]')
+    given = Tokenizers(read_vocabulary(tmp_path / "own.json"), None)
+    checkpoint = load_checkpoint(tmp_path / "cfg.pt", {}, tokenizers=given)
+    config = checkpoint.config
+    assert (
+        checkpoint.notes
+        == (
+            "dict.en.txt is not beside it: put it there, or give it with --tgt-vocab",  # of the other, nothing is to be asked
+            f"the source vocabulary has 3 words, the model's embedding {config.src_vocab_size} rows",
+            "unk_id is 3, the source vocabulary's own is 1",
+            "eos_id is 2, the source vocabulary's own is 0",
+        )
+    )
+    own = Tokenizers(read_vocabulary(FOLDER / "dict.de.txt"), read_vocabulary(FOLDER / "dict.en.txt"))
+    assert load_checkpoint(tmp_path / "cfg.pt", {}, tokenizers=own).notes == ()
+
+
+def test_probe_says_nothing_odd_of_fairseq_s_own_ids() -> None:
+    """Its dictionaries have a bos with which decoding does not begin."""
+    (check,) = (check for check in probe(FOLDER / "cfg.pt", {}).checks if check.name == "special ids")
+    assert check.passed
+    assert "vocabulary's own" not in check.about
+
+
+def test_subwords_that_nothing_splits_are_told(tmp_path: Path) -> None:
+    shutil.copy(FOLDER / "cfg.pt", tmp_path)
+    shutil.copy(FOLDER / "dict.en.txt", tmp_path)
+    lines = (FOLDER / "dict.de.txt").read_text().splitlines()
+    for word, advice in (("w0@@", "--src-bpe"), ("▁w0", "SentencePiece")):
+        (tmp_path / "dict.de.txt").write_text("\n".join([f"{word} 99", *lines[1:]]), encoding="utf-8")
+        for read in (load_checkpoint, inspect_checkpoint):
+            (note,) = read(tmp_path / "cfg.pt", {}).notes
+            assert advice in note
+    (tmp_path / "dict.de.txt").write_text("\n".join(["w0@@ 99", *lines[1:]]), encoding="utf-8")
+    (tmp_path / "codes").write_text("#version: 0.2\na b</w>\n")
+    checkpoint = load_checkpoint(tmp_path / "cfg.pt", {})
+    assert replace(checkpoint, tokenizers=split_by_codes(checkpoint.tokenizers, tmp_path / "codes", None)).notes == ()
 
 
 def test_dictionaries_are_vocabularies_of_their_own(tmp_path: Path) -> None:

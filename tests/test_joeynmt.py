@@ -222,6 +222,12 @@ def test_without_vocabularies_ids_are_read(tmp_path: Path) -> None:
     assert "--prefix" in refused(load_checkpoint, folder, {}, text=TextOptions(prefix="a"))
 
 
+def test_vocabularies_that_were_cut_are_told(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m", config_of("pre"), random_state("pre", 1))
+    (folder / "src_vocab.txt").write_text("".join((folder / "src_vocab.txt").read_text().splitlines(True)[:10]))
+    assert "the source vocabulary has 10 words, the model's embedding 53 rows" in load_checkpoint(folder, {}).notes
+
+
 # --- what is refused
 
 

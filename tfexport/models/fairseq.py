@@ -69,7 +69,9 @@ def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
     arguments = _arguments(path, content)
     weights = _weights(path, content["model"])
     fields = _fields(arguments, weights)
-    tokenizers, notes = _dictionaries(path, arguments, fields)
+    tokenizers, absent = _dictionaries(path, arguments, fields)
+    steps = [f"{name} {value}" for name in _TEXT if (value := arguments.get(name))]
+    notes = [split_before(" and ".join(steps))] if steps else []
     if options.source_language or options.target_language:
         raise ConfigError(f"{path} is a model of one pair of languages. Leave out --src-lang and --tgt-lang.")
     if options.prefix:
@@ -85,7 +87,7 @@ def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
         ignored=_IGNORED,
         notes=(*notes, *not_read(arguments, _BEGINNINGS, _HARMLESS.split())),
     )
-    return ToolkitCheckpoint(family, fields, weights, tokenizers)
+    return ToolkitCheckpoint(family, fields, weights, tokenizers, absent=absent)
 
 
 def _arguments(path: Path, content: Mapping[str, Any]) -> Arguments:
@@ -218,10 +220,10 @@ def _positions(arguments: Arguments, weights: dict[str, Tensor], side: str, d_mo
     return length
 
 
-def _dictionaries(path: Path, arguments: Arguments, fields: Mapping[str, Any]) -> tuple[Tokenizers, tuple[str, ...]]:
-    """The tokenizers of the dictionaries beside the checkpoint, and what its owner should know of them."""
+def _dictionaries(path: Path, arguments: Arguments, fields: Mapping[str, Any]) -> tuple[Tokenizers, dict[str, str]]:
+    """The tokenizers of the dictionaries beside the checkpoint, and by side why one has none."""
     found: list[TextTokenizer | None] = []
-    notes = []
+    absent = {}
     for side, name, size in (
         ("source", "src", fields["src_vocab_size"]),
         ("target", "tgt", fields["tgt_vocab_size"]),
@@ -229,15 +231,12 @@ def _dictionaries(path: Path, arguments: Arguments, fields: Mapping[str, Any]) -
         file = path.with_name(f"dict.{arguments.get(f'{side}_lang', name)}.txt")
         tokenizer = read_vocabulary(file) if file.is_file() else None
         if tokenizer is None:
-            notes.append(f"{file.name} is not beside it: put it there, or give it with --{name}-vocab")
+            absent[side] = f"{file.name} is not beside it: put it there, or give it with --{name}-vocab"
         elif tokenizer.size != size:
-            notes.append(f"{file.name} beside it has {tokenizer.size} words, the model {size}: it was not read")
+            absent[side] = f"{file.name} beside it has {tokenizer.size} words, the model {size}: it was not read"
             tokenizer = None
         found.append(tokenizer)
-    steps = [f"{name} {value}" for name in _TEXT if (value := arguments.get(name))]
-    if steps:
-        notes.append(split_before(" and ".join(steps)))
-    return Tokenizers(*found), tuple(notes)
+    return Tokenizers(*found), absent
 
 
 def _old_norms(side: str, count: int) -> dict[str, str]:

@@ -32,6 +32,8 @@ class JoeyText:
     """Of `ModelConfig`."""
     tokenizers: Tokenizers = field(default_factory=lambda: Tokenizers(None, None))
     notes: tuple[str, ...] = ()
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """By side, whose vocabulary was not found: the note for a user who gives none."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def read_text(folder: Path, data: Arguments, options: TextOptions) -> JoeyText:
                 f"{folder} has no src_vocab.txt and trg_vocab.txt, so --prefix means nothing. Leave it out."
             )
         note = "there are no src_vocab.txt and trg_vocab.txt beside it: ids are read and written"
-        return JoeyText(_fields(ids, ()), notes=(note,))
+        return JoeyText(_fields(ids, ()), absent=dict.fromkeys(("source", "target"), note))
     source, target = (each or {} for each in words)
     for vocabulary in (source, target):
         for kind in _SPECIALS:

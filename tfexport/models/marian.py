@@ -124,7 +124,7 @@ def read_model(path: Path, options: TextOptions) -> ToolkitCheckpoint:
     if unread := settings.others(_HARMLESS.split()):
         notes.append(f"its settings have some that were not read: {', '.join(unread)}")
     family = _family(layers, norms["norm_first"], notes)
-    return ToolkitCheckpoint(family, fields, weights, text.tokenizers, assumed=text.assumed)
+    return ToolkitCheckpoint(family, fields, weights, text.tokenizers, assumed=text.assumed, absent=text.absent)
 
 
 def _open(file: Path) -> _Model:

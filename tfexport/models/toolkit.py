@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ class ToolkitCheckpoint:
     """Fields that the user's languages tell."""
     assumed: tuple[str, ...] = ()
     """Fields that nothing tells, which have the toolkit's usual values; the user may give others."""
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """By side, source or target, whose vocabulary was not found: the note for a user who gives none."""
 
 
 @dataclass(frozen=True)
