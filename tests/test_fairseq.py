@@ -178,6 +178,9 @@ def changed(tmp_path: Path) -> Callable[..., Path]:
     [
         ("arch", "fconv_wmt_en_de"),
         ("arch", "transformer_lm"),
+        ("arch", "transformer_unidirectional_iwslt_de_en"),
+        ("arch", "transformer_xl"),
+        ("arch", "transformer_pointer_generator"),
         ("task", "translation_multi_simple_epoch"),
         ("adaptive_softmax_cutoff", "10,15"),
         ("adaptive_input", True),
@@ -210,6 +213,14 @@ def test_options_that_are_not_supported_are_refused_by_name(
 def test_options_of_training_change_nothing(changed: Callable[..., Path], option: str) -> None:
     one = load_checkpoint(changed(**{option: 0.5}), {})
     assert one.config == load_checkpoint(FOLDER / "args.pt", {}).config
+
+
+@pytest.mark.parametrize(
+    "arch",
+    ["transformer", "transformer_tiny", "transformer_wmt_en_de_big_align", "transformer_vaswani_wmt_en_fr_big", "bart_base"],
+)
+def test_fairseq_s_own_variants_are_read(changed: Callable[..., Path], arch: str) -> None:
+    assert load_checkpoint(changed(arch=arch), {}).config == load_checkpoint(FOLDER / "args.pt", {}).config
 
 
 def test_options_that_are_not_known_are_told(changed: Callable[..., Path]) -> None:

@@ -27,7 +27,10 @@ from tfexport.tokenizers import FAIRSEQ_SPECIALS, TextTokenizer, read_vocabulary
 NAME = "fairseq"
 _BOS, _PAD, _EOS, _UNK = range(len(FAIRSEQ_SPECIALS))
 """Of every dictionary. Decoding starts with eos; bos is for other tasks."""
-_ARCHITECTURES = re.compile(r"transformer(?!_(lm|ulm|from_pretrained)).*|m?bart_.*")
+_ARCHITECTURES = re.compile(
+    r"transformer(_tiny|_align|_iwslt_\w+|_wmt_\w+|_vaswani_\w+)?|bart_(base|large)|mbart_(base|base_wmt20|large)"
+)
+"""Those that fairseq itself registers. Others that begin so compute other things: transformer_unidirectional, _xl, _lm."""
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_tanh", "gelu_fast": "gelu_tanh"}
 _UNSUPPORTED = (
     *("adaptive_input", "adaptive_softmax_cutoff", "char_inputs", "base_layers", "no_cross_attention"),
@@ -149,8 +152,9 @@ def _fields(arguments: Arguments, weights: dict[str, Tensor]) -> dict[str, Any]:
     architecture, task = str(arguments.get("arch", "transformer")), str(arguments.get("task", "translation"))
     if not _ARCHITECTURES.fullmatch(architecture):
         raise ConfigError(
-            f"{arguments.where} has arch {architecture!r}, which is no Transformer that translates. There are transformer "
-            "and bart, with their variants."
+            f"{arguments.where} has arch {architecture!r}, which is not known to be a Transformer that translates. There "
+            "are transformer and bart, with the variants of them that fairseq has. Where it is one of these under a name of "
+            "your own, save the file with arch 'transformer'."
         )
     if task != "translation":
         raise ConfigError(
