@@ -243,7 +243,7 @@ def test_vocabularies_that_were_cut_are_told(tmp_path: Path) -> None:
         ("decoder", {"embeddings": {"scale": False}}, "scale of embeddings True for the encoder and False"),
         ("encoder", {"num_layers": 4}, r"missing: encoder\.layers\.3\."),
         ("encoder", {"hidden_size": "24"}, "hidden_size '24'"),
-        ("encoder", {"embeddings": 3}, "embeddings 3"),
+        ("encoder", {"embeddings": 3}, "config.yaml, model, encoder has embeddings 3"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(

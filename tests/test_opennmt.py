@@ -167,6 +167,24 @@ def test_how_its_texts_were_split_is_told(changed: Callable[..., Path]) -> None:
     assert note.startswith("its texts are split by sentencepiece (de.model) first")
 
 
+def test_all_that_was_done_to_its_texts_is_told(changed: Callable[..., Path]) -> None:
+    corpora = {
+        "a": {"path_src": "a.de", "transforms": ["prefix", "bpe"], "src_prefix": "<2en>"},
+        "b": {"path_src": "b.de", "transforms": ["normalize", "filtertoolong"]},
+        "valid": {"path_src": "c.de", "transforms": None},
+    }
+    split, done = load_checkpoint(changed(data=corpora, transforms=["filtertoolong"]), {}).notes
+    assert split.startswith("its texts are split by bpe first")
+    assert done.startswith("its texts went through prefix, normalize (src_prefix '<2en>') in training")
+    assert load_checkpoint(changed(transforms=["filtertoolong"], data="data/as/in/version/1"), {}).notes == ()
+
+
+@pytest.mark.parametrize("options", [{"transforms": 3}, {"transforms": [3]}, {"data": {"a": {"transforms": "bpe"}}}])
+def test_transforms_that_are_no_list_are_refused(changed: Callable[..., Path], options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"has transforms .*, not a list of texts"):
+        load_checkpoint(changed(**options), {})
+
+
 def test_a_prefix_is_kept_and_languages_are_refused() -> None:
     tokenizer = load_checkpoint(FOLDER / "v1.pt", {}, text=TextOptions(prefix="w1 ")).tokenizers.source
     assert tokenizer is not None

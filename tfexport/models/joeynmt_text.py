@@ -77,7 +77,7 @@ def read_text(folder: Path, data: Arguments, options: TextOptions) -> JoeyText:
         for kind in _SPECIALS:
             if vocabulary[symbols.names[kind]] != ids[f"{kind}_id"]:
                 raise ConfigError(
-                    f"{data.where} special_symbols, has {kind}_id {ids[f'{kind}_id']}, and the vocabularies in {folder} "
+                    f"{data.where}, special_symbols has {kind}_id {ids[f'{kind}_id']}, and the vocabularies in {folder} "
                     f"have it at {vocabulary[symbols.names[kind]]}. Correct it."
                 )
     never = [target[name] for kind, name in symbols.names.items() if kind in ("bos", "pad", "sep")]

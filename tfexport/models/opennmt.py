@@ -37,6 +37,10 @@ _HARMLESS = """
     position_encoding_type add_qkvbias add_ffnbias rotary_theta rotary_interleave rotary_dim num_experts_per_tok num_workers
 """
 """Options of training, of what is refused where it is on, and of what the weights tell."""
+_SPLITTING = ("sentencepiece", "bpe", "onmt_tokenize")
+_CHANGING_NOTHING = ("filtertoolong",)
+"""Transforms of which the texts that are kept come out as they went in."""
+_AFFIXES = ("src_prefix", "tgt_prefix", "src_suffix", "tgt_suffix")
 _TOKENS = {"unk_id": "<unk>", "pad_id": "<blank>", "eos_id": "</s>"}
 _SOURCE, _TARGET = (f"{side}.embeddings.make_embedding.emb_luts.0.weight" for side in ("encoder", "decoder"))
 _LAYER_NORM = re.compile(r"(.*\.layer_norm(?:_\d)?)\.([ab])_2")
@@ -202,13 +206,29 @@ def _special_ids(path: Path, target: list[str], start: str) -> dict[str, int]:
 
 
 def _notes(arguments: Arguments) -> tuple[str, ...]:
-    transforms = arguments.get("transforms", [])
-    how = [name for name in transforms if name in ("sentencepiece", "bpe", "onmt_tokenize")]
-    if not how:
-        return ()
-    models = [str(model) for side in ("src", "tgt") if (model := arguments.get(f"{side}_subword_model"))]
-    told = f" ({', '.join(dict.fromkeys(models))})" if models else ""
-    return (split_before(", ".join(how) + told),)
+    """What was done with texts before the model read them, for all corpora or for some."""
+    corpora: list[Arguments] = []
+    if isinstance(arguments.get("data"), dict):  # in version 1 it is the name of a file, and there are no transforms
+        data = arguments.inner("data")
+        corpora = [data.inner(name) for name in data.names()]
+    transforms = dict.fromkeys(name for told in (arguments, *corpora) for name in told.texts("transforms"))
+    splitting = [name for name in transforms if name in _SPLITTING]
+    others = [name for name in transforms if name not in (*_SPLITTING, *_CHANGING_NOTHING)]
+    notes = []
+    if splitting:
+        models = [str(model) for side in ("src", "tgt") if (model := arguments.get(f"{side}_subword_model"))]
+        told = f" ({', '.join(dict.fromkeys(models))})" if models else ""
+        notes.append(split_before(", ".join(splitting) + told))
+    if others:
+        prefixes = dict.fromkeys(
+            f"{name} {value!r}" for corpus in corpora for name in _AFFIXES if (value := corpus.get(name))
+        )
+        told = f" ({', '.join(prefixes)})" if prefixes else ""
+        notes.append(
+            f"its texts went through {', '.join(others)}{told} in training, which is not done here: do to the input of "
+            "`decode` what was done to its sources; a text before every source is --prefix"
+        )
+    return tuple(notes)
 
 
 def _names(side: str, layers: str, norms: tuple[str, ...], attentions: Mapping[str, str]) -> dict[str, str]:
