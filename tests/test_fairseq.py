@@ -20,7 +20,7 @@ from tfexport.models.native import Tokenizers
 from tfexport.models.toolkit import TextOptions
 from tfexport.options import split_by_codes
 from tfexport.probe import probe
-from tfexport.tokenizers import read_vocabulary
+from tfexport.tokenizers import TextTokenizer, read_vocabulary
 
 FOLDER = DATA / "fairseq"
 EXPECTED = expected("fairseq")
@@ -92,6 +92,16 @@ def test_dictionaries_lie_beside_the_checkpoint() -> None:
     assert framed.encode("w0") == [5, 4]
 
 
+def test_text_is_written_as_fairseq_writes_it() -> None:
+    """Without bos, which its model may choose like any word; and `<s>` in a source is that word."""
+    tokenizers = load_checkpoint(FOLDER / "cfg.pt", {}).tokenizers
+    assert tokenizers.target is not None
+    assert tokenizers.target.decode([0, 4, 0, 3, 5]) == "v0 <unk> v1"
+    for read in (tokenizers.target, TextTokenizer.from_dict(tokenizers.target.to_dict(), where="here")):
+        assert read.encode("<s> v0 <s>v0") == [0, 4, 3]
+        assert read.decode([0, 4]) == "v0"
+
+
 def test_without_dictionaries_it_says_where_they_belong(tmp_path: Path) -> None:
     shutil.copy(FOLDER / "cfg.pt", tmp_path)
     checkpoint = load_checkpoint(tmp_path / "cfg.pt", {})
@@ -110,14 +120,11 @@ def test_given_vocabularies_that_do_not_fit_are_told(tmp_path: Path) -> None:
     given = Tokenizers(read_vocabulary(tmp_path / "own.json"), None)
     checkpoint = load_checkpoint(tmp_path / "cfg.pt", {}, tokenizers=given)
     config = checkpoint.config
-    assert (
-        checkpoint.notes
-        == (
-            "dict.en.txt is not beside it: put it there, or give it with --tgt-vocab",  # of the other, nothing is to be asked
-            f"the source vocabulary has 3 words, the model's embedding {config.src_vocab_size} rows",
-            "unk_id is 3, the source vocabulary's own is 1",
-            "eos_id is 2, the source vocabulary's own is 0",
-        )
+    assert checkpoint.notes == (
+        "dict.en.txt is not beside it: put it there, or give it with --tgt-vocab",  # and nothing of the other
+        f"the source vocabulary has 3 words, the model's embedding {config.src_vocab_size} rows",
+        "unk_id is 3, the source vocabulary's own is 1",
+        "eos_id is 2, the source vocabulary's own is 0",
     )
     own = Tokenizers(read_vocabulary(FOLDER / "dict.de.txt"), read_vocabulary(FOLDER / "dict.en.txt"))
     assert load_checkpoint(tmp_path / "cfg.pt", {}, tokenizers=own).notes == ()
@@ -217,7 +224,13 @@ def test_options_of_training_change_nothing(changed: Callable[..., Path], option
 
 @pytest.mark.parametrize(
     "arch",
-    ["transformer", "transformer_tiny", "transformer_wmt_en_de_big_align", "transformer_vaswani_wmt_en_fr_big", "bart_base"],
+    [
+        "transformer",
+        "transformer_tiny",
+        "transformer_wmt_en_de_big_align",
+        "transformer_vaswani_wmt_en_fr_big",
+        "bart_base",
+    ],
 )
 def test_fairseq_s_own_variants_are_read(changed: Callable[..., Path], arch: str) -> None:
     assert load_checkpoint(changed(arch=arch), {}).config == load_checkpoint(FOLDER / "args.pt", {}).config

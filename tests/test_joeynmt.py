@@ -141,6 +141,7 @@ def test_words(tmp_path: Path) -> None:
     words = [*SPECIALS, "the", "cat"]
     assert both_ways(with_text(tmp_path / "a", words), "the cat The")[0] == [4, 5, UNK, EOS]
     assert both_ways(with_text(tmp_path / "b", words, lowercase=True), "The cat")[0] == [4, 5, EOS]
+    assert both_ways(with_text(tmp_path / "s", words), "the  cat\u00a0The")[0] == [4, UNK, UNK, EOS]
     # A vocabulary of one's own has no special tokens: JoeyNMT puts them first.
     assert both_ways(with_text(tmp_path / "c", ["the", "cat", "the"]), "cat the") == ([5, 4, EOS], "cat the")
 
@@ -187,7 +188,7 @@ def test_version_1(tmp_path: Path) -> None:
     config["data"] = {"src": "de", "trg": "en", "level": "bpe", "lowercase": False}
     checkpoint = load_checkpoint(write_folder(tmp_path / "m", config, state), {})
     assert_same_model(checkpoint, load_checkpoint(write_folder(tmp_path / "n", config_of("pre"), state), {}))
-    assert both_ways(checkpoint, "s7 s9")[0] == [7, 9, EOS]
+    assert both_ways(checkpoint, "s7 \t s9")[0] == [7, 9, EOS]
 
 
 def test_special_symbols(tmp_path: Path) -> None:

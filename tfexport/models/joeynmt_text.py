@@ -16,7 +16,7 @@ from tfexport.models.native import Tokenizers
 from tfexport.models.toolkit import TextOptions
 from tfexport.pieces import PieceModel, Pieces
 from tfexport.subwords import SEPARATOR, Subwords
-from tfexport.tokenizers import TextTokenizer, word_tokenizer
+from tfexport.tokenizers import SplitAt, TextTokenizer, word_tokenizer
 
 _SPECIALS = {"unk": (0, "<unk>"), "pad": (1, "<pad>"), "bos": (2, "<s>"), "eos": (3, "</s>")}
 """JoeyNMT's own ids and names, in the order in which it puts them first."""
@@ -147,7 +147,9 @@ def _tokenizer(
         if lowercase:
             notes.append("its text is in lower case (lowercase: true), which is not done here: do it before")
         return pieces
-    tokenizer = word_tokenizer(words, lowercase=lowercase, unknown=unknown)
+    # Version 1, which tells both sides together, splits at any whitespace (torchtext's `str.split`).
+    split_at: SplitAt = "spaces" if level == "word" and not isinstance(settings.get("src"), str) else "whitespace"
+    tokenizer = word_tokenizer(words, lowercase=lowercase, unknown=unknown, split_at=split_at)
     if bpe == "subword-nmt" and os.path.isfile(codes) and cfg.get("separator", SEPARATOR) == SEPARATOR:
         known = frozenset(words) - {*symbols.first()}
         return replace(tokenizer, subwords=replace(Subwords.from_file(codes), known=known))

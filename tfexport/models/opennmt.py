@@ -21,7 +21,7 @@ from tfexport.models.family import Family
 from tfexport.models.inert import InertObject, holds, plain, read_inert
 from tfexport.models.native import Tokenizers
 from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint, not_read, split_before, tie
-from tfexport.tokenizers import word_tokenizer
+from tfexport.tokenizers import SplitAt, word_tokenizer
 
 NAME = "opennmt-py"
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "gated-gelu": "gelu"}
@@ -77,7 +77,11 @@ def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
                 f"the {side} vocabulary in {path} has {len(words[side])} words, the model {fields[name]}. Check that it "
                 "was saved completely."
             )
-    source, target = (word_tokenizer({word: k for k, word in enumerate(words[side])}) for side in ("src", "tgt"))
+    # Version 3 splits at spaces, those before it at any whitespace (`inputters`).
+    split_at: SplitAt = "stripped spaces" if isinstance(dict(content["vocab"])["src"], list) else "whitespace"
+    source, target = (
+        word_tokenizer({word: k for k, word in enumerate(words[side])}, split_at=split_at) for side in ("src", "tgt")
+    )
     family = Family(
         name=NAME,
         about="OpenNMT-py's Transformer",
