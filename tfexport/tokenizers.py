@@ -243,11 +243,11 @@ def read_vocabulary(
     words = _word_ids(content, path)
     try:
         unknown = next((word for word, index in words.items() if index == unk_id), None)
-        tokenizer = word_tokenizer(words, lowercase=lowercase, spacy_language=spacy_language, unknown=unknown)
-        if isinstance(content, _Dictionary):
-            # As fairseq writes text: without its bos, which is a token like others there.
-            tokenizer.inner.add_special_tokens([AddedToken(FAIRSEQ_SPECIALS[0], normalized=False)])
-            tokenizer = TextTokenizer.from_inner(tokenizer.inner, skips_special=True)
+        # fairseq writes text without its bos, which is a word like others to its models.
+        hidden = FAIRSEQ_SPECIALS[:1] if isinstance(content, _Dictionary) else ()
+        tokenizer = word_tokenizer(
+            words, lowercase=lowercase, spacy_language=spacy_language, unknown=unknown, hidden=hidden
+        )
         tokenizer.encode("")  # a spaCy language that does not exist is better told now than at the first sentence
         return tokenizer
     except TypeError:  # a lone surrogate, which JSON can spell
@@ -349,6 +349,7 @@ def word_tokenizer(
     unknown: str | None = None,
     joins: bool = True,
     split_at: SplitAt = "whitespace",
+    hidden: Sequence[str] = (),
 ) -> TextTokenizer:
     """A tokenizer that looks whole words up, from words and their ids.
 
@@ -358,10 +359,11 @@ def word_tokenizer(
         split_at: what stands between words. Spaces are U+0020 alone, other whitespace is part of a word, and between two
             spaces there is a word that no vocabulary has; those at the end of text, and at its beginning where they are
             `stripped`, are none.
+        hidden: words that readable text leaves out.
     """
     unknown = unknown or next((name for name in SPECIAL_NAMES["unk"] if name in words), None)
     inner = Tokenizer(models.WordLevel(dict(words), unk_token=unknown or "<unk>"))
-    steps = [normalizers.Lowercase()] if lowercase else []
+    steps: list[normalizers.Normalizer] = [normalizers.Lowercase()] if lowercase else []
     if split_at != "whitespace":
         inner.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
         nothing = normalizers.Replace(Regex("(?<= |^)(?= )"), _NO_WORD)
@@ -373,7 +375,10 @@ def word_tokenizer(
     if joins and has_subwords(words):
         joining = [decoders.Replace(Regex(f"(?<!{SEPARATOR})$"), " "), decoders.Replace(Regex(f"{SEPARATOR}$"), "")]
         inner.decoder = decoders.Sequence(joining)
-    return TextTokenizer(inner, spacy_language)
+    if hidden:
+        inner.add_special_tokens([AddedToken(word, normalized=False) for word in hidden])
+        _as_text_reader(inner)
+    return TextTokenizer(inner, spacy_language, skips_special=bool(hidden))
 
 
 def _as_text_reader(inner: Tokenizer) -> Tokenizer:
