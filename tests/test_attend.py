@@ -17,7 +17,8 @@ from tfexport.__main__ import main
 from tfexport.attend import Attention, Choice, labels_of, png, shortened
 from tfexport.attend_page import page
 from tfexport.errors import RuntimeUnavailable, TfexportError
-from tfexport.tokenizers import train_bpe, word_tokenizer
+from tfexport.tokenizers import word_tokenizer
+from tfexport.train_vocabulary import train_bpe
 
 ODD = Attention(
     ("<b>", "a&b", "$x^2$", '"', "Donaudampfschifffahrt"),

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from tfexport.config import ModelConfig
 from tfexport.errors import CheckpointError, TfexportError
 from tfexport.models.checkpoint import Checkpoint, Reading, read_checkpoint
-from tfexport.models.hints import vocabulary_problems
 from tfexport.models.native import Tokenizers
 from tfexport.models.recognition import Chosen
 from tfexport.models.toolkit import TextOptions
@@ -164,7 +163,7 @@ def _facts(reading: Reading, checkpoint: Checkpoint) -> Iterator[Check]:
     if told:
         values = ", ".join(f"{name} {getattr(config, name)}" for name in told)
         yield Check("told by you", None, f"{values}: the file says nothing of it")
-    odd = list(vocabulary_problems(checkpoint.tokenizers, config))
+    odd = checkpoint.odd
     wrong = [problem for problem in odd if "_id is" in problem and not reading.describes_text]
     ids = ", ".join(f"{kind} {_id(checkpoint, kind)}" for kind in ("unk", "pad", "bos", "eos"))
     yield Check("special ids", not wrong, "; ".join([ids, *odd]))
