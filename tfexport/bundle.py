@@ -125,6 +125,10 @@ class Bundle:
                     f"{self.directory} is an encoder classifier, which has nothing to decode. Use "
                     "`tfexport classify`, or give the bundle of a translation model."
                 )
+            if role == "encoder_classifier":
+                raise BundleError(
+                    f"{self.directory} is a translation model, which has no classes. Use `tfexport decode`."
+                )
             has = ", ".join(sorted(roles))
             raise BundleError(f"{self.directory} has no {role} graph, only {has}. Give a bundle of the other kind.")
         for graph in self.graphs:

@@ -70,7 +70,7 @@ class SearchOptions:
 
     samples: int = 0
     """Draw so many outputs of each source, token by token, instead of searching for the best; they come in the order in
-    which they are drawn, so that more of them change none."""
+    which they are drawn, so that more of them change none (in int8 hardly any: one runs another graph than several do)."""
     temperature: float = 1.0
     """Of sampling: what logits are divided by."""
     top_k: int = 0
