@@ -33,7 +33,8 @@ from tfexport.alignments import Aligner, AlignmentFormat, Replacement, SourceTok
 from tfexport.errors import TfexportError
 from tfexport.lines import Reader
 from tfexport.search import Hypothesis, SearchOptions
-from tfexport.tokenizers import TextTokenizer, train_bpe, word_tokenizer
+from tfexport.tokenizers import TextTokenizer, word_tokenizer
+from tfexport.train_vocabulary import train_bpe
 from tfexport.translate import Result, Writer, translate
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", "a", "b", "c", "d"]

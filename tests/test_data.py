@@ -26,7 +26,8 @@ from tfexport.data import (
     read_tsv,
 )
 from tfexport.errors import TfexportError
-from tfexport.tokenizers import TextTokenizer, train_bpe, word_tokenizer
+from tfexport.tokenizers import TextTokenizer, word_tokenizer
+from tfexport.train_vocabulary import train_bpe
 
 # Where Python's splitlines() would split, and a carriage return that ends no line.
 ODD = "one\u2028two\x0b\x0c\x1c\x85\u2029\rthree"

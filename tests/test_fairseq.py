@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from originals import DATA, assert_same_logits, assert_same_searches, expected
 from tfexport.errors import ConfigError, TfexportError, TokenizerError
 from tfexport.models.checkpoint import inspect_checkpoint, load_checkpoint
 from tfexport.models.inert import plain, read_inert
+from tfexport.models.native import Tokenizers
 from tfexport.models.toolkit import TextOptions
-from tfexport.tokenizers import read_vocabulary
+from tfexport.options import split_by_codes
+from tfexport.probe import probe
+from tfexport.tokenizers import TextTokenizer, read_vocabulary
 
 FOLDER = DATA / "fairseq"
 EXPECTED = expected("fairseq")
@@ -48,6 +52,32 @@ def test_nothing_is_to_be_said_with_flags() -> None:
     assert found.notes == ()
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "flag"),
+    [
+        ("n_heads", 4, "--heads"),
+        ("norm_first", True, "--norm-first"),
+        ("activation", "relu", "--activation"),
+        ("bos_id", 0, "--bos"),
+        ("embedding_scale", 1.0, "--embedding-scale"),
+        ("d_model", 24, "d_model of --config"),
+    ],
+)
+def test_flags_that_contradict_the_file_are_refused(field: str, value: Any, flag: str) -> None:
+    told = load_checkpoint(FOLDER / "cfg.pt", {}).config.to_dict()
+    for read in (load_checkpoint, inspect_checkpoint):
+        with pytest.raises(ConfigError, match=rf"{field} is {told[field]}, not {value}\. Leave out {flag}\."):
+            read(FOLDER / "cfg.pt", {field: value})
+
+
+def test_flags_that_repeat_the_file_or_choose_are_taken() -> None:
+    told = load_checkpoint(FOLDER / "cfg.pt", {})
+    again = load_checkpoint(FOLDER / "cfg.pt", {**told.given, "embedding_scale": "sqrt", "norm_first": False})
+    assert again.config == told.config
+    chosen = {"max_source_length": 5, "suppressed_ids": (1, 4)}
+    assert load_checkpoint(FOLDER / "cfg.pt", chosen).config == told.config.replace(**chosen)
+
+
 # --- dictionaries
 
 
@@ -62,6 +92,16 @@ def test_dictionaries_lie_beside_the_checkpoint() -> None:
     assert framed.encode("w0") == [5, 4]
 
 
+def test_text_is_written_as_fairseq_writes_it() -> None:
+    """Without bos, which its model may choose like any word; and `<s>` in a source is that word."""
+    tokenizers = load_checkpoint(FOLDER / "cfg.pt", {}).tokenizers
+    assert tokenizers.target is not None
+    assert tokenizers.target.decode([0, 4, 0, 3, 5]) == "v0 <unk> v1"
+    for read in (tokenizers.target, TextTokenizer.from_dict(tokenizers.target.to_dict(), where="here")):
+        assert read.encode("<s> v0 <s>v0") == [0, 4, 3]
+        assert read.decode([0, 4]) == "v0"
+
+
 def test_without_dictionaries_it_says_where_they_belong(tmp_path: Path) -> None:
     shutil.copy(FOLDER / "cfg.pt", tmp_path)
     checkpoint = load_checkpoint(tmp_path / "cfg.pt", {})
@@ -72,6 +112,44 @@ def test_without_dictionaries_it_says_where_they_belong(tmp_path: Path) -> None:
     assert any(note.startswith("dict.en.txt beside it has 6 words, the model 23") for note in notes)
     with pytest.raises(ConfigError, match="no dictionary beside it"):
         load_checkpoint(tmp_path / "cfg.pt", {}, text=TextOptions(prefix="w1 "))
+
+
+def test_given_vocabularies_that_do_not_fit_are_told(tmp_path: Path) -> None:
+    shutil.copy(FOLDER / "cfg.pt", tmp_path)
+    (tmp_path / "own.json").write_text('["</s>", "<unk>", "w0"]')
+    given = Tokenizers(read_vocabulary(tmp_path / "own.json"), None)
+    checkpoint = load_checkpoint(tmp_path / "cfg.pt", {}, tokenizers=given)
+    config = checkpoint.config
+    assert checkpoint.notes == (
+        "dict.en.txt is not beside it: put it there, or give it with --tgt-vocab",  # and nothing of the other
+        f"the source vocabulary has 3 words, the model's embedding {config.src_vocab_size} rows",
+        "unk_id is 3, the source vocabulary's own is 1",
+        "eos_id is 2, the source vocabulary's own is 0",
+    )
+    own = Tokenizers(read_vocabulary(FOLDER / "dict.de.txt"), read_vocabulary(FOLDER / "dict.en.txt"))
+    assert load_checkpoint(tmp_path / "cfg.pt", {}, tokenizers=own).notes == ()
+
+
+def test_probe_says_nothing_odd_of_fairseq_s_own_ids() -> None:
+    """Its dictionaries have a bos with which decoding does not begin."""
+    (check,) = (check for check in probe(FOLDER / "cfg.pt", {}).checks if check.name == "special ids")
+    assert check.passed
+    assert "vocabulary's own" not in check.about
+
+
+def test_subwords_that_nothing_splits_are_told(tmp_path: Path) -> None:
+    shutil.copy(FOLDER / "cfg.pt", tmp_path)
+    shutil.copy(FOLDER / "dict.en.txt", tmp_path)
+    lines = (FOLDER / "dict.de.txt").read_text().splitlines()
+    for word, advice in (("w0@@", "--src-bpe"), ("▁w0", "SentencePiece")):
+        (tmp_path / "dict.de.txt").write_text("\n".join([f"{word} 99", *lines[1:]]), encoding="utf-8")
+        for read in (load_checkpoint, inspect_checkpoint):
+            (note,) = read(tmp_path / "cfg.pt", {}).notes
+            assert advice in note
+    (tmp_path / "dict.de.txt").write_text("\n".join(["w0@@ 99", *lines[1:]]), encoding="utf-8")
+    (tmp_path / "codes").write_text("#version: 0.2\na b</w>\n")
+    checkpoint = load_checkpoint(tmp_path / "cfg.pt", {})
+    assert replace(checkpoint, tokenizers=split_by_codes(checkpoint.tokenizers, tmp_path / "codes", None)).notes == ()
 
 
 def test_dictionaries_are_vocabularies_of_their_own(tmp_path: Path) -> None:
@@ -107,6 +185,9 @@ def changed(tmp_path: Path) -> Callable[..., Path]:
     [
         ("arch", "fconv_wmt_en_de"),
         ("arch", "transformer_lm"),
+        ("arch", "transformer_unidirectional_iwslt_de_en"),
+        ("arch", "transformer_xl"),
+        ("arch", "transformer_pointer_generator"),
         ("task", "translation_multi_simple_epoch"),
         ("adaptive_softmax_cutoff", "10,15"),
         ("adaptive_input", True),
@@ -139,6 +220,20 @@ def test_options_that_are_not_supported_are_refused_by_name(
 def test_options_of_training_change_nothing(changed: Callable[..., Path], option: str) -> None:
     one = load_checkpoint(changed(**{option: 0.5}), {})
     assert one.config == load_checkpoint(FOLDER / "args.pt", {}).config
+
+
+@pytest.mark.parametrize(
+    "arch",
+    [
+        "transformer",
+        "transformer_tiny",
+        "transformer_wmt_en_de_big_align",
+        "transformer_vaswani_wmt_en_fr_big",
+        "bart_base",
+    ],
+)
+def test_fairseq_s_own_variants_are_read(changed: Callable[..., Path], arch: str) -> None:
+    assert load_checkpoint(changed(arch=arch), {}).config == load_checkpoint(FOLDER / "args.pt", {}).config
 
 
 def test_options_that_are_not_known_are_told(changed: Callable[..., Path]) -> None:

@@ -83,7 +83,7 @@ CASES: dict[str, tuple[Callable[..., Path], dict[str, Any], dict[str, Any], str]
     "opennmt, scalar": (opennmt, {EMBEDDING: SCALAR}, {}, f"{EMBEDDING}, which is no matrix"),
     "opennmt, no table": (opennmt, {TABLE: SCALAR}, {}, f"{TABLE}, which is no matrix"),
     "opennmt, bias": (opennmt, {"encoder.transformer.0.feed_forward.w_1.weight": SCALAR}, {}, "misshapen"),
-    "opennmt, transforms": (opennmt, {}, {"transforms": 3}, "transforms that are no list"),
+    "opennmt, transforms": (opennmt, {}, {"transforms": 3}, "transforms 3, not a list of texts"),
     "opennmt, attention": (opennmt, {}, {"self_attn_type": [LONG]}, "self_attn_type ['xxx"),
     "opennmt, words": (opennmt, {}, {"vocab": ["src", "tgt"]}, "no src vocabulary"),
     "opennmt, half a character": (opennmt, {}, {"vocab": {"src": ["\ud800"]}}, "no src vocabulary"),

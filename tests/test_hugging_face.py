@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import assert_same_model
+from safetensors.torch import load_file, save_file
 from text_models import as_in_a_bundle, read_ids, write_pieces
 from tiny import randomised
 from torch import Tensor
@@ -572,3 +573,20 @@ def test_languages_are_for_folders_that_have_them(texts: Callable[[str], tuple[P
     made("bart").save_pretrained(tmp_path / "bart")
     with pytest.raises(TfexportError, match=r"no tokenizer\.json"):
         load_checkpoint(tmp_path / "bart", {}, text=TextOptions(prefix="a"))
+
+
+@pytest.mark.parametrize("name", ["bart", "t5"])
+def test_the_output_is_tied_to_the_shared_embedding(tmp_path: Path, name: str) -> None:
+    """Where a file has an embedding of a stack beside the shared one; compared with what the library computes."""
+    made(name).save_pretrained(tmp_path / "m")
+    weights = load_file(tmp_path / "m" / "model.safetensors")
+    prefix = "" if name == "t5" else "model."
+    own = torch.randn(weights[f"{prefix}shared.weight"].shape, generator=torch.Generator().manual_seed(1))
+    weights.pop("lm_head.weight", None)
+    weights[f"{prefix}decoder.embed_tokens.weight"] = own
+    save_file(weights, tmp_path / "m" / "model.safetensors", {"format": "pt"})
+    theirs = type(made(name)).from_pretrained(tmp_path / "m").eval()
+    checkpoint = load_checkpoint(tmp_path / "m", {})
+    case = Case(theirs, tmp_path / "m", checkpoint, None, sources_of(theirs, 4))  # type: ignore[arg-type]
+    wanted, found = logits_of(case)
+    assert (wanted - found).abs().max() < 1e-4

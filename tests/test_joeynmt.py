@@ -141,6 +141,7 @@ def test_words(tmp_path: Path) -> None:
     words = [*SPECIALS, "the", "cat"]
     assert both_ways(with_text(tmp_path / "a", words), "the cat The")[0] == [4, 5, UNK, EOS]
     assert both_ways(with_text(tmp_path / "b", words, lowercase=True), "The cat")[0] == [4, 5, EOS]
+    assert both_ways(with_text(tmp_path / "s", words), "the  cat\u00a0The")[0] == [4, UNK, UNK, EOS]
     # A vocabulary of one's own has no special tokens: JoeyNMT puts them first.
     assert both_ways(with_text(tmp_path / "c", ["the", "cat", "the"]), "cat the") == ([5, 4, EOS], "cat the")
 
@@ -187,7 +188,7 @@ def test_version_1(tmp_path: Path) -> None:
     config["data"] = {"src": "de", "trg": "en", "level": "bpe", "lowercase": False}
     checkpoint = load_checkpoint(write_folder(tmp_path / "m", config, state), {})
     assert_same_model(checkpoint, load_checkpoint(write_folder(tmp_path / "n", config_of("pre"), state), {}))
-    assert both_ways(checkpoint, "s7 s9")[0] == [7, 9, EOS]
+    assert both_ways(checkpoint, "s7 \t s9")[0] == [7, 9, EOS]
 
 
 def test_special_symbols(tmp_path: Path) -> None:
@@ -222,6 +223,12 @@ def test_without_vocabularies_ids_are_read(tmp_path: Path) -> None:
     assert "--prefix" in refused(load_checkpoint, folder, {}, text=TextOptions(prefix="a"))
 
 
+def test_vocabularies_that_were_cut_are_told(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m", config_of("pre"), random_state("pre", 1))
+    (folder / "src_vocab.txt").write_text("".join((folder / "src_vocab.txt").read_text().splitlines(True)[:10]))
+    assert "the source vocabulary has 10 words, the model's embedding 53 rows" in load_checkpoint(folder, {}).notes
+
+
 # --- what is refused
 
 
@@ -237,7 +244,7 @@ def test_without_vocabularies_ids_are_read(tmp_path: Path) -> None:
         ("decoder", {"embeddings": {"scale": False}}, "scale of embeddings True for the encoder and False"),
         ("encoder", {"num_layers": 4}, r"missing: encoder\.layers\.3\."),
         ("encoder", {"hidden_size": "24"}, "hidden_size '24'"),
-        ("encoder", {"embeddings": 3}, "embeddings 3"),
+        ("encoder", {"embeddings": 3}, "config.yaml, model, encoder has embeddings 3"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(

@@ -37,7 +37,7 @@ from tfexport.models.native import Tokenizers
 from tfexport.models.toolkit import TextOptions
 from tfexport.runtimes import load_runtime
 from tfexport.search import Hypothesis, SearchOptions, search
-from tfexport.tokenizers import read_vocabulary, vocabulary_words
+from tfexport.tokenizers import read_vocabulary, vocabulary_words, word_tokenizer
 from tfexport.translate import Writer
 
 EOS, UNK, LIMIT = 0, 1, 12
@@ -306,8 +306,7 @@ def test_pieces_with_the_ids_of_a_list_of_words(tmp_path: Path) -> None:
     text = target.decode(target.encode(texts()[0], out_type=str))
     ids = [words.index(piece) for piece in target.encode(texts()[0], out_type=str)]
     assert Writer(checkpoint.config, checkpoint.tokenizers.target, "text").text([*ids, EOS]) == text
-    (note,) = load_checkpoint(tmp_path, {}).notes
-    assert "beam-size 6, normalize 1" in note
+    assert any("beam-size 6, normalize 1" in note for note in load_checkpoint(tmp_path, {}).notes)
 
 
 def test_words_are_those_of_the_vocabularies_that_the_decoder_s_settings_name(case_of: Callable[[str], Case]) -> None:
@@ -363,6 +362,31 @@ def test_without_vocabularies_the_ids_are_marian_s(tmp_path: Path) -> None:
     assert (checkpoint.config.eos_id, checkpoint.config.unk_id, checkpoint.config.bos_id) == (EOS, UNK, 53)
     assert "no vocabularies" in checkpoint.notes[0]
     assert checkpoint.config.suppressed_ids == (53,)
+
+
+def test_without_vocabularies_the_user_knows_the_ids(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.npz", random_arrays("post-norm", 1), options_of("post-norm"))
+    assert load_checkpoint(path, {"eos_id": 5, "pad_id": 5}).config.eos_id == 5
+    with pytest.raises(TfexportError, match="n_heads is"):
+        load_checkpoint(path, {"n_heads": 1})
+    words = word_tokenizer({"</s>": 0, "<unk>": 1, "a": 2})
+    notes = load_checkpoint(path, {}, tokenizers=Tokenizers(words, words)).notes
+    assert not any("no vocabularies" in note for note in notes)
+
+
+def test_vocabularies_of_other_sizes_are_told(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    write_folder(folder, random_arrays("gelu", 1), options_of("gelu"))
+    source, target = (folder / f"vocab.{side}.yml" for side in ("src", "tgt"))
+    contents = source.read_text(), target.read_text()
+    assert not any("vocab" in note and "rows" in note for note in load_checkpoint(folder, {}).notes)
+    target.write_text("".join(contents[1].splitlines(True)[:10]))
+    assert any(note.startswith("the target vocabulary has 10 words") for note in load_checkpoint(folder, {}).notes)
+    source.write_text(contents[1])
+    target.write_text(contents[0])
+    notes = " ".join(load_checkpoint(folder, {}).notes)
+    assert "are unknown" in notes
+    assert "the source vocabulary has" in notes
 
 
 # --- what is refused

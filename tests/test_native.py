@@ -17,7 +17,7 @@ from tiny import (
     TinyCheckpoint,
 )
 
-from tfexport.errors import CheckpointError, TfexportError
+from tfexport.errors import CheckpointError, ConfigError, TfexportError
 from tfexport.models import native
 from tfexport.models.checkpoint import inspect_checkpoint, load_checkpoint
 from tfexport.models.native import Tokenizers
@@ -57,6 +57,12 @@ def test_native_fields_may_be_overruled(tmp_path: Path) -> None:
     checkpoint = load_checkpoint(tmp_path / "model.safetensors", {"max_source_length": 4})
     assert checkpoint.config == NATIVE.replace(max_source_length=4)
     assert checkpoint.weights["encoder.positions.table"].shape == (4, 12)
+
+
+def test_native_fields_may_not_be_contradicted(tmp_path: Path) -> None:
+    native.save(tmp_path / "model.safetensors", native_weights(), NATIVE, Tokenizers(None, None), torch.float32)
+    with pytest.raises(ConfigError, match=rf"n_heads is {NATIVE.n_heads}, not 4\. Leave out --heads"):
+        load_checkpoint(tmp_path / "model.safetensors", {"n_heads": 4})
 
 
 def test_native_output_equal_to_the_shared_embedding_is_stored_once(tmp_path: Path) -> None:

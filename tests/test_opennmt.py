@@ -42,7 +42,9 @@ def test_vocabularies_are_in_the_file(name: str) -> None:
     assert tokenizers.target is not None
     first = tokenizers.source.tokens(range(tokenizers.source.size)).index("w0")
     assert first == (2 if name == "v2" else 4)  # sources of that version have neither bos nor eos of their own
-    assert tokenizers.source.encode("w0  w20 unseen") == [first, first + 20, 0]
+    assert tokenizers.source.encode(" w0 w20 unseen") == [first, first + 20, 0]
+    # Version 3 splits at spaces alone, and older ones at any whitespace.
+    assert tokenizers.source.encode("w0  w1\tw2") == ([first, 0, 0] if "v3" in name else [first, first + 1, first + 2])
     assert tokenizers.target.tokens(range(4)) == ["<unk>", "<blank>", "<s>", "</s>"]
 
 
@@ -165,6 +167,24 @@ def test_how_its_texts_were_split_is_told(changed: Callable[..., Path]) -> None:
     path = changed(transforms=["filtertoolong", "sentencepiece"], src_subword_model="de.model")
     (note,) = load_checkpoint(path, {}).notes
     assert note.startswith("its texts are split by sentencepiece (de.model) first")
+
+
+def test_all_that_was_done_to_its_texts_is_told(changed: Callable[..., Path]) -> None:
+    corpora = {
+        "a": {"path_src": "a.de", "transforms": ["prefix", "bpe"], "src_prefix": "<2en>"},
+        "b": {"path_src": "b.de", "transforms": ["normalize", "filtertoolong"]},
+        "valid": {"path_src": "c.de", "transforms": None},
+    }
+    split, done = load_checkpoint(changed(data=corpora, transforms=["filtertoolong"]), {}).notes
+    assert split.startswith("its texts are split by bpe first")
+    assert done.startswith("its texts went through prefix, normalize (src_prefix '<2en>') in training")
+    assert load_checkpoint(changed(transforms=["filtertoolong"], data="data/as/in/version/1"), {}).notes == ()
+
+
+@pytest.mark.parametrize("options", [{"transforms": 3}, {"transforms": [3]}, {"data": {"a": {"transforms": "bpe"}}}])
+def test_transforms_that_are_no_list_are_refused(changed: Callable[..., Path], options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"has transforms .*, not a list of texts"):
+        load_checkpoint(changed(**options), {})
 
 
 def test_a_prefix_is_kept_and_languages_are_refused() -> None:

@@ -143,7 +143,7 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(SystemExit) as caught:
         main()
     out, err = capsys.readouterr()
-    assert caught.value.code == (2 if err.startswith("error") else 0), err
+    assert caught.value.code == (2 if "error: " in err else 0), err
     return out, err
 
 
@@ -271,6 +271,7 @@ def test_flags_reach_the_search(capsys: Any, monkeypatch: Any, tiny_bundle: Path
         (["--prefix-column", "--prefix-file", "x"], "Give one of them."),
         (["--prefix-file", "nowhere"], "cannot read nowhere"),
         (["--suppress", "zebra", "--output-format", "ids"], "'zebra' are not ids of the target vocabulary"),
+        (["--shortlist-first", "5"], "are of a --shortlist"),
         (["--suppress", "<eos>"], "the end of a sentence cannot be suppressed. Use --min-length"),
     ],
 )
@@ -284,3 +285,34 @@ def test_flags_that_do_not_go_together_are_one_line(
     assert out == ""
     assert err.count("\n") == 1
     assert message in err
+
+
+def test_a_beginning_with_unknown_words_is_marked_and_not_read_as_the_unknown_token() -> None:
+    lines = [b"nowhere", b"a", b"<unk>", b"a nowhere"]
+    found = results([b"a", b"b", b"c", b"d"], written(*lines, whole=False), max_length=4)
+    assert [result.status == "unknown_token" for result in found] == [True, False, False, True]
+    assert found[2].hypotheses[0].ids[0] == 3  # who writes the unknown token wants it
+
+
+def test_score_tells_of_words_that_it_takes_for_the_unknown_token(
+    capsys: Any, monkeypatch: Any, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "in").write_text("de5\nde6\n")
+    (tmp_path / "out").write_text("wört8 Wört9\nwört8\n", encoding="utf-8")
+    scores, warning = command(capsys, monkeypatch, "score", tiny_bundle, tmp_path / "in", tmp_path / "out")
+    assert len(scores.splitlines()) == 2
+    assert "warning: 1 translations have words that the target vocabulary lacks" in warning
+
+
+def test_a_run_is_not_gone_on_with_after_its_prefixes_have_changed(
+    capsys: Any, monkeypatch: Any, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    source, prefixes = tmp_path / "in", tmp_path / "prefixes"
+    source.write_text("de5\n" * 40)
+    prefixes.write_text("wört8\n" * 36, encoding="utf-8")  # too few: the run ends where they do
+    flags = ["decode", tiny_bundle, source, "-o", tmp_path / "out", "--prefix-file", prefixes]
+    flags += ["--workers", 1, "--threads", 1, "--batch-size", 1]
+    assert "more lines of the input" in command(capsys, monkeypatch, *flags)[1]
+    assert "more lines of the input" in command(capsys, monkeypatch, *flags, "--resume")[1]
+    prefixes.write_text("wört9\n" * 40, encoding="utf-8")
+    assert "begun with another" in command(capsys, monkeypatch, *flags, "--resume")[1]

@@ -18,7 +18,8 @@ from tfexport.bundle import open_bundle
 from tfexport.cli import app
 from tfexport.errors import TokenizerError
 from tfexport.subwords import Subwords
-from tfexport.tokenizers import TextTokenizer, read_vocabulary, train_words, word_tokenizer
+from tfexport.tokenizers import TextTokenizer, read_vocabulary, word_tokenizer
+from tfexport.train_vocabulary import train_words
 
 OLD = "t h\nth e\nthe </w>\na t\nat </w>\nc at</w>\n"
 """Version 0.1, which says no version: the end of a word is a symbol of its own."""

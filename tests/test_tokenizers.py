@@ -15,14 +15,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from tfexport.errors import RuntimeUnavailable, TokenizerError
 from tfexport.tokenizers import (
-    BPE_SPECIALS,
     SPECIAL_NAMES,
+    SplitAt,
     TextTokenizer,
     read_vocabulary,
-    train_bpe,
-    train_words,
     word_tokenizer,
 )
+from tfexport.train_vocabulary import BPE_SPECIALS, train_bpe, train_words
 
 WORDS = ["<unk>", "<pad>", "<sos>", "<eos>", "a", "dog", "runs"]
 TEXTS = ["a dog runs", "the dog sleeps , the dog sleeps", "größer als 3 Hunde", "naïve </s> text"] * 3
@@ -306,3 +305,27 @@ def test_a_tokenizer_that_drops_what_it_does_not_know_is_read_as_it_is(tmp_path:
 def test_the_unknown_word_may_have_any_name(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("UNKNOWN\na\n")
     assert read_vocabulary(tmp_path / "words.txt", unk_id=0).encode("a b") == [1, 0]
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_spaces_alone_may_be_what_stands_between_words(lowercase: bool) -> None:
+    """What OpenNMT-py 3.5 and JoeyNMT 2.3 say: of two spaces they make an empty word, which is unknown."""
+    words = {"<unk>": 0, "a": 1, "b": 2, "c": 3}
+    for text, spaces, stripped, whitespace in (
+        ("a  b", [1, 0, 2], [1, 0, 2], [1, 2]),
+        ("a   b", [1, 0, 0, 2], [1, 0, 0, 2], [1, 2]),
+        ("a\u00a0b c", [0, 3], [0, 3], [1, 2, 3]),
+        ("a\u3000b", [0], [0], [1, 2]),
+        ("a\tb", [0], [0], [1, 2]),
+        (" a b ", [0, 1, 2], [1, 2], [1, 2]),
+        ("a", [1], [1], [1]),
+        ("", [], [], []),
+    ):
+        wanted: dict[SplitAt, list[int]] = {"spaces": spaces, "stripped spaces": stripped, "whitespace": whitespace}
+        for split_at, ids in wanted.items():
+            tokenizer = word_tokenizer(words, split_at=split_at, lowercase=lowercase)
+            again = TextTokenizer.from_dict(tokenizer.to_dict(), where="here")
+            assert tokenizer.encode(text) == again.encode(text) == ids, (text, split_at)
+            assert len(tokenizer.written(text)) == len(ids)
+    assert word_tokenizer(words, split_at="spaces").written("a  b d") == ["a", "", "b", "d"]
+    assert word_tokenizer(words, split_at="spaces").decode([1, 2]) == "a b"

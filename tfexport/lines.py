@@ -117,6 +117,14 @@ class TargetReader:
         except UnicodeDecodeError as error:
             raise Unreadable("invalid_utf8", f"byte {error.start + 1} of the output's part is not UTF-8") from None
         found = ids_in(text, self.format, self.tokenizer, config.tgt_vocab_size) if text else []
+        if not self.whole and self.tokenizer is not None and self.format != "ids":
+            # Whole outputs may be anybody's; a beginning is what the user wants to read, which <unk> is not.
+            unknown = self.tokenizer.unknown_id
+            if unknown in found and not {*self.tokenizer.tokens([index for index in found if index == unknown])} & {
+                *text.split()
+            }:
+                message = "the output's part has words that the target vocabulary lacks: write them as the model would"
+                raise Unreadable("unknown_token", message)
         if self.whole and self.format != "ids":
             found = [*found, config.eos_id]
         if not found and self.whole:

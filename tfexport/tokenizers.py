@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from tfexport.errors import RuntimeUnavailable, TfexportError, TokenizerError
 from tfexport.pieces import PieceModel, Pieces
@@ -29,8 +29,11 @@ SPECIAL_NAMES = {
 FAIRSEQ_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 """Ids 0 to 3 of every dictionary of fairseq."""
 
-BPE_SPECIALS = ("<unk>", "<pad>", "<s>", "</s>")
-"""Ids 0 to 3 of a vocabulary that we train."""
+SplitAt = Literal["whitespace", "spaces", "stripped spaces"]
+"""How text is split into words; see `word_tokenizer`."""
+
+_NO_WORD = "\ufdd0"
+"""Stands for the empty word between two spaces: a code point that Unicode gives no character."""
 
 
 @dataclass(frozen=True)
@@ -112,12 +115,18 @@ class TextTokenizer:
         if missing:
             raise TokenizerError(f"the vocabulary has no {missing[0]!r}")
 
-    def _id(self, token: str) -> int:
+    @property
+    def unknown_id(self) -> int | None:
+        """The id that stands for all that is not in the vocabulary, if it has one."""
         unknown = self.inner.unknown if isinstance(self.inner, Pieces) else getattr(self.inner.model, "unk_token", None)
-        for candidate in (token, unknown):
-            found = None if candidate is None else self.inner.token_to_id(candidate)
-            if found is not None:
-                return found
+        return None if unknown is None else self.inner.token_to_id(unknown)
+
+    def _id(self, token: str) -> int:
+        found = self.inner.token_to_id(token)
+        if found is None:
+            found = self.unknown_id
+        if found is not None:
+            return found
         raise TokenizerError(f"the token {token!r} is not in the vocabulary, which has no unknown token. Replace it.")
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
@@ -240,7 +249,11 @@ def read_vocabulary(
     words = _word_ids(content, path)
     try:
         unknown = next((word for word, index in words.items() if index == unk_id), None)
-        tokenizer = word_tokenizer(words, lowercase=lowercase, spacy_language=spacy_language, unknown=unknown)
+        # fairseq writes text without its bos, which is a word like others to its models.
+        hidden = FAIRSEQ_SPECIALS[:1] if isinstance(content, _Dictionary) else ()
+        tokenizer = word_tokenizer(
+            words, lowercase=lowercase, spacy_language=spacy_language, unknown=unknown, hidden=hidden
+        )
         tokenizer.encode("")  # a spaCy language that does not exist is better told now than at the first sentence
         return tokenizer
     except TypeError:  # a lone surrogate, which JSON can spell
@@ -293,20 +306,24 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _COUNTED = re.compile(r"(.+) \d+( #fairseq:overwrite)?")
 
 
-def _counted(lines: list[str], path: Path) -> dict[str, int]:
+class _Dictionary(dict[str, int]):
+    """The words of a dictionary of fairseq."""
+
+
+def _counted(lines: list[str], path: Path) -> _Dictionary:
     """The words of fairseq's `dict.xx.txt`: a word and its count a line, after special tokens that it leaves out.
 
     Empty where a line has no count. `#fairseq:overwrite` lets a word that was there before have this place.
     """
     found = [_COUNTED.fullmatch(line.rstrip()) for line in lines]
-    words = {word: index for index, word in enumerate(FAIRSEQ_SPECIALS)}
+    words = _Dictionary({word: index for index, word in enumerate(FAIRSEQ_SPECIALS)})
     for index, match in enumerate(found, len(words)):
         if match is None:
-            return {}
+            return _Dictionary()
         if match[1] in words and not match[2]:
             raise TokenizerError(f"{path} has the word {match[1]!r} twice. Make its words unique.")
         words[match[1]] = index
-    return words if found else {}
+    return words if found else _Dictionary()
 
 
 def _word_ids(content: Any, path: Path) -> dict[str, int]:
@@ -337,52 +354,37 @@ def word_tokenizer(
     spacy_language: str | None = None,
     unknown: str | None = None,
     joins: bool = True,
+    split_at: SplitAt = "whitespace",
+    hidden: Sequence[str] = (),
 ) -> TextTokenizer:
     """A tokenizer that looks whole words up, from words and their ids.
 
     Args:
         unknown: stands for all other words.
         joins: readable text has the subwords of subword-nmt joined, where the words are such: `ab@@ c` is `abc`.
+        split_at: what stands between words. Spaces are U+0020 alone, other whitespace is part of a word, and between two
+            spaces there is a word that no vocabulary has; those at the end of text, and at its beginning where they are
+            `stripped`, are none.
+        hidden: words that readable text leaves out.
     """
     unknown = unknown or next((name for name in SPECIAL_NAMES["unk"] if name in words), None)
     inner = Tokenizer(models.WordLevel(dict(words), unk_token=unknown or "<unk>"))
-    if spacy_language is None:
+    steps: list[normalizers.Normalizer] = [normalizers.Lowercase()] if lowercase else []
+    if split_at != "whitespace":
+        inner.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
+        nothing = normalizers.Replace(Regex("(?<= |^)(?= )"), _NO_WORD)
+        steps += [normalizers.Strip(left=split_at == "stripped spaces", right=True), nothing]
+    elif spacy_language is None:
         inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    if lowercase:
-        inner.normalizer = normalizers.Lowercase()
+    if steps:
+        inner.normalizer = steps[0] if len(steps) == 1 else normalizers.Sequence(steps)
     if joins and has_subwords(words):
-        steps = [decoders.Replace(Regex(f"(?<!{SEPARATOR})$"), " "), decoders.Replace(Regex(f"{SEPARATOR}$"), "")]
-        inner.decoder = decoders.Sequence(steps)
-    return TextTokenizer(inner, spacy_language)
-
-
-def train_words(
-    texts: Iterable[str], *, min_frequency: int = 2, vocab_size: int = 50_000, lowercase: bool = False
-) -> TextTokenizer:
-    """A word vocabulary of the words that `texts`, split at whitespace, hold at least `min_frequency` times."""
-    lower = normalizers.Lowercase().normalize_str if lowercase else str  # as the tokenizer does it
-    counts = Counter(word for text in texts for word in lower(text).split())
-    frequent = [word for word, count in counts.items() if count >= min_frequency and word not in BPE_SPECIALS]
-    frequent.sort(key=lambda word: (-counts[word], word))
-    words = [*BPE_SPECIALS, *frequent][:vocab_size]
-    return word_tokenizer({word: index for index, word in enumerate(words)}, lowercase=lowercase, joins=False)
-
-
-def train_bpe(texts: Iterable[str], *, vocab_size: int, lowercase: bool = False) -> TextTokenizer:
-    """A byte-level BPE vocabulary (Sennrich et al. 2016): it has no unknown text and gives back exactly what it read."""
-    inner = Tokenizer(models.BPE())
-    steps = [normalizers.NFC(), *([normalizers.Lowercase()] if lowercase else [])]
-    inner.normalizer = normalizers.Sequence(steps)
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    inner.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(BPE_SPECIALS),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    inner.train_from_iterator(texts, trainer)
-    return TextTokenizer(_as_text_reader(inner))
+        joining = [decoders.Replace(Regex(f"(?<!{SEPARATOR})$"), " "), decoders.Replace(Regex(f"{SEPARATOR}$"), "")]
+        inner.decoder = decoders.Sequence(joining)
+    if hidden:
+        inner.add_special_tokens([AddedToken(word, normalized=False) for word in hidden])
+        _as_text_reader(inner)
+    return TextTokenizer(inner, spacy_language, skips_special=bool(hidden))
 
 
 def _as_text_reader(inner: Tokenizer) -> Tokenizer:

@@ -33,7 +33,7 @@ from tfexport.models.native import Tokenizers
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search import SearchOptions, search
-from tfexport.tokenizers import BPE_SPECIALS, train_bpe, train_words
+from tfexport.train_vocabulary import BPE_SPECIALS, train_bpe, train_words
 from tfexport.training_state import Measurements, WholeCheckpoints
 
 log = logging.getLogger(__name__)

@@ -44,12 +44,23 @@ class Arguments:
             raise ConfigError(f"{self.where} has {name} {_shown(value)}, not a text. Correct it.")
         return value
 
+    def texts(self, name: str) -> list[str]:
+        """An option that is a list of texts; none where there is none."""
+        value = self.get(name, [])
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+            raise ConfigError(f"{self.where} has {name} {_shown(value)}, not a list of texts. Correct it.")
+        return value
+
     def inner(self, name: str) -> Arguments:
         """The options within the option `name`; none where there is none."""
         value = self.get(name, {})
         if not isinstance(value, dict):
             raise ConfigError(f"{self.where} has {name} {_shown(value)}, not options by name. Correct it.")
-        return Arguments(f"{self.where}, {name},", value)
+        return Arguments(f"{self.where}, {name}", value)
+
+    def names(self) -> list[str]:
+        """Of all options."""
+        return [str(name) for name in self._given]
 
     def size(self, name: str, default: int | None = None) -> int:
         """A number above 0."""

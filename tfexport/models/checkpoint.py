@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,18 @@ from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.conversion import build_model, convert, tie
 from tfexport.models.family import Family
 from tfexport.models.files import read_file
-from tfexport.models.hints import ALWAYS, asking, check_lengths, complete, parted, read_hints, vocabulary_problems
+from tfexport.models.hints import (
+    ALWAYS,
+    asking,
+    check_lengths,
+    check_told,
+    complete,
+    id_problems,
+    parted,
+    read_hints,
+    size_problems,
+    unsplit,
+)
 from tfexport.models.native import Tokenizers
 from tfexport.models.recognition import FAMILIES, NATIVE, Chosen, family_of
 from tfexport.models.toolkit import TextOptions, Toolkit
@@ -55,9 +66,16 @@ class Checkpoint:
     tokenizers: Tokenizers
     given: dict[str, Any]
     """The fields that the file did not tell: with them as hints it is read again as it was."""
-    notes: tuple[str, ...] = ()
-    """What its owner should know: where the exported arithmetic differs from the family's own, and by how much; and
-    vocabularies that may be those of another model."""
+    family_notes: tuple[str, ...] = ()
+    """What its owner should know of it, such as where the exported arithmetic differs from the family's own, and by how
+    much."""
+    odd: tuple[str, ...] = ()
+    """What is odd about its vocabularies, which may be those of another model."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """All that its owner should know."""
+        return (*self.family_notes, *self.odd, *unsplit(self.tokenizers))
 
     def build_model(self) -> Transformer | EncoderClassifier:
         """The canonical model with these weights, in evaluation mode."""
@@ -94,8 +112,8 @@ def load_checkpoint(
 
     Args:
         path: a `.pt`/`.pth`/`.ckpt` file of plain tensors, or safetensors, or a folder of the transformers library.
-        hints: `ModelConfig` fields that the user gives, which win over what the file tells, and names of their layers
-            (`hints.PARTS`).
+        hints: `ModelConfig` fields that the user gives, and names of their layers (`hints.PARTS`). They win over what a
+            state_dict tells; what a toolkit's checkpoint or our own says of itself they may not contradict.
         tokenizers: the user's vocabularies; a native checkpoint has its own.
         family: a family's name, where recognising it is not wanted, or families of the user's own.
         text: the languages and the prefix of sources and targets, of folders that know languages.
@@ -138,15 +156,28 @@ class Reading:
     """All that the user said, in fields, names of layers and languages."""
     describes_text: bool = False
     """Its config says which tokens are special; those of its tokenizers need not be the model's."""
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """By side, source or target, whose vocabulary was not found: the note for a user who gives none."""
 
     def telling(self, given: Tokenizers | None) -> Tokenizers:
         """The tokenizers whose special tokens are the model's."""
         return (given or Tokenizers(None, None)) if self.describes_text else self.tokenizers.replaced_by(given)
 
-    def checkpoint(self, tokenizers: Tokenizers | None = None) -> Checkpoint:
+    def notes(self, given: Tokenizers | None) -> tuple[str, ...]:
+        """What its owner should know, who gives these vocabularies."""
+        absent = (note for side, note in self.absent.items() if given is None or getattr(given, side) is None)
+        return (*dict.fromkeys(absent), *(self.family.notes if self.family else ()))
+
+    def _id_problems(self, used: Tokenizers, given: Tokenizers | None, config: ModelConfig) -> Iterable[str]:
+        if not self.describes_text:
+            return id_problems(used, config)
+        # Many models begin with another token than that which their vocabulary has for it.
+        return id_problems(given or Tokenizers(None, None), config, ("unk", "pad", "eos"))
+
+    def checkpoint(self, given: Tokenizers | None = None) -> Checkpoint:
         """The model whole; see `load_checkpoint`."""
         check_lengths(self.path, self.fields, self.hints)
-        fields, missing = complete(self.family, self.fields, self.hints, self.telling(tokenizers))
+        fields, missing = complete(self.family, self.fields, self.hints, self.telling(given))
         if missing := self.unclear | missing:
             raise ConfigError(asking(self.path, missing, self.family))
         config = ModelConfig.from_dict(fields, where=str(self.path))
@@ -156,8 +187,8 @@ class Reading:
                 f"the weights in {self.path} are not those of its configuration: {'; '.join(problems)}. Check --family, "
                 "--config and that the file was saved completely."
             )
-        tokenizers = self.tokenizers.replaced_by(tokenizers)
-        odd = list(vocabulary_problems(tokenizers, config))
+        tokenizers = self.tokenizers.replaced_by(given)
+        odd = (*size_problems(tokenizers, config), *self._id_problems(tokenizers, given, config))
         config, weights = tie(config, weights)
         return Checkpoint(
             path=self.path,
@@ -167,12 +198,13 @@ class Reading:
             weights=weights,
             tokenizers=tokenizers,
             given={name: fields[name] for name in (*ALWAYS, "unk_id")} | self.given,
-            notes=(*(self.family.notes if self.family else ()), *(() if self.describes_text else odd)),
+            family_notes=self.notes(given),
+            odd=odd,
         )
 
-    def inspection(self, tokenizers: Tokenizers | None = None) -> Inspection:
+    def inspection(self, given: Tokenizers | None = None) -> Inspection:
         """What is known of it; see `inspect_checkpoint`."""
-        fields, missing = complete(self.family, self.fields, self.hints, self.telling(tokenizers))
+        fields, missing = complete(self.family, self.fields, self.hints, self.telling(given))
         problems: list[str] = []
         if not self.unclear:
             # The shapes of the weights depend on no field that a file cannot tell, so any value serves to check them.
@@ -181,7 +213,7 @@ class Reading:
             stood_in = {name: stand_ins.get(name, 0) for name in missing}
             config = ModelConfig.from_dict({**fields, **stood_in}, where=str(self.path))
             problems = convert(self.family, self.weights, config)[1]
-        tokenizers = self.tokenizers.replaced_by(tokenizers)
+        tokenizers = self.tokenizers.replaced_by(given)
         return Inspection(
             path=self.path,
             family=NATIVE if self.family is None else self.family.name,
@@ -191,7 +223,7 @@ class Reading:
             missing=self.unclear | missing,
             problems=tuple(problems),
             vocabulary=tokenizers.source is not None or tokenizers.target is not None,
-            notes=() if self.family is None else self.family.notes,
+            notes=(*self.notes(given), *unsplit(tokenizers)),
         )
 
 
@@ -211,8 +243,11 @@ def read_checkpoint(
     if family not in (None, found.family.name):
         raise CheckpointError(f"{path} is of the family {found.family.name}, not {_name(family)}. Leave out --family.")
     said = {**found.given, **parted(found.family, hints)[0]}
+    check_told(path, found.fields, said, (*found.assumed, *found.given))
     given = {**found.given, **hints}
-    return Reading(path, found.weights, found.family, found.fields, said, {}, found.tokenizers, given, True)
+    return Reading(
+        path, found.weights, found.family, found.fields, said, {}, found.tokenizers, given, True, found.absent
+    )
 
 
 def _read_state_dict(path: Path, hints: Mapping[str, Any], chosen: Chosen) -> Reading:
@@ -222,6 +257,7 @@ def _read_state_dict(path: Path, hints: Mapping[str, Any], chosen: Chosen) -> Re
             raise CheckpointError(f"{path} is of the family {NATIVE}, not {_name(chosen)}. Leave out --family.")
         config, tokenizers = native.read_description(path, raw.metadata)
         said = parted(None, hints)[0]
+        check_told(path, config.to_dict(), said)
         return Reading(path, raw.weights, None, config.to_dict(), said, {}, tokenizers, dict(hints))
     found = family_of(path, raw.weights, chosen)
     said, parts = parted(found, hints)

@@ -37,7 +37,10 @@ from tfexport.tokenizers import FAIRSEQ_SPECIALS, TextTokenizer, read_vocabulary
 NAME = "fairseq"
 _BOS, _PAD, _EOS, _UNK = range(len(FAIRSEQ_SPECIALS))
 """Of every dictionary. Decoding starts with eos; bos is for other tasks."""
-_ARCHITECTURES = re.compile(r"transformer(?!_(lm|ulm|from_pretrained)).*|m?bart_.*")
+_ARCHITECTURES = re.compile(
+    r"transformer(_tiny|_align|_iwslt_\w+|_wmt_\w+|_vaswani_\w+)?|bart_(base|large)|mbart_(base|base_wmt20|large)"
+)
+"""Those that fairseq itself registers. Others that begin so compute other things: transformer_unidirectional, _xl, _lm."""
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_tanh", "gelu_fast": "gelu_tanh"}
 _UNSUPPORTED = (
     *("adaptive_input", "adaptive_softmax_cutoff", "char_inputs", "base_layers", "no_cross_attention"),
@@ -79,7 +82,9 @@ def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
     arguments = _arguments(path, content)
     weights = _weights(path, content["model"])
     fields = _fields(arguments, weights)
-    tokenizers, notes = _dictionaries(path, arguments, fields)
+    tokenizers, absent = _dictionaries(path, arguments, fields)
+    steps = [f"{name} {value}" for name in _TEXT if (value := arguments.get(name))]
+    notes = [split_before(" and ".join(steps))] if steps else []
     if options.source_language or options.target_language:
         raise ConfigError(f"{path} is a model of one pair of languages. Leave out --src-lang and --tgt-lang.")
     if options.prefix:
@@ -95,7 +100,7 @@ def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
         ignored=_IGNORED,
         notes=(*notes, *not_read(arguments, _BEGINNINGS, _HARMLESS.split())),
     )
-    return ToolkitCheckpoint(family, fields, weights, tokenizers)
+    return ToolkitCheckpoint(family, fields, weights, tokenizers, absent=absent)
 
 
 def _arguments(path: Path, content: Mapping[str, Any]) -> Arguments:
@@ -157,8 +162,9 @@ def _fields(arguments: Arguments, weights: dict[str, Tensor]) -> dict[str, Any]:
     architecture, task = str(arguments.get("arch", "transformer")), str(arguments.get("task", "translation"))
     if not _ARCHITECTURES.fullmatch(architecture):
         raise ConfigError(
-            f"{arguments.where} has arch {architecture!r}, which is no Transformer that translates. There are transformer "
-            "and bart, with their variants."
+            f"{arguments.where} has arch {architecture!r}, which is not known to be a Transformer that translates. There "
+            "are transformer and bart, with the variants of them that fairseq has. Where it is one of these under a name of "
+            "your own, save the file with arch 'transformer'."
         )
     if task != "translation":
         raise ConfigError(
@@ -228,10 +234,10 @@ def _positions(arguments: Arguments, weights: dict[str, Tensor], side: str, d_mo
     return length
 
 
-def _dictionaries(path: Path, arguments: Arguments, fields: Mapping[str, Any]) -> tuple[Tokenizers, tuple[str, ...]]:
-    """The tokenizers of the dictionaries beside the checkpoint, and what its owner should know of them."""
+def _dictionaries(path: Path, arguments: Arguments, fields: Mapping[str, Any]) -> tuple[Tokenizers, dict[str, str]]:
+    """The tokenizers of the dictionaries beside the checkpoint, and by side why one has none."""
     found: list[TextTokenizer | None] = []
-    notes = []
+    absent = {}
     for side, name, size in (
         ("source", "src", fields["src_vocab_size"]),
         ("target", "tgt", fields["tgt_vocab_size"]),
@@ -242,15 +248,12 @@ def _dictionaries(path: Path, arguments: Arguments, fields: Mapping[str, Any]) -
         file = path.with_name(f"dict.{language}.txt")
         tokenizer = read_vocabulary(file) if os.path.isfile(file) else None
         if tokenizer is None:
-            notes.append(f"{file.name} is not beside it: put it there, or give it with --{name}-vocab")
+            absent[side] = f"{file.name} is not beside it: put it there, or give it with --{name}-vocab"
         elif tokenizer.size != size:
-            notes.append(f"{file.name} beside it has {tokenizer.size} words, the model {size}: it was not read")
+            absent[side] = f"{file.name} beside it has {tokenizer.size} words, the model {size}: it was not read"
             tokenizer = None
         found.append(tokenizer)
-    steps = [f"{name} {value}" for name in _TEXT if (value := arguments.get(name))]
-    if steps:
-        notes.append(split_before(" and ".join(steps)))
-    return Tokenizers(*found), tuple(notes)
+    return Tokenizers(*found), absent
 
 
 def _old_norms(side: str, count: int) -> dict[str, str]:

@@ -6,14 +6,18 @@ import dataclasses
 import difflib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tokenizers import models
 
 from tfexport.config import ModelConfig
 from tfexport.errors import ConfigError
 from tfexport.models.family import Family
 from tfexport.models.native import Tokenizers
+from tfexport.pieces import Pieces
+from tfexport.subwords import has_subwords
 
 ALWAYS = ("n_heads", "pad_id", "bos_id", "eos_id")
 """Fields that every model needs, and that files of few families tell."""
@@ -111,6 +115,36 @@ def read_hints(path: Path) -> dict[str, Any]:
     return fields
 
 
+_WORD_BEGINS = "\u2581"
+"""What SentencePiece writes for the space before a word."""
+_USERS_OWN = ("max_source_length", "max_target_length", "forced_first_id", "suppressed_ids", "suppressed_first_ids")
+"""Fields that a file tells and its user may still choose: how long texts may be, and which tokens are not to be written."""
+
+
+def check_told(path: Path, told: Mapping[str, Any], hints: Mapping[str, Any], assumed: Collection[str] = ()) -> None:
+    """Check what the user says of a file that says itself what it is.
+
+    Args:
+        told: fields that the file tells.
+        hints: fields that the user gives.
+        assumed: those of `told` that are only usual, which the user knows better.
+
+    Raises:
+        ConfigError: the user says something else than the file.
+    """
+    for name in [name for name in hints if name in told and name not in (*_USERS_OWN, *assumed)]:
+        theirs, ours = told[name], hints[name]
+        if name == "embedding_scale" and ours == "sqrt":
+            ours = math.sqrt(told["d_model"])
+        is_none = theirs is None or (name.endswith("_id") and theirs == -1)
+        is_same = (
+            math.isclose(ours, theirs) if isinstance(ours, float) and isinstance(theirs, float) else ours == theirs
+        )
+        if not (is_none or is_same):
+            flag = FLAGS.get(name, "").split(" ")[0] or f"{name} of --config"
+            raise ConfigError(f"{path} says that {name} is {theirs}, not {hints[name]}. Leave out {flag}.")
+
+
 def check_lengths(path: Path, told: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
     """Raises ConfigError where the user gives lengths for which the file has no positions."""
     if told.get("positions") == "relative":  # which go on for ever
@@ -120,8 +154,8 @@ def check_lengths(path: Path, told: Mapping[str, Any], hints: Mapping[str, Any])
             raise ConfigError(f"{path} has positions for a {name} of {told[name]}, not {wanted}. Give at most that.")
 
 
-def vocabulary_problems(tokenizers: Tokenizers, config: ModelConfig) -> Iterable[str]:
-    """What is odd about the vocabularies of this model.
+def size_problems(tokenizers: Tokenizers, config: ModelConfig) -> Iterator[str]:
+    """Vocabularies that have fewer words than the model.
 
     Raises:
         ConfigError: a vocabulary has ids that the model lacks.
@@ -135,9 +169,38 @@ def vocabulary_problems(tokenizers: Tokenizers, config: ModelConfig) -> Iterable
                 f"the {side} vocabulary has ids up to {tokenizer.size - 1}, the model's embedding has {size} rows. "
                 "Give the vocabulary that this model was trained with."
             )
-        if tokenizer is not None and tokenizer.size < size:
+        # The last row may be that of a first token which is no word, such as Marian's.
+        words = size - 1 if config.bos_id == size - 1 else size
+        if tokenizer is not None and tokenizer.size < words:
             yield f"the {side} vocabulary has {tokenizer.size} words, the model's embedding {size} rows"
-        for kind in ("unk", "pad", "bos", "eos"):
+
+
+def id_problems(
+    tokenizers: Tokenizers, config: ModelConfig, kinds: Sequence[str] = ("unk", "pad", "bos", "eos")
+) -> Iterator[str]:
+    """Special tokens, of these kinds, for which a vocabulary has other ids than the model."""
+    for side, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target)):
+        for kind in kinds:
             theirs, ours = tokenizer and tokenizer.special_id(kind), getattr(config, f"{kind}_id")
             if theirs is not None and ours not in (theirs, -1):
                 yield f"{kind}_id is {ours}, the {side} vocabulary's own is {theirs}"
+
+
+def unsplit(tokenizers: Tokenizers) -> Iterator[str]:
+    """The note of sources that are looked up word by word, though the vocabulary has parts of words."""
+    found = tokenizers.source
+    if found is None or found.subwords is not None or isinstance(found.inner, Pieces):
+        return
+    if not isinstance(found.inner.model, models.WordLevel):
+        return
+    words = found.inner.get_vocab()
+    if has_subwords(words):
+        yield (
+            "the source vocabulary has subwords, which end with @@: give the codes of subword-nmt that split them with "
+            "--src-bpe, or split the input of `decode` before; whole words are unknown to it"
+        )
+    elif any(word.startswith(_WORD_BEGINS) and word != _WORD_BEGINS for word in words):
+        yield (
+            "the source vocabulary has pieces of SentencePiece, which begin with U+2581: split the input of `decode` by its "
+            "model before, and give it with --input-format tokens; whole words are unknown to it"
+        )

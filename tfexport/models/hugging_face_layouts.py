@@ -214,7 +214,8 @@ def _embeddings(settings: Settings, weights: dict[str, Tensor]) -> dict[str, Any
     target = weights.get("decoder.embed_tokens.weight", shared)
     if source is None or target is None:
         raise CheckpointError(f"the weights in {settings.path} have no embeddings. Check that they are complete.")
-    output = weights.get("lm_head.weight", target if tied else None)
+    # The library ties the output to the shared embedding, also where a file has another one for the decoder.
+    output = weights.get("lm_head.weight", (target if shared is None else shared) if tied else None)
     if output is None:
         raise CheckpointError(
             f"the weights in {settings.path} have no lm_head.weight, which is not tied. Complete them."

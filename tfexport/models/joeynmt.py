@@ -86,7 +86,7 @@ def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
         read_config=lambda weights: {},
         notes=tuple(notes),
     )
-    return ToolkitCheckpoint(family, {**fields, **text.fields}, weights, text.tokenizers)
+    return ToolkitCheckpoint(family, {**fields, **text.fields}, weights, text.tokenizers, absent=text.absent)
 
 
 def checkpoint_file(path: Path) -> Path:

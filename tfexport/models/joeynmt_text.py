@@ -16,7 +16,7 @@ from tfexport.models.native import Tokenizers
 from tfexport.models.toolkit import TextOptions
 from tfexport.pieces import PieceModel, Pieces
 from tfexport.subwords import SEPARATOR, Subwords
-from tfexport.tokenizers import TextTokenizer, word_tokenizer
+from tfexport.tokenizers import SplitAt, TextTokenizer, word_tokenizer
 
 _SPECIALS = {"unk": (0, "<unk>"), "pad": (1, "<pad>"), "bos": (2, "<s>"), "eos": (3, "</s>")}
 """JoeyNMT's own ids and names, in the order in which it puts them first."""
@@ -32,6 +32,8 @@ class JoeyText:
     """Of `ModelConfig`."""
     tokenizers: Tokenizers = field(default_factory=lambda: Tokenizers(None, None))
     notes: tuple[str, ...] = ()
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """By side, whose vocabulary was not found: the note for a user who gives none."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +71,13 @@ def read_text(folder: Path, data: Arguments, options: TextOptions) -> JoeyText:
                 f"{folder} has no src_vocab.txt and trg_vocab.txt, so --prefix means nothing. Leave it out."
             )
         note = "there are no src_vocab.txt and trg_vocab.txt beside it: ids are read and written"
-        return JoeyText(_fields(ids, ()), notes=(note,))
+        return JoeyText(_fields(ids, ()), absent=dict.fromkeys(("source", "target"), note))
     source, target = (each or {} for each in words)
     for vocabulary in (source, target):
         for kind in _SPECIALS:
             if vocabulary[symbols.names[kind]] != ids[f"{kind}_id"]:
                 raise ConfigError(
-                    f"{data.where} special_symbols, has {kind}_id {ids[f'{kind}_id']}, and the vocabularies in {folder} "
+                    f"{data.where}, special_symbols has {kind}_id {ids[f'{kind}_id']}, and the vocabularies in {folder} "
                     f"have it at {vocabulary[symbols.names[kind]]}. Correct it."
                 )
     never = [target[name] for kind, name in symbols.names.items() if kind in ("bos", "pad", "sep")]
@@ -145,7 +147,9 @@ def _tokenizer(
         if lowercase:
             notes.append("its text is in lower case (lowercase: true), which is not done here: do it before")
         return pieces
-    tokenizer = word_tokenizer(words, lowercase=lowercase, unknown=unknown)
+    # Version 1, which tells both sides together, splits at any whitespace (torchtext's `str.split`).
+    split_at: SplitAt = "spaces" if level == "word" and not isinstance(settings.get("src"), str) else "whitespace"
+    tokenizer = word_tokenizer(words, lowercase=lowercase, unknown=unknown, split_at=split_at)
     if bpe == "subword-nmt" and os.path.isfile(codes) and cfg.get("separator", SEPARATOR) == SEPARATOR:
         known = frozenset(words) - {*symbols.first()}
         return replace(tokenizer, subwords=replace(Subwords.from_file(codes), known=known))

@@ -123,7 +123,8 @@ def read_model(path: Path, options: TextOptions) -> ToolkitCheckpoint:
     notes = [*told, *text.notes, *search_note(file)]
     if unread := settings.others(_HARMLESS.split()):
         notes.append(f"its settings have some that were not read: {', '.join(unread)}")
-    return ToolkitCheckpoint(_family(layers, norms["norm_first"], notes), fields, weights, text.tokenizers)
+    family = _family(layers, norms["norm_first"], notes)
+    return ToolkitCheckpoint(family, fields, weights, text.tokenizers, assumed=text.assumed, absent=text.absent)
 
 
 def _open(file: Path) -> _Model:

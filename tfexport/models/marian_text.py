@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,10 @@ class MarianText:
     tokenizers: Tokenizers
     unk_id: int = _UNK
     eos_id: int = _EOS
+    assumed: tuple[str, ...] = ()
+    """Fields of `ModelConfig` that no vocabulary tells."""
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """By side, whose vocabulary was not found: the note for a user who gives none."""
     notes: tuple[str, ...] = ()
 
 
@@ -87,9 +91,11 @@ def read_text(model: Path, sizes: tuple[int, int], options: TextOptions) -> Mari
             "no vocabularies were found beside it (vocab.spm, vocab.yml, or those of its decoder.yml): ids are read and "
             f"written, </s> as {_EOS} and <unk> as {_UNK}; or give --src-vocab and --tgt-vocab"
         )
-        return MarianText(Tokenizers(None, None), notes=(note,))
+        absent = dict.fromkeys(("source", "target"), note)
+        return MarianText(Tokenizers(None, None), assumed=("unk_id", "eos_id", "pad_id"), absent=absent)
     pieces = [model.parent / f"{side}.spm" for side in ("source", "target")]
-    sides = [_side(file, own, size) for file, own, size in zip(files, pieces, sizes, strict=True)]
+    notes: list[str] = []
+    sides = [_side(file, own, size, notes) for file, own, size in zip(files, pieces, sizes, strict=True)]
     ids = {tuple(side.inner.token_to_id(token) for token in ("<unk>", "</s>")) for side in sides}
     if len(ids) > 1:
         raise ConfigError(f"the vocabularies {' and '.join(map(str, files))} have different ids of <unk> and </s>.")
@@ -99,15 +105,21 @@ def read_text(model: Path, sizes: tuple[int, int], options: TextOptions) -> Mari
             f"{files[0]} has no {'</s>' if eos_id is None else '<unk>'}. Give the model's own vocabulary."
         )
     source = sides[0].framed((), (), options.prefix)
-    return MarianText(Tokenizers(source, sides[1]), unk_id, eos_id)
+    return MarianText(Tokenizers(source, sides[1]), unk_id, eos_id, notes=tuple(dict.fromkeys(notes)))
 
 
-def _side(file: Path, pieces: Path, size: int) -> TextTokenizer:
-    """One side's tokenizer: pieces with ids of their own, words, or pieces with the ids of a list of words (OPUS-MT)."""
+def _side(file: Path, pieces: Path, size: int, notes: list[str]) -> TextTokenizer:
+    """One side's tokenizer: pieces with ids of their own, words, or pieces with the ids of a list of words (OPUS-MT).
+
+    Words of the file that it does not have are told in `notes`.
+    """
     if file.suffix == ".spm":
         return read_vocabulary(file)
     # A model may have fewer rows than its vocabulary has words; the others are unknown then.
-    words = {word: index for word, index in vocabulary_words(file).items() if index < size}
+    all_words = vocabulary_words(file)
+    words = {word: index for word, index in all_words.items() if index < size}
+    if beyond := len(all_words) - len(words):
+        notes.append(f"{file.name} has {len(all_words)} words, the model's embedding {size} rows: {beyond} are unknown")
     by_id = {index: word for word, index in words.items()}
     for index, (name, old) in enumerate(_OLD_NAMES.items()):
         if by_id.get(index, old) == old and name not in words:

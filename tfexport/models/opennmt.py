@@ -29,7 +29,7 @@ from tfexport.models.toolkit import (
     split_before,
     tie,
 )
-from tfexport.tokenizers import word_tokenizer
+from tfexport.tokenizers import SplitAt, word_tokenizer
 
 NAME = "opennmt-py"
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "gated-gelu": "gelu"}
@@ -45,6 +45,10 @@ _HARMLESS = """
     position_encoding_type add_qkvbias add_ffnbias rotary_theta rotary_interleave rotary_dim num_experts_per_tok num_workers
 """
 """Options of training, of what is refused where it is on, and of what the weights tell."""
+_SPLITTING = ("sentencepiece", "bpe", "onmt_tokenize")
+_CHANGING_NOTHING = ("filtertoolong",)
+"""Transforms of which the texts that are kept come out as they went in."""
+_AFFIXES = ("src_prefix", "tgt_prefix", "src_suffix", "tgt_suffix")
 _TOKENS = {"unk_id": "<unk>", "pad_id": "<blank>", "eos_id": "</s>"}
 _SOURCE, _TARGET = (f"{side}.embeddings.make_embedding.emb_luts.0.weight" for side in ("encoder", "decoder"))
 _TABLES = {side: f"{side}.embeddings.make_embedding.pe.pe" for side in ("encoder", "decoder")}
@@ -82,7 +86,11 @@ def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
                 f"the {side} vocabulary in {path} has {len(words[side])} words, the model {fields[name]}. Check that it "
                 "was saved completely."
             )
-    source, target = (word_tokenizer({word: k for k, word in enumerate(words[side])}) for side in ("src", "tgt"))
+    # Version 3 splits at spaces, those before it at any whitespace (`inputters`).
+    split_at: SplitAt = "stripped spaces" if isinstance(dict(content["vocab"])["src"], list) else "whitespace"
+    source, target = (
+        word_tokenizer({word: k for k, word in enumerate(words[side])}, split_at=split_at) for side in ("src", "tgt")
+    )
     family = Family(
         name=NAME,
         about="OpenNMT-py's Transformer",
@@ -219,15 +227,29 @@ def _special_ids(path: Path, target: list[str], start: str) -> dict[str, int]:
 
 
 def _notes(arguments: Arguments) -> tuple[str, ...]:
-    transforms = arguments.get("transforms", [])
-    if not isinstance(transforms, list):
-        raise ConfigError(f"{arguments.where} has transforms that are no list of names. Correct it.")
-    how = [name for name in transforms if name in ("sentencepiece", "bpe", "onmt_tokenize")]
-    if not how:
-        return ()
-    models = [str(model) for side in ("src", "tgt") if (model := arguments.get(f"{side}_subword_model"))]
-    told = f" ({', '.join(dict.fromkeys(models))})" if models else ""
-    return (split_before(", ".join(how) + told),)
+    """What was done with texts before the model read them, for all corpora or for some."""
+    corpora: list[Arguments] = []
+    if isinstance(arguments.get("data"), dict):  # in version 1 it is the name of a file, and there are no transforms
+        data = arguments.inner("data")
+        corpora = [data.inner(name) for name in data.names()]
+    transforms = dict.fromkeys(name for told in (arguments, *corpora) for name in told.texts("transforms"))
+    splitting = [name for name in transforms if name in _SPLITTING]
+    others = [name for name in transforms if name not in (*_SPLITTING, *_CHANGING_NOTHING)]
+    notes = []
+    if splitting:
+        models = [str(model) for side in ("src", "tgt") if (model := arguments.get(f"{side}_subword_model"))]
+        told = f" ({', '.join(dict.fromkeys(models))})" if models else ""
+        notes.append(split_before(", ".join(splitting) + told))
+    if others:
+        prefixes = dict.fromkeys(
+            f"{name} {value!r}" for corpus in corpora for name in _AFFIXES if (value := corpus.get(name))
+        )
+        told = f" ({', '.join(prefixes)})" if prefixes else ""
+        notes.append(
+            f"its texts went through {', '.join(others)}{told} in training, which is not done here: do to the input of "
+            "`decode` what was done to its sources; a text before every source is --prefix"
+        )
+    return tuple(notes)
 
 
 def _names(side: str, layers: str, norms: tuple[str, ...], attentions: Mapping[str, str]) -> dict[str, str]:

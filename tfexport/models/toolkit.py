@@ -40,6 +40,10 @@ class ToolkitCheckpoint:
     tokenizers: Tokenizers = field(default_factory=lambda: Tokenizers(None, None))
     given: dict[str, Any] = field(default_factory=dict)
     """Fields that the user's languages tell."""
+    assumed: tuple[str, ...] = ()
+    """Fields that nothing tells, which have the toolkit's usual values; the user may give others."""
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """By side, source or target, whose vocabulary was not found: the note for a user who gives none."""
 
 
 @dataclass(frozen=True)
