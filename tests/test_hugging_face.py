@@ -17,11 +17,10 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import assert_same_model
+from safetensors.torch import load_file, save_file
 from text_models import as_in_a_bundle, read_ids, write_pieces
 from tiny import randomised
 from torch import Tensor
-
-from safetensors.torch import load_file, save_file
 
 from tfexport.bundle import Bundle, open_bundle
 from tfexport.errors import CheckpointError, TfexportError
