@@ -92,6 +92,7 @@ def readers(folder: Path) -> list[Reader]:
     from tiny import HINTS
     from torch_models import Tutorial
 
+    from tfexport.alignments import read_dictionary
     from tfexport.models.checkpoint import inspect_checkpoint, load_checkpoint, read_hints
     from tfexport.tokenizers import TextTokenizer, read_vocabulary, word_tokenizer
 
@@ -123,14 +124,8 @@ def readers(folder: Path) -> list[Reader]:
     dictionary = json.dumps({word: index for index, word in enumerate(WORDS)}).encode()
     vocabularies = (bytes_of(folder / "words.json"), dictionary, "\n".join(WORDS).encode())
     pickles = tuple(bytes_of(folder / name) for name in ("model.pt", "nested.pt", "legacy.pt", "torch.pt"))
-    data = Path(__file__).parents[1] / "tests" / "data"
-    options = tuple(
-        bytes_of(data / name)
-        for name in ("fairseq/dictconfig.pt", "fairseq/fused.pt", "opennmt/v1.pt", "opennmt/v3.pt")
-    )
     return [
         Reader("checkpoint", pickles, checkpoint, ".pt"),
-        Reader("options", options, checkpoint, ".pth"),
         Reader("safetensors", (bytes_of(folder / "model.safetensors"),), checkpoint, ".safetensors"),
         Reader("config", (json.dumps({**HINTS, "d_model": 16}).encode(),), read_hints, ".json"),
         Reader("vocabulary", vocabularies, read_vocabulary, ".json"),
@@ -147,6 +142,7 @@ def readers(folder: Path) -> list[Reader]:
         Reader("graph", tuple(graphs), _in_bundle(bundle, "encoder.ort.onnx"), ".onnx"),
         *_readers_of_lines(bundle),
         Reader("flags", FLAGS, _flags, ".txt"),
+        Reader("dictionary", (b"Haus\thouse\n\nder\tthe\nalt\told man\n",), read_dictionary, ".txt"),
         Reader("labels", (b"one\ntwo\nthree\n",), _labels, ".txt"),
         _packed(folder / "larger", folder / "cache"),
         *folders.readers(folder),

@@ -1,11 +1,11 @@
-"""Valid folders of the transformers library, Marian and JoeyNMT, and the readers of the files in them."""
+"""Valid folders of the transformers library and of toolkits, and the readers of the files in them."""
 
 from __future__ import annotations
 
 import io
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +25,8 @@ T5 = {"d_model": 16, "d_kv": 8, "num_heads": 2, "d_ff": 24, "num_layers": 1, "nu
 
 
 def prepare(folder: Path) -> None:
-    """Write the folders `t5`, `marian` and `nllb`, the first with a tokenizer.json and in shards, `npz` and `joeynmt`."""
-    import joeynmt_models
-    import marian_models
+    """Write the folders `t5`, `marian` and `nllb`, the first with a tokenizer.json and in shards, and those of toolkits."""
     import transformers
-
-    marian_models.write_folder(
-        folder / "npz", marian_models.random_arrays("pre-norm", 1), marian_models.options_of("pre-norm")
-    )
-    joeynmt = folder / "joeynmt"
-    joeynmt_models.write_folder(joeynmt, joeynmt_models.config_of("tied"), joeynmt_models.random_state("tied", 1))
 
     def pieces(path: Path, **options: Any) -> None:
         import sentencepiece
@@ -86,14 +78,79 @@ def prepare(folder: Path) -> None:
             json.dumps({"additional_special_tokens": ["<extra>"]} if "map" in file else {"<extra>": 100})
         )
 
+    _prepare_toolkits(folder)
+
+
+def _prepare_toolkits(folder: Path) -> None:
+    """The folders `npz`, `opus`, `joeynmt`, `joeynmt-bpe`, `fairseq` and `opennmt`."""
+    import joeynmt_models
+    import marian_models
+    from originals import DATA
+
+    from tfexport.pieces import PieceModel
+
+    options = marian_models.options_of("pre-norm")
+    for name in ("npz", "opus"):
+        marian_models.write_folder(folder / name, marian_models.random_arrays("pre-norm", 1), options)
+    names = PieceModel.read(folder / "marian" / "source.spm").names[3:]
+    words = ["</s>", "<unk>", ">>fra<<", *names][: marian_models.SOURCE_WORDS]
+    text = "".join(f"{json.dumps(word)}: {index}\n" for index, word in enumerate(words))
+    (folder / "opus" / "vocab.src.yml").write_text(text, encoding="utf-8")
+    for name in ("source.spm", "target.spm"):
+        shutil.copyfile(folder / "marian" / name, folder / "opus" / name)
+
+    config, state = joeynmt_models.config_of("tied"), joeynmt_models.random_state("tied", 1)
+    joeynmt_models.write_folder(folder / "joeynmt", config, state)
+    codes = {"level": "bpe", "tokenizer_type": "subword-nmt", "tokenizer_cfg": {"codes": "bpe.codes"}}
+    pieces = {"level": "bpe", "tokenizer_type": "sentencepiece", "tokenizer_cfg": {"model_file": "bpe.model"}}
+    bpe = folder / "joeynmt-bpe"
+    joeynmt_models.write_folder(bpe, {**config, "name": bpe.name, "data": {"src": codes, "trg": pieces}}, state)
+    (bpe / "bpe.codes").write_text("#version: 0.2\nt h\nth e</w>\n", encoding="utf-8")
+    shutil.copyfile(folder / "bpe.model", bpe / "bpe.model")
+    (bpe / "trg_vocab.txt").write_text("\n".join(PieceModel.read(bpe / "bpe.model").names), encoding="utf-8")
+
+    for toolkit, model in (("fairseq", "cfg.pt"), ("opennmt", "v3.pt")):
+        (folder / toolkit).mkdir()
+        shutil.copyfile(DATA / toolkit / model, folder / toolkit / "model.pt")
+        for path in (DATA / toolkit).glob("dict.*.txt"):
+            shutil.copyfile(path, folder / toolkit / path.name)
+
+
+def _readers_of_toolkits(folder: Path) -> list[Any]:
+    import marian_models
+    from originals import DATA
+
+    def saved(toolkit: str, *names: str) -> tuple[bytes, ...]:
+        return tuple((DATA / toolkit / f"{name}.pt").read_bytes() for name in names)
+
+    def archive(name: str) -> bytes:
+        path = folder / f"{name}.npz"
+        marian_models.write_model(path, marian_models.random_arrays(name, 1), marian_models.options_of(name))
+        return path.read_bytes()
+
+    def of(name: str, file: str, *bases: str, more: tuple[bytes, ...] = (), given: str = "") -> Any:
+        return _of(folder, name, file, bases, more, given)
+
+    archives = tuple(archive(name) for name in ("gelu", "tied-layers", "trained-positions"))
+    return [
+        of("marian-model", "model.npz", "npz", more=archives),
+        of("marian-decoder", "model.npz.decoder.yml", "npz"),
+        of("marian-words", "vocab.src.yml", "npz"),
+        of("opus-words", "vocab.src.yml", "opus"),
+        of("joeynmt-config", "config.yaml", "joeynmt-bpe", "joeynmt"),
+        of("joeynmt-words", "trg_vocab.txt", "joeynmt"),
+        of("joeynmt-checkpoint", "100.ckpt", "joeynmt"),
+        of("fairseq", "model.pt", "fairseq", more=saved("fairseq", "dictconfig", "args", "fused"), given="model.pt"),
+        of("fairseq-words", "dict.de.txt", "fairseq", given="model.pt"),
+        of("opennmt", "model.pt", "opennmt", more=saved("opennmt", "v1", "v2", "v3-biases"), given="model.pt"),
+    ]
+
 
 def readers(folder: Path) -> list[Any]:
     """Of one file in a folder, which has the others as they were."""
-    from cases import Reader
 
-    def of(name: str, file: str, *bases: str, more: tuple[bytes, ...] = ()) -> Reader:
-        seeds = (*((folder / base / file).read_bytes() for base in bases), *more)
-        return Reader(name, seeds, _in_folder([folder / base for base in bases], file), Path(file).suffix)
+    def of(name: str, file: str, *bases: str, more: tuple[bytes, ...] = ()) -> Any:
+        return _of(folder, name, file, bases, more)
 
     models = tuple((folder / name).read_bytes() for name in ("rules.model", "bpe.model"))
     shard = sorted((folder / "shards").glob("*.safetensors"))[0].name
@@ -107,17 +164,20 @@ def readers(folder: Path) -> list[Any]:
         of("hf-tokenizer", "tokenizer.json", "shards"),
         of("hf-index", "model.safetensors.index.json", "shards"),
         of("hf-shard", shard, "shards"),
-        of("marian-model", "model.npz", "npz"),
-        of("marian-decoder", "model.npz.decoder.yml", "npz"),
-        of("marian-words", "vocab.src.yml", "npz"),
-        of("joeynmt-config", "config.yaml", "joeynmt"),
-        of("joeynmt-words", "trg_vocab.txt", "joeynmt"),
-        of("joeynmt-checkpoint", "100.ckpt", "joeynmt"),
         of("pieces", "spiece.model", "t5", more=models),
+        *_readers_of_toolkits(folder),
     ]
 
 
-def _in_folder(bases: list[Path], file: str) -> Callable[[Path], None]:
+def _of(folder: Path, name: str, file: str, bases: Sequence[str], more: tuple[bytes, ...] = (), given: str = "") -> Any:
+    """The reader `name` of a `file` of folders; `given` is the file that a command is given, where it is not the folder."""
+    from cases import Reader
+
+    seeds = (*((folder / base / file).read_bytes() for base in bases), *more)
+    return Reader(name, seeds, _in_folder([folder / base for base in bases], file, given), Path(file).suffix)
+
+
+def _in_folder(bases: list[Path], file: str, given: str) -> Callable[[Path], None]:
     """Reads a file as that of a folder: of the one among `bases` whose own file it is most like."""
     from tfexport.lines import Reader, Unreadable
     from tfexport.models.checkpoint import inspect_checkpoint, load_checkpoint
@@ -134,7 +194,7 @@ def _in_folder(bases: list[Path], file: str) -> Callable[[Path], None]:
         shutil.copyfile(path, copy / file)
         if file == "config.json":  # it reads all that loading reads
             inspect_checkpoint(copy, {})
-        checkpoint = load_checkpoint(copy, {})
+        checkpoint = load_checkpoint(copy / given, {})
         if file.endswith(".index.json"):
             names = json.loads(path.read_bytes())["weight_map"].values()
             if not all((copy / name).is_file() and (copy / name).parent == copy for name in names):

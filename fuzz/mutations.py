@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+
+from containers import YAML, other_archive, other_pickles, other_yaml
+from values import other_value
 
 INTERESTING = (
     b"\x00",
@@ -34,6 +36,12 @@ def mutated(chosen: random.Random, seeds: Sequence[bytes]) -> bytes:
         return _other_pieces(chosen, bytes(data))
     if data[8:9] == b"{" and chosen.random() < 0.4:
         return _other_header(chosen, bytes(data))
+    if data[:2] == b"PK" and chosen.random() < 0.8:
+        return other_archive(chosen, bytes(data))
+    if data[:2] == b"\x80\x02" and chosen.random() < 0.8:
+        return other_pickles(chosen, bytes(data))
+    if YAML.match(data) and chosen.random() < 0.8:
+        return other_yaml(chosen, bytes(data))
     if data[:1] in b"{[" and chosen.random() < 0.5:
         with contextlib.suppress(ValueError):
             return _other_json(chosen, bytes(data))
@@ -59,38 +67,7 @@ def mutated(chosen: random.Random, seeds: Sequence[bytes]) -> bytes:
 
 def _other_json(chosen: random.Random, data: bytes) -> bytes:
     """JSON of which one value is another one, is missing, or has another name."""
-    content = json.loads(data)
-    places = list(_places(content))
-    if not places:
-        return data
-    holder, key = chosen.choice(places)
-    values = (
-        None,
-        -1,
-        0,
-        1,
-        7,
-        10**9,
-        2**63,
-        1e308,
-        "",
-        "../../etc/passwd",
-        "/dev/zero",
-        [],
-        {},
-        [[]] * 5,
-        True,
-        "x" * 100_000,
-        1.5,
-    )
-    match chosen.randrange(4):
-        case 0:
-            del holder[key]
-        case 1 if isinstance(holder, dict):
-            holder[chosen.choice(("x", "", "../y"))] = holder.pop(key)
-        case _:
-            holder[key] = chosen.choice(values)
-    return json.dumps(content).encode()
+    return json.dumps(other_value(chosen, json.loads(data))).encode()
 
 
 def _other_graph(chosen: random.Random, data: bytes) -> bytes:
@@ -169,10 +146,3 @@ def _other_pieces(chosen: random.Random, data: bytes) -> bytes:
                 name = chosen.choice(("add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces"))
                 setattr(model.normalizer_spec, name, chosen.random() < 0.5)
     return model.SerializeToString()
-
-
-def _places(content: Any) -> Iterator[tuple[Any, Any]]:
-    items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
-    for key, value in list(items):
-        yield content, key
-        yield from _places(value)

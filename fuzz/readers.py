@@ -2,9 +2,9 @@
 
     python fuzz/readers.py [--inputs 50000] [--seed 0] [--only checkpoint,manifest]
 
-Each reader runs in a process of its own that may use 6 GiB of addresses, and 20 seconds for an input. What escapes (another
-exception, a signal, a hang, a file that was written where none should be) is kept in --out with the reader's name, and the
-exit code is 1.
+Each reader runs in a process of its own that may use 2 GiB of addresses, and 20 seconds for an input. What escapes (another
+exception, a signal, a hang, something that was run, a file that was opened or written where none should be) is kept in --out
+with the reader's name, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from typing import Any
 
 from cases import Reader, prepare, readers
 from mutations import mutated
+from watch import Watch
 
 SECONDS = 20
 """For one input: more is a hang."""
 
-ADDRESSES = 6 * 2**30
+ADDRESSES = 2 * 2**30
 """Bytes of address space beyond what the process has when it begins: a small file must not ask for more."""
 
 
 NAMES = (
-    *("checkpoint", "options", "safetensors", "config", "vocabulary", "tokenizer", "manifest", "certificates", "graph"),
+    *("checkpoint", "safetensors", "config", "vocabulary", "tokenizer", "manifest", "certificates", "graph"),
     *("text", "prefixes", "targets", "budget", "flags", "labels", "packed"),
     *("hf-config", "hf-generation", "hf-tokenizer-config", "hf-special-tokens", "hf-added-tokens"),
     *("hf-vocab", "hf-tokenizer", "hf-index", "hf-shard", "pieces"),
-    *("yaml-words", "codes", "marian-model", "marian-decoder", "marian-words"),
-    *("joeynmt-config", "joeynmt-words", "joeynmt-checkpoint"),
+    *("yaml-words", "codes", "dictionary", "marian-model", "marian-decoder", "marian-words", "opus-words"),
+    *("joeynmt-config", "joeynmt-words", "joeynmt-checkpoint", "fairseq", "fairseq-words", "opennmt"),
 )
 """Of all readers in `cases.py`."""
 
@@ -55,7 +56,7 @@ LIBRARIES = (
 REFUSED = "refused"
 
 
-def run_one(reader: Reader, data: bytes, folder: Path) -> str | None:
+def run_one(reader: Reader, data: bytes, folder: Path, watch: Watch | None = None) -> str | None:
     """None for what was read, `REFUSED` for an error of ours, else what escaped."""
     from tfexport.errors import TfexportError
 
@@ -64,19 +65,27 @@ def run_one(reader: Reader, data: bytes, folder: Path) -> str | None:
     work.mkdir(parents=True)
     path = work / f"given{reader.suffix}"
     path.write_bytes(data)
+    refused, found = False, list[str]()
     signal.alarm(SECONDS)
     try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with (
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+            watch.of() if watch else contextlib.nullcontext(found) as found,
+        ):
             reader.read(path)
     except TfexportError as error:
-        message = str(error)
-        return REFUSED if message.strip() else "an error without a message"
+        if not str(error).strip():
+            return "an error without a message"
+        refused = True
     except BaseException:  # whatever it is, it must not come out
         return traceback.format_exc()
     finally:
         signal.alarm(0)
+    if found:
+        return f"it did what it must not: {'; '.join(found)}"
     written = sorted(p.name for p in folder.iterdir() if p.name != "work")
-    return f"it wrote {written} outside" if written else None
+    return f"it wrote {written} outside" if written else REFUSED if refused else None
 
 
 def worker(name: str, seed: int, count: int, prepared: Path, out: Path, pipe: Any) -> None:
@@ -93,14 +102,15 @@ def worker(name: str, seed: int, count: int, prepared: Path, out: Path, pipe: An
         resource.setrlimit(resource.RLIMIT_AS, (size + ADDRESSES, size + ADDRESSES))
         chosen = random.Random(seed)
         place = Path(tempfile.mkdtemp(dir=folder))
+        watch = Watch([folder, prepared])
         for valid in reader.seeds[:1]:
-            if (found := run_one(reader, valid, place)) is not None:
+            if (found := run_one(reader, valid, place, watch)) is not None:
                 raise AssertionError(f"what {name} begins with is not read: {found}")
         for index in range(count):
             data = mutated(chosen, reader.seeds)
             current = out / f"{name}.{seed}.current"
             current.write_bytes(data)
-            escaped = run_one(reader, data, place)
+            escaped = run_one(reader, data, place, watch)
             if escaped not in (None, REFUSED):
                 (out / f"{name}.{seed}.{index}{reader.suffix}").write_bytes(data)
                 (out / f"{name}.{seed}.{index}.why").write_text(escaped, encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import EOS, HINTS, MAX_LENGTH, tiny_classifier
+from tiny import EOS, HINTS, MAX_LENGTH, tiny_classifier, tiny_transformer
 from typer.testing import CliRunner
 
 import tfexport
@@ -172,10 +173,23 @@ def test_workers_and_callers_at_once_change_nothing(model: tfexport.Model) -> No
         assert list(pool.map(lambda text: model.translate(text, beam=2), TEXTS * 4)) == wanted
 
 
+def test_a_bundle_that_is_replaced_is_never_mixed_with_the_new_one(own_bundle: Path, tmp_path: Path) -> None:
+    loaded = tfexport.load(own_bundle, threads=1)
+    greedy = loaded.translate(TEXTS)
+    torch.save(tiny_transformer(seed=5).state_dict(), tmp_path / "other.pt")
+    export(load_checkpoint(tmp_path / "other.pt", HINTS), own_bundle, force=True)
+    assert loaded.translate(TEXTS) == greedy
+    with pytest.raises(BundleError, match="replaced"):
+        loaded.translate(TEXTS, beam=2)  # whose graph is not loaded yet
+    shutil.rmtree(own_bundle)
+    assert loaded.translate(TEXTS) == greedy
+
+
 def test_suppressed_tokens_are_named_by_the_vocabulary(model: tfexport.Model) -> None:
     first = model.translate(TEXTS[0]).outputs[0].tokens[0]
     (forbidden,) = model.token_ids(first)
     assert forbidden not in model.translate(TEXTS[0], suppress=(forbidden,)).outputs[0].ids
+    assert model.translate(TEXTS[0], suppress=first) == model.translate(TEXTS[0], suppress=(forbidden,))
     with pytest.raises(TfexportError, match="no-such-word"):
         model.token_ids("no-such-word")
     with pytest.raises(TfexportError, match="suppressed"):
@@ -202,6 +216,11 @@ def test_what_cannot_be_used_is_told(model: tfexport.Model, tiny_bundle: Path, c
         model.translate(TEXTS, beam=2, nbest=3)
     with pytest.raises(TfexportError, match="above 0"):
         model.translate(TEXTS, batch_size=0)
+    for wrong in ({"early_stopping": "nevr", "profile": "hf"}, {"profile": "foo"}):
+        with pytest.raises(TfexportError, match=r"nevr|foo"):
+            model.translate(TEXTS, **wrong)
+    with pytest.raises(TfexportError, match="threads"):
+        tfexport.load(tiny_bundle, threads=0)
     with pytest.raises(TypeError, match="num_beams"):
         model.translate(TEXTS, num_beams=2)  # type: ignore[call-overload]
     with pytest.raises(TfexportError, match="fp8"):
@@ -218,6 +237,13 @@ def test_what_cannot_be_used_is_told(model: tfexport.Model, tiny_bundle: Path, c
 
 def test_every_search_option_is_a_typed_keyword() -> None:
     assert set(SearchSettings.__annotations__) == {field.name for field in fields(SearchOptions)}
+
+
+def test_early_stopping_is_written_as_in_transformers(model: tfexport.Model) -> None:
+    options: SearchSettings = {"profile": "hf", "beam": 4, "nbest": 4, "length_penalty": 3.0}
+    texts = [f"de{4 + index % 26} de{4 + 7 * index % 26}" for index in range(60)]
+    found = {stop: model.translate(texts, early_stopping=stop, **options) for stop in (True, False, "true", "false")}
+    assert found[True] == found["true"] != found[False] == found["false"]
 
 
 def test_importing_the_package_loads_nothing() -> None:

@@ -206,3 +206,12 @@ def test_a_bundle_without_such_graphs_says_how_to_get_them(run: Run, tiny_bundle
     code, said = run(tiny_bundle, "in")
     assert code == 2
     assert "Export again with --alignments, or decode with --runtime torch" in said
+
+
+def test_flags_of_decoding_are_refused_beside_targets(run: Run, aligned_bundle: Path) -> None:
+    code, error = run(aligned_bundle, "in", "out", "--beam", 2, "-o", "a.html")
+    assert code == 2
+    assert "TARGETS are given" in error
+    code, error = run(aligned_bundle, "-", "-", "-o", "a.html")
+    assert code == 2
+    assert "stdin" in error

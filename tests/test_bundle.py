@@ -215,7 +215,7 @@ def test_opened_bundle_gives_config_graphs_and_tokenizers(tiny_bundle: Path, tin
     assert bundle.tokenizer("target").decode([5, 36]) == "wört5 wört36"
     assert bundle.precisions == ["float32"]
     assert bundle.engines == ()
-    with pytest.raises(BundleError, match="no encoder_classifier graph, only beam_step, decoder_step, encoder, s"):
+    with pytest.raises(BundleError, match="translation model, which has no classes"):
         bundle.graph("encoder_classifier")
 
 

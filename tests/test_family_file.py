@@ -78,6 +78,13 @@ def test_probe_finds_wrong_heads(run: Any) -> None:
     assert "in MyModel: input of encoder.0.attn.out. Usually the attention: n_heads" in done.stdout
 
 
+def test_probe_finds_norms_exchanged(example: Path, run: Any) -> None:
+    (example / "exchanged.py").write_text(GOOD.replace('("ln1", "ln2", "ln3")', '("ln2", "ln1", "ln3")'))
+    done = run("probe", "ckpt.pt", "--family", "exchanged.py", "--heads", 4, *VOCABULARIES)
+    assert done.exit_code == 1
+    assert "decoder.layers.0.norms.0 is the first to differ" in done.stdout
+
+
 def test_a_bundle_alone_never_runs_a_family_file(example: Path, run: Any, tmp_path: Path) -> None:
     """A manifest may come from anyone: the name in it is looked up, and no file is run for it."""
     folder = shutil.copytree(example / "bundle", tmp_path / "bundle")

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import os
+import pickle
 import random
 import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import yaml
 from google.protobuf.message import DecodeError
 
 from tfexport.errors import TfexportError
+from tfexport.models.pickles import InertObject, read_pickle
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
+import containers
 import kills
 import models
 import mutations
 import readers
+
+FUZZ = Path(__file__).parents[1] / "fuzz"
 
 
 def ours(path: Path) -> None:
@@ -110,6 +121,93 @@ def test_mutations_of_a_safetensors_header_are_headers_of_their_length(tmp_path:
     found = [mutations.mutated(random.Random(number), (seed,)) for number in range(100)]
     whole = [data for data in found if data != seed and len(data) == 12 + int.from_bytes(data[:8], "little")]
     assert len(whole) > 20
+
+
+def test_mutations_of_archives_are_archives_whose_pickles_and_arrays_are_others(tmp_path: Path) -> None:
+    """Most of them: of bytes changed at random nothing but checksums would be read."""
+    torch.save({"model": {"a": torch.ones(2, 3)}, "args": {"heads": 4, "name": None}}, tmp_path / "model.pt")
+    text = np.frombuffer(b"dim-emb: 4\ntype: transformer\n\0", dtype=np.int8)
+    np.savez(tmp_path / "model.npz", a=np.ones((2, 3), "f4"), **{"special:model.yml": text})
+    for name in ("model.pt", "model.npz"):
+        seed = (tmp_path / name).read_bytes()
+        whole, others = 0, set()
+        for number in range(100):
+            with contextlib.suppress(Exception):
+                archive = zipfile.ZipFile(io.BytesIO(mutations.mutated(random.Random(number), (seed,))))
+                whole += archive.testzip() is None
+                others.add(tuple((member.filename, member.CRC) for member in archive.infolist()))
+        assert whole > 60
+        assert len(others) > 50
+
+
+def test_mutations_of_pickles_have_other_settings() -> None:
+    raw = pickle.dumps({"heads": 4, "name": None, "flag": True}, 2)
+    found = []
+    for number in range(200):
+        with contextlib.suppress(Exception):
+            changed = containers.other_pickle(random.Random(number), raw)
+            found.append(read_pickle(io.BytesIO(changed), lambda key, n_bytes: torch.empty(0)))
+    settings = [content for content in found if isinstance(content, dict)]
+    for name in ("heads", "name", "flag"):
+        assert len({type(content.get(name)) for content in settings}) > 5
+    assert any(isinstance(content.get("heads"), InertObject) for content in settings)
+
+
+def test_mutations_of_a_file_of_several_pickles_keep_the_others(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(2)}, tmp_path / "model.pt", _use_new_zipfile_serialization=False)
+    seed = (tmp_path / "model.pt").read_bytes()
+    found = [containers.other_pickles(random.Random(number), seed) for number in range(50)]
+    assert sum(data[:30] == seed[:30] and data[-16:] == seed[-16:] and data != seed for data in found) > 25
+
+
+def test_mutations_of_yaml_are_settings_and_what_yaml_can_say() -> None:
+    seed = b"type: transformer\ndim-emb: 4\nvocabs:\n  - a.yml\n"
+    found = [mutations.mutated(random.Random(number), (seed,)) for number in range(200)]
+    read = 0
+    for data in found:
+        with contextlib.suppress(Exception):
+            read += isinstance(yaml.safe_load(data), dict)
+    assert 60 < read < 190
+    for said in (b"!!python/object", b"&b1 [*b0", b"[[[[", b"99999999"):
+        assert any(said in data for data in found)
+
+
+def test_what_is_run_or_opened_elsewhere_is_told(tmp_path: Path) -> None:
+    """In a process of its own, which is audited until it ends."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "other").write_bytes(b"x")
+    code = """
+        import os, pickle, subprocess, sys
+        from pathlib import Path
+        import readers
+        place = Path(sys.argv[1])
+        def running(path): os.system("touch ran")
+        def quiet(path):
+            try:
+                subprocess.run(["touch", "ran"])
+            except PermissionError:
+                pass
+        def finding(path): pickle.loads(pickle.dumps(Path))
+        def opening(path): (path.parent / "../../other").read_bytes()
+        def reading(path): return path.read_bytes()
+        watch = readers.Watch([place / "own"])
+        for read in (running, quiet, finding, opening, reading):
+            found = readers.run_one(readers.Reader("x", (b"",), read), b"content", place / "own", watch)
+            print(str(found).strip().splitlines()[-1])
+    """
+    lines = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(FUZZ), str(FUZZ.parent)))},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    told = ("os.system", "subprocess.Popen", "pickle.find_class", "open ", "None")
+    assert len(lines) == len(told)
+    for line, what in zip(lines, told, strict=True):
+        assert what in line
+    assert not (tmp_path / "ran").exists()
 
 
 def test_random_models_are_of_every_kind() -> None:

@@ -161,6 +161,50 @@ def test_a_mistake_is_found_and_its_layer_named(path: Path, mistake: str) -> Non
     assert first in check(found, "reference").about
 
 
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Norms of ones and zeros, biases of zeros."""
+    weights = dict(tiny_transformer().state_dict())
+    for name, tensor in weights.items():
+        if tensor.dim() == 1:
+            weights[name] = torch.full_like(tensor, float("norm" in name and name.endswith("weight")))
+    path = tmp_path_factory.mktemp("untrained") / "own.pt"
+    path.write_bytes(saved(weights))
+    return path
+
+
+@pytest.mark.parametrize("mistake", ["norms of the encoder", "norms of the decoder"])
+def test_untrained_norms_hide_no_mistake(untrained: Path, mistake: str) -> None:
+    right = probe(untrained, HINTS, family=(OWN,))
+    assert right.passed
+    assert "as they are, and with random numbers added to norms and biases" in check(right, "reference").about
+    family, _, first, _ = MISTAKES[mistake]
+    found = probe(untrained, HINTS, family=(family,))
+    assert [c.name for c in found.checks if c.passed is False] == ["reference"]
+    assert found.layers is not None
+    assert found.layers.first is not None
+    assert found.layers.first.ours == first
+    assert (
+        "with random numbers added to norms and biases (those of the file hide it)" in check(found, "reference").about
+    )
+
+
+def test_a_module_with_weights_from_elsewhere_is_compared_as_it_is(path: Path) -> None:
+    found = probe(path, HINTS, family=(replace(OWN, reference=lambda weights, config: tiny_transformer()),))
+    assert found.passed
+    assert "as they are: its own vectors could not be changed" in check(found, "reference").about
+
+
+def test_arithmetic_that_fails_on_other_norms_is_no_mistake(path: Path) -> None:
+    norm = "encoder.layers.0.norms.0.weight"
+    trained = tiny_transformer().state_dict()["encoder.layers.0.self_attn_layer_norm.weight"]
+
+    def adjust(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {**weights, norm: weights[norm] + (0.0 if torch.equal(weights[norm], trained) else math.nan)}
+
+    assert probe(path, HINTS, family=(replace(OWN, adjust=adjust),)).passed
+
+
 def test_names_of_both_sides_are_told(path: Path) -> None:
     family = transposed("decoder.layers.0.cross_attention.value.weight")
     found = check(probe(path, HINTS, family=(family,)), "reference")
@@ -336,7 +380,13 @@ def test_layers_of_torch_are_held_against_pytorch_s_own(tmp_path: Path, name: st
     torch.save(made(name).state_dict(), tmp_path / "ckpt.pt")
     found = probe(tmp_path / "ckpt.pt", {"n_heads": 3, **TORCH_IDS, **MODELS[name].hints})
     assert found.passed
-    assert check(found, "reference").error < 1e-12
+    assert "reference" not in [c.name for c in found.checks]
+    beside = check(found, "torch.nn")
+    assert beside.error < 1e-12
+    assert "as PyTorch's own layers have them, in float64, with what you told of the file, which it cannot check" in (
+        beside.about
+    )
+    assert "against torch.nn run anew for each" in check(found, "steps").about
     assert found.layers is not None
     named = {value.ours for value in found.layers.values}
     assert {"output of encoder.layers.2.norms.1", "output of decoder.layers.1.cross_attention"} <= named
@@ -367,7 +417,16 @@ def test_the_command_takes_the_flags_of_export() -> None:
         "runtime",
         "beam",
     }
-    written |= {"budget", "budget_input", "budget_targets", "max_batch", "max_beam", "max_source", "alignments"}
+    written |= {
+        "budget",
+        "budget_input",
+        "budget_targets",
+        "max_batch",
+        "max_beam",
+        "max_source",
+        "alignments",
+        "shortlist",
+    }
     own = {"tolerance", "as_json", "source"}
     assert signature(cli.export).parameters.keys() ^ signature(cli.probe).parameters.keys() == written | own
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tiny import TinyCheckpoint
 
 from tfexport.__main__ import main
 from tfexport.errors import TfexportError
+from tfexport.export import export
 from tfexport.lines import Reader, TargetReader
 from tfexport.next_tokens import log_softmax
 from tfexport.search import SearchOptions
@@ -84,6 +86,44 @@ def test_an_output_begins_as_its_line_says(beam: int) -> None:
         assert nothing_said.hypotheses[0].score == pytest.approx(plain.hypotheses[0].score, abs=1e-6)
 
 
+FORCED = CONFIG.replace(forced_first_id=7)
+
+
+@pytest.mark.parametrize(
+    ("format", "with_it", "without"), [("ids", b"7 4 2", b"4 2"), ("tokens", b"d a", b"a"), ("text", b"d a", b"a")]
+)
+def test_a_forced_first_token_is_said_once_whether_it_is_given_or_not(
+    format: Any, with_it: bytes, without: bytes
+) -> None:
+    reader, runtime = Reader(FORCED, VOCABULARY, "text"), ScriptedRuntime(MODEL, FORCED)
+    steps = [0.0, *log_probs((4, 2), (7, 4, 2))[1:]]
+    outputs = TargetReader(FORCED, VOCABULARY, format, True, [with_it, without])
+    for result in translate(runtime, reader, [b"a", b"a"], SearchOptions(token_scores=True), outputs=outputs):
+        [found] = result.hypotheses
+        assert found.ids == (7, 4, 2)
+        assert found.token_log_probs == pytest.approx(steps, abs=1e-6)
+
+    begins = [line.removesuffix(b" 2") for line in (with_it, without)]
+    outputs = TargetReader(FORCED, VOCABULARY, format, lines=begins)
+    one, other = translate(runtime, reader, [b"a", b"a"], SearchOptions(beam=3, max_length=6), outputs=outputs)
+    assert one.hypotheses == other.hypotheses
+    assert one.hypotheses[0].ids[:2] == (7, 4)
+    assert one.hypotheses[0].ids[2] != 4
+
+
+def test_a_forced_first_token_counts_for_the_length() -> None:
+    def statuses(whole: bool, *targets: bytes) -> list[str]:
+        outputs = TargetReader(FORCED, VOCABULARY, "ids", whole, targets)
+        reader, runtime = Reader(FORCED, VOCABULARY, "text"), ScriptedRuntime(MODEL, FORCED)
+        found = translate(runtime, reader, [b"a"] * len(targets), SearchOptions(max_length=6), outputs=outputs)
+        return [scored(result).status for result in found]
+
+    assert statuses(True, b"7 4 4 4 4 2", b"4 4 4 4 2", b"7") == ["ok"] * 3
+    assert statuses(True, b"7 4 4 4 4 4 2", b"4 4 4 4 4 2", b"") == ["too_long", "too_long", "empty"]
+    assert "too_long" not in statuses(False, b"7 4 4 4 4 4", b"4 4 4 4 4")
+    assert statuses(False, b"7 4 4 4 4 4 4", b"4 4 4 4 4 4") == ["too_long"] * 2
+
+
 def test_tokens_are_named_as_the_output_is_written() -> None:
     assert Writer(CONFIG, VOCABULARY, "text").token_ids(" a  d ") == (4, 7)
     assert Writer(CONFIG, VOCABULARY, "jsonl").token_ids("</s>") == (2,)
@@ -102,7 +142,7 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(SystemExit) as caught:
         main()
     out, err = capsys.readouterr()
-    assert caught.value.code == (2 if err.startswith("error") else 0), err
+    assert caught.value.code == (2 if "error: " in err else 0), err
     return out, err
 
 
@@ -156,6 +196,35 @@ def test_what_is_decoded_is_scored_the_same(capsys: Any, monkeypatch: Any, tiny_
             assert record["log_prob"] == pytest.approx(one["log_prob"], abs=1e-5)
 
 
+@pytest.mark.parametrize("format", ["ids", "tokens", "text"])
+def test_what_a_model_with_a_forced_first_token_says_is_scored_the_same(
+    capsys: Any, monkeypatch: Any, tiny_checkpoint: TinyCheckpoint, tmp_path: Path, format: str
+) -> None:
+    checkpoint = tiny_checkpoint.load()
+    forced = replace(checkpoint, config=checkpoint.config.replace(forced_first_id=7))
+    bundle = export(forced, tmp_path / "forced", alignments=True).directory
+    (tmp_path / "in").write_text("de5 de6\nde9\nde12\n")
+    decode = ["decode", bundle, tmp_path / "in", "--threads", 1, "--token-scores", "--output-format"]
+    out, _ = command(capsys, monkeypatch, *decode, "jsonl")
+    decoded = [json.loads(line)["hypotheses"][0] for line in out.splitlines()]
+    assert all(one["ids"][0] == 7 and one["token_log_probs"][0] == 0 for one in decoded)
+    assert any(one["finished"] for one in decoded)
+    written, _ = command(capsys, monkeypatch, *decode[:-2], "--output-format", format)
+    (tmp_path / "out").write_text(written, encoding="utf-8")
+    given = [bundle, tmp_path / "in", tmp_path / "out", "--target-format", format, "--threads", 1]
+    out, _ = command(capsys, monkeypatch, "score", *given, "--json")
+    for one, line in zip(decoded, out.splitlines(), strict=True):
+        if one["finished"] or format == "ids":  # text and tokens do not tell that an output had no end
+            record = json.loads(line)
+            assert record["ids"] == one["ids"]
+            assert record["log_prob"] == pytest.approx(one["log_prob"], abs=1e-5)
+            assert record["token_log_probs"] == pytest.approx(one["token_log_probs"], abs=1e-5)
+    command(capsys, monkeypatch, "attend", *given, "-o", tmp_path / "a.html")
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert page.count("→ wört7 ") == 3
+    assert "wört7 wört7" not in page
+
+
 def test_flags_reach_the_search(capsys: Any, monkeypatch: Any, tiny_bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("de5 de6\tzebra\nde9\twört20\nde30 de4 de4\n")
     (tmp_path / "starts").write_text("wört9\nwört10 wört11\n\n", encoding="utf-8")
@@ -195,6 +264,7 @@ def test_flags_reach_the_search(capsys: Any, monkeypatch: Any, tiny_bundle: Path
         (["--prefix-column", "--prefix-file", "x"], "Give one of them."),
         (["--prefix-file", "nowhere"], "cannot read nowhere"),
         (["--suppress", "zebra", "--output-format", "ids"], "'zebra' are not ids of the target vocabulary"),
+        (["--shortlist-first", "5"], "are of a --shortlist"),
         (["--suppress", "<eos>"], "the end of a sentence cannot be suppressed. Use --min-length"),
     ],
 )
@@ -208,3 +278,34 @@ def test_flags_that_do_not_go_together_are_one_line(
     assert out == ""
     assert err.count("\n") == 1
     assert message in err
+
+
+def test_a_beginning_with_unknown_words_is_marked_and_not_read_as_the_unknown_token() -> None:
+    lines = [b"nowhere", b"a", b"<unk>", b"a nowhere"]
+    found = results([b"a", b"b", b"c", b"d"], written(*lines, whole=False), max_length=4)
+    assert [result.status == "unknown_token" for result in found] == [True, False, False, True]
+    assert found[2].hypotheses[0].ids[0] == 3  # who writes the unknown token wants it
+
+
+def test_score_tells_of_words_that_it_takes_for_the_unknown_token(
+    capsys: Any, monkeypatch: Any, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "in").write_text("de5\nde6\n")
+    (tmp_path / "out").write_text("wört8 Wört9\nwört8\n", encoding="utf-8")
+    scores, warning = command(capsys, monkeypatch, "score", tiny_bundle, tmp_path / "in", tmp_path / "out")
+    assert len(scores.splitlines()) == 2
+    assert "warning: 1 translations have words that the target vocabulary lacks" in warning
+
+
+def test_a_run_is_not_gone_on_with_after_its_prefixes_have_changed(
+    capsys: Any, monkeypatch: Any, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    source, prefixes = tmp_path / "in", tmp_path / "prefixes"
+    source.write_text("de5\n" * 40)
+    prefixes.write_text("wört8\n" * 36, encoding="utf-8")  # too few: the run ends where they do
+    flags = ["decode", tiny_bundle, source, "-o", tmp_path / "out", "--prefix-file", prefixes]
+    flags += ["--workers", 1, "--threads", 1, "--batch-size", 1]
+    assert "more lines of the input" in command(capsys, monkeypatch, *flags)[1]
+    assert "more lines of the input" in command(capsys, monkeypatch, *flags, "--resume")[1]
+    prefixes.write_text("wört9\n" * 40, encoding="utf-8")
+    assert "begun with another" in command(capsys, monkeypatch, *flags, "--resume")[1]

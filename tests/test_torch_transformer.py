@@ -264,3 +264,134 @@ def test_separate_projections_are_read_where_their_sizes_are_equal(load: Callabl
     else:
         weights[f"{SELF}.v_proj_weight"] = torch.ones(D, width)
         assert f"is [{D}, {width}], not [{D}, {D}]" in refused(load, weights, hints_of("tutorial"))
+
+
+# --- matrices that may be more than one thing
+
+
+TOLD = {"n_heads": HEADS, "norm_first": False, "activation": "relu", "embedding_scale": 1.0, **IDS}
+
+
+def matrices(**shapes: tuple[int, ...]) -> Weights:
+    """Layers of `nn.Transformer` and random tensors beside them; `__` in a name is a dot, a name in `..._bias` a bias."""
+    torch.manual_seed(0)
+    layers = {f"transformer.{name}": t for name, t in nn.Transformer(D, HEADS, 1, 1, D_FF).state_dict().items()}
+    return {**layers, **{name.replace("__", "."): torch.randn(*shape) for name, shape in shapes.items()}}
+
+
+def taken(load: Callable[..., Checkpoint], weights: Weights, **hints: str) -> str:
+    return load(weights, {**TOLD, **hints}).notes[0]
+
+
+def asked(load: Callable[..., Checkpoint], weights: Weights, **hints: str) -> str:
+    return refused(load, weights, {**TOLD, **hints}).partition("does not tell ")[2].partition(". Give")[0]
+
+
+TABLE = {"pos": (LENGTH, D)}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("encoder", "decoder"),
+        ("embed_in", "embed_out"),
+        ("embedding", "embedding_out"),
+        ("input_emb", "output_emb"),
+        ("input", "output"),
+    ],
+)
+def test_a_shared_embedding_with_an_output_and_two_with_a_tied_one_look_the_same(
+    load: Callable[..., Checkpoint], one: str, other: str
+) -> None:
+    weights = matrices(**{f"{one}__weight": (37, D), f"{other}__weight": (37, D)}, **TABLE)
+    assert asked(load, weights) == "tgt_embedding"
+    assert f"{one}.weight [37, {D}], {other}.weight [37, {D}]" in refused(load, weights, TOLD)
+    assert asked(load, weights, output_layer=other) == "tgt_embedding"
+    shared = f"embeddings: {one}.weight; output layer: {other}.weight; positions: pos"
+    assert taken(load, weights, tgt_embedding=one) == shared
+    assert taken(load, weights, tgt_embedding=other) == (
+        f"embeddings: {one}.weight (source), {other}.weight (target); output layer: {other}.weight; positions: pos"
+    )
+
+
+def test_an_output_of_other_rows_is_none_of_a_shared_embedding(load: Callable[..., Checkpoint]) -> None:
+    weights = matrices(embed_in__weight=(41, D), embed_out__weight=(37, D), **TABLE)
+    assert "embed_in.weight (source), embed_out.weight (target); output layer: embed_out" in taken(load, weights)
+
+
+@pytest.mark.parametrize("names", [("embed", "deembed"), ("tok_embed", "tok_unembed_out")])
+def test_names_that_say_nothing_are_asked_for(load: Callable[..., Checkpoint], names: tuple[str, str]) -> None:
+    weights = matrices(**{f"{name}__weight": (37, D) for name in names}, **TABLE)
+    assert asked(load, weights) == "src_embedding, tgt_embedding, output_layer"
+
+
+def test_a_plain_embedding_beside_a_plain_output_layer_is_shared(load: Callable[..., Checkpoint]) -> None:
+    for output in ("fc", "out", "lm_head"):
+        weights = matrices(**{"embedding__weight": (37, D), f"{output}__weight": (37, D)}, **TABLE)
+        assert f"embeddings: embedding.weight; output layer: {output}.weight" in taken(load, weights)
+
+
+@pytest.mark.parametrize("third", ["speaker_embedding", "pos_tag_embedding", "adapter", "encoder__type_embedding"])
+def test_a_third_matrix_is_not_the_source_s_embedding_for_want_of_another(
+    load: Callable[..., Checkpoint], third: str
+) -> None:
+    weights = matrices(
+        embedding__weight=(37, D), fc__weight=(37, D), fc__bias=(37,), **{f"{third}__weight": (8, D)}, **TABLE
+    )
+    assert asked(load, weights) == "src_embedding, tgt_embedding"
+    named = {"src_embedding": "embedding", "tgt_embedding": "embedding", "output_layer": "fc"}
+    assert f"unexpected: {third.replace('__', '.')}.weight" in refused(load, weights, {**TOLD, **named})
+
+
+def test_a_source_s_name_and_the_rows_of_the_output_tell_both_embeddings(load: Callable[..., Checkpoint]) -> None:
+    weights = matrices(src_emb__weight=(41, D), embedding__weight=(37, D), fc__weight=(37, D), fc__bias=(37,), **TABLE)
+    assert "src_emb.weight (source), embedding.weight (target); output layer: fc.weight" in taken(load, weights)
+
+
+def test_matrices_of_equal_numbers_need_no_names(load: Callable[..., Checkpoint]) -> None:
+    weights = matrices(enc_emb__weight=(41, D), dec_emb__weight=(37, D), **TABLE)
+    weights["unembed.weight"] = weights["dec_emb.weight"].clone()
+    config = load(weights, TOLD).config
+    assert (config.tie_output, config.src_vocab_size, config.tgt_vocab_size) == (True, 41, 37)
+    assert "dec_emb.weight (target); output layer: unembed.weight" in taken(load, weights)
+
+
+def test_matrices_that_are_no_plain_numbers_are_told(load: Callable[..., Checkpoint]) -> None:
+    embedding = torch.full((37, D), torch.nan)
+    weights = {**matrices(fc__weight=(37, D), **TABLE), "embedding.weight": embedding}
+    assert "NaN or infinite: embedding.weight" in refused(load, weights, TOLD)
+    weights = {**weights, "embedding.weight": embedding.half().to_sparse()}
+    assert "embedding.weight" in refused(load, weights, TOLD)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("time_embedding.weight", (LENGTH, D)),
+        ("encoding", (LENGTH, D)),
+        ("memory_tokens", (1, LENGTH, D)),
+        ("cls_token", (1, 1, D)),
+        ("tgt_pos", (LENGTH, D)),
+    ],
+)
+def test_a_table_of_positions_is_asked_for_where_its_name_is_not_one_of_both(
+    load: Callable[..., Checkpoint], name: str, shape: tuple[int, ...]
+) -> None:
+    weights = {**matrices(embedding__weight=(37, D), fc__weight=(37, D), fc__bias=(37,)), name: torch.randn(shape)}
+    assert "positions" in asked(load, weights)
+    assert f"{name} {list(shape)}" in refused(load, weights, TOLD)
+    assert taken(load, weights, positions=name) == (
+        f"embeddings: embedding.weight; output layer: fc.weight; positions: {name}"
+    )
+
+
+@pytest.mark.parametrize("name", ["pos_encoder.pe", "wpe.weight", "PositionalEncoding.weight", "posenc"])
+def test_usual_names_of_positions_are_known(load: Callable[..., Checkpoint], name: str) -> None:
+    weights = {**matrices(embedding__weight=(37, D), fc__weight=(37, D)), name: torch.randn(LENGTH, D)}
+    assert taken(load, weights).endswith(f"positions: {name}")
+
+
+def test_positions_are_no_embedding(load: Callable[..., Checkpoint]) -> None:
+    weights = matrices(embedding__weight=(37, D), fc__weight=(37, D), **TABLE)
+    hints = {**TOLD, "positions": "pos", "src_embedding": "pos"}
+    assert "pos is given for --positions and for --src-embedding" in refused(load, weights, hints)

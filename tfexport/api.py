@@ -95,6 +95,8 @@ class Model:
 
     def __init__(self, bundle: Bundle, runtime: Runtime[Any]):
         self._bundle, self._runtime = bundle, runtime
+        for side in ("source", "target"):
+            bundle.tokenizer(side)  # now: another bundle may come to its place
 
     def __repr__(self) -> str:
         return (
@@ -252,7 +254,7 @@ class Model:
         """
         reader, writer = Reader.of(self._bundle, "text"), self._writer()
         outputs = None if prefix is None else writer.reader(lines=[_line(prefix)])
-        options = _options(search)
+        options = self._options(search)
         events = stream_lines(
             self._runtime, reader, [_line(text)], options, writer, outputs=outputs, shortlist=shortlist
         )
@@ -285,7 +287,7 @@ class Model:
     ) -> Iterator[Translation]:
         if batch_size < 1 or workers < 1:
             raise TfexportError(f"batch_size is {batch_size} and workers {workers}. Give numbers above 0.")
-        options = _options(search)
+        options = self._options(search)
         require_workers(self._runtime.name, self._bundle, self._runtime.precision, workers)
         reader, writer = Reader.of(self._bundle, format), Writer.of(self._bundle, "jsonl")
         results = translate(
@@ -299,6 +301,15 @@ class Model:
             shortlist=shortlist,
         )
         return (_translation(finish(result), writer) for result in results)
+
+    def _options(self, search: SearchSettings) -> SearchOptions:
+        given: dict[str, Any] = {name: value for name, value in search.items() if name != "profile"}
+        for name in ("suppress", "suppress_first"):
+            if isinstance(given.get(name), str):
+                given[name] = self.token_ids(given[name])
+        if isinstance(given.get("early_stopping"), bool):  # as Transformers has it
+            given["early_stopping"] = str(given["early_stopping"]).lower()
+        return SearchOptions.for_profile(search.get("profile", "tfexport"), **given)
 
     def _writer(self) -> Writer:
         return Writer.of(self._bundle, "text")
@@ -347,6 +358,7 @@ def load(
     """
     bundle = open_bundle(Path(directory))
     chosen = _one_precision(precision)
+    _require_threads(threads)
     return Model(bundle, load_runtime(runtime, bundle, precision=chosen, threads=threads, shortlist=shortlist))
 
 
@@ -364,8 +376,14 @@ def load_classifier(
         labels: a file with the names of the classes, one a line, class 0 first.
     """
     bundle = open_bundle(Path(directory))
+    _require_threads(threads)
     loaded = runtime_of_classifier(runtime, bundle, precision=_one_precision(precision), threads=threads)
     return Classifier(bundle, loaded, None if labels is None else read_labels(Path(labels), bundle.config.n_classes))
+
+
+def _require_threads(threads: int | None) -> None:
+    if threads is not None and threads < 1:
+        raise TfexportError(f"threads is {threads}. Give a number above 0, or none for all CPUs.")
 
 
 def _one_precision(given: str | None) -> Precision | None:
@@ -375,11 +393,6 @@ def _one_precision(given: str | None) -> Precision | None:
     if more:
         raise TfexportError(f"a model is loaded in one precision, not {given}. Give one, or load it twice.")
     return chosen
-
-
-def _options(search: SearchSettings) -> SearchOptions:
-    given = {name: value for name, value in search.items() if name != "profile"}
-    return SearchOptions.for_profile(search.get("profile", "tfexport"), **given)
 
 
 def _line(text: str) -> bytes:

@@ -9,13 +9,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from tfexport.console import opened, say, warned
+from tfexport.console import opened, require_one_stdin, say, warned
 from tfexport.contract import precisions_of
 from tfexport.errors import TfexportError
 from tfexport.options import (
     BundleDir,
     InputFormatOption,
-    MaxLength,
     PrecisionOption,
     RuntimeOption,
     Threads,
@@ -36,8 +35,10 @@ def attend(
     lines: Annotated[int, typer.Option(min=1, help="Lines of INPUT that are drawn.")] = 10,
     runtime: RuntimeOption = "ort-cpu",
     precision: PrecisionOption = None,
-    beam: Annotated[int, typer.Option(min=1, help="Beam width of what is decoded.")] = 1,
-    max_length: MaxLength = 256,
+    beam: Annotated[int | None, typer.Option(min=1, help="Beam width of what is decoded; 1 by default.")] = None,
+    max_length: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens to generate, eos included; 256 by default.")
+    ] = None,
     input_format: InputFormatOption = None,
     target_format: Annotated[
         Literal["text", "tokens", "ids"] | None,
@@ -61,12 +62,15 @@ def attend(
 
     if output.suffix not in (".html", ".png"):
         raise TfexportError(f"{output} is neither .html nor .png. Give one of them with -o.")
+    if target is not None and (beam is not None or max_length is not None):
+        raise TfexportError("--beam and --max-length say how to decode, and TARGETS are given. Leave them out.")
+    require_one_stdin(source, target or Path())
     bundle = open_bundle(directory)
     chosen = precisions_of(precision)[0] if precision else None
     reader, writer = replace(Reader.of(bundle, input_format), tells_tokens=True), Writer.of(bundle, target_format)
     model = load_runtime(runtime, bundle, precision=chosen, threads=threads)
-    longest = max_length if target is None else bundle.config.max_target_length
-    options = SearchOptions(beam=1 if target else beam, max_length=longest)
+    longest = (max_length or 256) if target is None else bundle.config.max_target_length
+    options = SearchOptions(beam=beam or 1, max_length=longest)
     choice, sentences, sizes = Choice(layer, head), [], []
     with opened(source) as given, opened(target) if target else contextlib.nullcontext() as targets:
         outputs = writer.reader(whole=True, lines=targets) if targets is not None else None

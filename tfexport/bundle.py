@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
@@ -92,6 +92,8 @@ class Bundle:
     """File names by side."""
     files: Mapping[str, str]
     """The sha256 of each file by its name."""
+    _tokenizers: dict[str, TextTokenizer] = field(default_factory=dict, compare=False, repr=False)
+    """By side, those that were read: as they were then, whatever comes to the place later."""
 
     @property
     def precisions(self) -> list[Precision]:
@@ -122,6 +124,10 @@ class Bundle:
                 raise BundleError(
                     f"{self.directory} is an encoder classifier, which has nothing to decode. Use "
                     "`tfexport classify`, or give the bundle of a translation model."
+                )
+            if role == "encoder_classifier":
+                raise BundleError(
+                    f"{self.directory} is a translation model, which has no classes. Use `tfexport decode`."
                 )
             has = ", ".join(sorted(roles))
             raise BundleError(f"{self.directory} has no {role} graph, only {has}. Give a bundle of the other kind.")
@@ -154,14 +160,26 @@ class Bundle:
             BundleError, TokenizerError: its file cannot be read.
         """
         name = self.tokenizers.get(side)
-        if name is None:
-            return None
+        if name is None or side in self._tokenizers:
+            return self._tokenizers.get(side)
         path = self.directory / name
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise BundleError(f"{path} cannot be read: {error}. Export the checkpoint again.") from error
-        return TextTokenizer.from_dict(fields, where=str(path))
+        self._tokenizers[side] = TextTokenizer.from_dict(fields, where=str(path))
+        return self._tokenizers[side]
+
+    def require_same(self) -> None:
+        """Raises BundleError where other graphs or weights have come to its place since it was opened."""
+        try:
+            there = json.loads((self.directory / MANIFEST).read_text(encoding="utf-8"))["files"] if self.files else {}
+            engines = {engine.file for engine in self.engines}
+            same = all(there[name]["sha256"] == sha256 for name, sha256 in self.files.items() if name not in engines)
+        except (OSError, ValueError, KeyError, TypeError):
+            same = False
+        if not same:
+            raise BundleError(f"{self.directory} was replaced after it was loaded. Load it again.")
 
 
 def open_bundle(directory: Path) -> Bundle:

@@ -62,6 +62,12 @@ def opened(source: Path | None) -> Iterator[BinaryIO]:
             yield file
 
 
+def require_one_stdin(*sources: Path | None) -> None:
+    """Raises TfexportError where two inputs would take their lines from stdin in turn."""
+    if sum(source is None or str(source) == "-" for source in sources) > 1:
+        raise TfexportError("two inputs cannot both be read from stdin. Give a file for one of them.")
+
+
 def with_progress(items: Iterable[Item], description: str) -> Iterator[Item]:
     """Pass `items` on and show their number on stderr, to a person only, and not between lines of output."""
     if not sys.stderr.isatty() or sys.stdout.isatty():

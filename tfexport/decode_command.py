@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tfexport.console import opened, say, warned, with_progress
+from tfexport.console import opened, require_one_stdin, say, warned, with_progress
 from tfexport.contract import precisions_of
 from tfexport.errors import TfexportError
 from tfexport.options import (
@@ -80,11 +80,13 @@ def decode(
         ),
     ] = None,
     shortlist_first: Annotated[
-        int, typer.Option(min=0, help="Of a lexicon: the N most frequent target words always may come.")
-    ] = 100,
+        int | None,
+        typer.Option(min=0, help="Of a lexicon: the N most frequent target words always may come; 100 by default."),
+    ] = None,
     shortlist_best: Annotated[
-        int, typer.Option(min=1, help="Of a lexicon: the N most probable words of each source word.")
-    ] = 100,
+        int | None,
+        typer.Option(min=1, help="Of a lexicon: the N most probable words of each source word; 100 by default."),
+    ] = None,
     samples: Annotated[
         int, typer.Option(min=0, help="Draw so many outputs a line at random, separated by tabs, instead of a search.")
     ] = 0,
@@ -166,6 +168,10 @@ def decode(
 
     if prefix_column and prefix_file is not None:
         raise TfexportError("--prefix-column and --prefix-file both say what outputs begin with. Give one of them.")
+    if shortlist is None and not shortlist_first is shortlist_best is None:
+        raise TfexportError("--shortlist-first and --shortlist-best are of a --shortlist. Give one, or leave them out.")
+    if prefix_file is not None:
+        require_one_stdin(source, prefix_file)
     if token_scores and output_format != "jsonl":
         raise TfexportError("--token-scores are written in jsonl alone. Add --output-format jsonl.")
 
@@ -225,8 +231,11 @@ def decode(
                 bundle.config,
                 bundle.tokenizer("source"),
                 bundle.tokenizer("target"),
-                first=shortlist_first,
-                best=shortlist_best,
+                **{
+                    name: given
+                    for name, given in (("first", shortlist_first), ("best", shortlist_best))
+                    if given is not None
+                },
             )
         if options.tells_attention:
             layer_of(alignment_layer, bundle.config.n_decoder_layers)
@@ -267,9 +276,9 @@ def decode(
                 "precision": model.precision,
                 "search": asdict(options),
                 "input": [str(source), reader.format],
-                "prefixes": str(prefix_file) if prefix_file else prefix_column,
-                "output": [writer.format, alignments, replace_unk, str(unk_dictionary)],
-                "shortlist": [file_sha256(shortlist), shortlist_first, shortlist_best] if shortlist else None,
+                "prefixes": _content_of(prefix_file) if prefix_file else prefix_column,
+                "output": [writer.format, alignments, replace_unk, _content_of(unk_dictionary)],
+                "shortlist": [_content_of(shortlist), shortlist_first, shortlist_best],
             }
             watch.loaded()
             return_freed_memory(now=True)  # what loading needed
@@ -298,3 +307,12 @@ def decode(
                 )
                 for result in warned(with_progress(watch.over(results), "decoding lines")):
                     print(writer.line(result), file=out.file, flush=window == 1)
+
+
+def _content_of(path: Path | None) -> str | None:
+    """What tells whether a file is still the one that a run began with; its name, where it can be read once only."""
+    from tfexport.bundle import file_sha256
+
+    if path is None or not path.is_file():
+        return None if path is None else str(path)
+    return file_sha256(path)

@@ -92,7 +92,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class TargetReader:
-    """Reads beginnings of outputs, or whole ones, as ids without bos.
+    """Reads beginnings of outputs, or whole ones, as ids without bos; a forced first token may be there or not.
 
     Args:
         whole: lines are whole outputs: text and tokens get an eos, ids have the one they have, and nothing follows.
@@ -117,16 +117,29 @@ class TargetReader:
         except UnicodeDecodeError as error:
             raise Unreadable("invalid_utf8", f"byte {error.start + 1} of the output's part is not UTF-8") from None
         found = ids_in(text, self.format, self.tokenizer, config.tgt_vocab_size) if text else []
+        if not self.whole and self.tokenizer is not None and self.format != "ids":
+            # Whole outputs may be anybody's; a beginning is what the user wants to read, which <unk> is not.
+            unknown = self.tokenizer.unknown_id
+            if unknown in found and not {*self.tokenizer.tokens([index for index in found if index == unknown])} & {
+                *text.split()
+            }:
+                message = "the output's part has words that the target vocabulary lacks: write them as the model would"
+                raise Unreadable("unknown_token", message)
         if self.whole and self.format != "ids":
             found = [*found, config.eos_id]
         if not found and self.whole:
             raise Unreadable("empty", "")
+        # The search says a forced first token by itself; an output has it where its format can tell it.
+        forced = config.forced_first_id >= 0
+        if forced and found[:1] == [config.forced_first_id]:
+            found = found[1:]
+        length = len(found) + forced
         if config.eos_id in found[: -1 if self.whole else None]:
             raise Unreadable("invalid_ids", f"the output's part goes on after the end, id {config.eos_id}")
-        if len(found) > config.max_target_length:
+        if length > config.max_target_length:
             most = config.max_target_length
-            raise Unreadable("too_long", f"{len(found)} ids of output, the model writes at most {most}")
-        return Source(ids, tuple(found), len(found) if self.whole else None, line)
+            raise Unreadable("too_long", f"{length} ids of output, the model writes at most {most}")
+        return Source(ids, tuple(found), length if self.whole else None, line)
 
     def pairs(self, lines: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
         """Each input line with what its output begins with.

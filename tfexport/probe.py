@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from tfexport.config import ModelConfig
-from tfexport.errors import CheckpointError
+from tfexport.errors import CheckpointError, TfexportError
 from tfexport.models.checkpoint import Checkpoint, Reading, read_checkpoint
 from tfexport.models.native import Tokenizers
 from tfexport.models.recognition import Chosen
 from tfexport.models.toolkit import TextOptions
 from tfexport.models.transformer import KeyValue, Transformer, write_in_place
-from tfexport.probe_layers import TOLERANCE, Layers, Sentence, compare_layers, differing_weights, run_theirs
+from tfexport.probe_layers import TOLERANCE, Layers, Sentence, compare_layers, differing_weights, disturbed, run_theirs
 from tfexport.search import pad
 from tfexport.selfcheck import relative_error
 
@@ -114,8 +114,8 @@ def probe(
     checks = [*_facts(reading, checkpoint), *_own_checks(model, sentences)]
     layers = None
     if reading.family is not None and reading.family.reference is not None:
-        theirs = reading.family.reference(reading.weights, checkpoint.config)
-        found, layers = _beside_theirs(model, theirs, reading, sentences, tolerance)
+        reference = reading.family.reference
+        found, layers = _beside_theirs(model, reading, checkpoint, reference, sentences, tolerance)
         checks += found
     return Probe(path, checkpoint.family, tuple(checks), layers)
 
@@ -322,34 +322,72 @@ def _half_precision(model: Transformer, sizes: Mapping[str, float]) -> Check:
 
 
 def _beside_theirs(
-    model: Transformer, theirs: nn.Module, reading: Reading, sentences: Sequence[Sentence], tolerance: float | None
+    model: Transformer,
+    reading: Reading,
+    checkpoint: Checkpoint,
+    reference: Callable[[Mapping[str, Tensor], ModelConfig], nn.Module],
+    sentences: Sequence[Sentence],
+    tolerance: float | None,
 ) -> tuple[list[Check], Layers | None]:
     """The canonical model beside the user's module: weights, layers, prefixes, padded batches."""
-    assert reading.family is not None
-    family, theirs = reading.family, theirs.eval()
-    weights = {name: tensor for name, tensor in reading.weights.items() if not family.ignores(name)}
-    changed = differing_weights(theirs, weights)
+    family = reading.family
+    assert family is not None
+    names = [name for name in reading.weights if not family.ignores(name)]
+    theirs = reference(reading.weights, checkpoint.config).eval()
+    name, kind = (
+        ("torch.nn", "PyTorch's own layers") if family.reference_as_told else ("reference", type(theirs).__name__)
+    )
+    changed = differing_weights(theirs, {name: reading.weights[name] for name in names})
     if changed:
         about = (
             f"the module holds other numbers than the file: {', '.join(changed[:3])}. Load the weights in `reference`."
         )
-        return [Check("reference", False, about)], None
-    layers = compare_layers(model, theirs, family, list(weights), sentences, tolerance)
+        return [Check(name, False, about)], None
+    layers = compare_layers(model, theirs, family, names, sentences, tolerance)
+    error, how, where = layers.logits, ": its own vectors could not be changed", ""
+    if layers.first is None and (pair := _disturbed_pair(reading, checkpoint, reference, theirs, names)):
+        noisy = compare_layers(*pair, family, names, sentences, tolerance)
+        error, how = float(np.maximum(error, noisy.logits)), ", and with random numbers added to norms and biases"
+        if noisy.first is not None:
+            layers, where = noisy, f"{how.removeprefix(', and')} (those of the file hide it)"
     first = layers.first
-    name, dtype = type(theirs).__name__, str(layers.dtype).removeprefix("torch.")
-    about = (
-        f"logits, {len(layers.values) - 1} values within, {len(sentences)} sentences: as {name} has them, in {dtype}"
-    )
     if first is not None:
-        about = f"{first.ours} is the first to differ; in {name}: {first.theirs}. Usually {first.hint}"
-    checks = [Check("reference", first is None, about, layers.logits if first is None else first.error)]
-    if first is None:
-        model, theirs = copy.deepcopy(model).to(layers.dtype), copy.deepcopy(theirs).to(layers.dtype)
-        checks += [_prefixes(model, theirs, sentences), _padded_theirs(model, theirs, sentences)]
-    return checks, layers
+        about = f"{first.ours} is the first to differ{where}; in {kind}: {first.theirs}. Usually {first.hint}"
+        return [Check(name, False, about, first.error)], layers
+    dtype = str(layers.dtype).removeprefix("torch.")
+    told = ", with what you told of the file, which it cannot check" * family.reference_as_told
+    about = (
+        f"logits, {len(layers.values) - 1} values within, {len(sentences)} sentences: as {kind} "
+        f"{'have' if family.reference_as_told else 'has'} them, in {dtype}{told}; weights as they are{how}"
+    )
+    model, theirs = copy.deepcopy(model).to(layers.dtype), copy.deepcopy(theirs).to(layers.dtype)
+    beside = [_prefixes(model, theirs, sentences, name), _padded_theirs(model, theirs, sentences, name)]
+    return [Check(name, True, about, error), *beside], layers
 
 
-def _prefixes(model: Transformer, theirs: nn.Module, sentences: Sequence[Sentence]) -> Check:
+def _disturbed_pair(
+    reading: Reading,
+    checkpoint: Checkpoint,
+    reference: Callable[[Mapping[str, Tensor], ModelConfig], nn.Module],
+    theirs: nn.Module,
+    names: Sequence[str],
+) -> tuple[Transformer, nn.Module] | None:
+    """Both models with other norms and biases; None where the module does not take them, or arithmetic fails on them."""
+    weights = {**reading.weights, **disturbed({name: reading.weights[name] for name in names})}
+    try:
+        model = replace(reading, weights=weights).checkpoint(checkpoint.tokenizers).build_model()
+        module = reference(weights, checkpoint.config).eval()
+    except TfexportError:
+        return None
+    states = zip(theirs.state_dict().values(), module.state_dict().values(), strict=True)
+    is_taken = any(not torch.equal(before, after) for before, after in states)
+    if not is_taken or differing_weights(module, {name: weights[name] for name in names}):
+        return None
+    assert isinstance(model, Transformer)
+    return model, module
+
+
+def _prefixes(model: Transformer, theirs: nn.Module, sentences: Sequence[Sentence], name: str) -> Check:
     """Steps with a cache against their module, run anew for every token: what decoding is."""
     source, target = max(sentences, key=lambda sentence: len(sentence[1]))
     src_ids, tgt_ids = torch.tensor([source]), torch.tensor([target])
@@ -357,11 +395,11 @@ def _prefixes(model: Transformer, theirs: nn.Module, sentences: Sequence[Sentenc
         stepped = _stepped(model, src_ids, torch.tensor([len(source)]), tgt_ids)
     anew = [run_theirs(theirs, src_ids, tgt_ids[:, : n + 1])[:, -1] for n in range(len(target))]
     return _compared(
-        "steps", torch.stack(anew, 1), stepped, f"{len(target)} cached steps against the reference run anew for each"
+        "steps", torch.stack(anew, 1), stepped, f"{len(target)} cached steps against {name} run anew for each"
     )
 
 
-def _padded_theirs(model: Transformer, theirs: nn.Module, sentences: Sequence[Sentence]) -> Check:
+def _padded_theirs(model: Transformer, theirs: nn.Module, sentences: Sequence[Sentence], name: str) -> Check:
     """A padded batch in both; decoding knows lengths, their module looks for pad_id."""
     sources, targets = [list(source) for source, _ in sentences], [list(target) for _, target in sentences]
     (src_ids, src_len), (tgt_ids, tgt_len) = _padded(sources, model.config), _padded(targets, model.config)
@@ -372,5 +410,5 @@ def _padded_theirs(model: Transformer, theirs: nn.Module, sentences: Sequence[Se
         "padded batch",
         run_theirs(theirs, src_ids, tgt_ids)[real],
         found,
-        "in both: what the reference's masks hide is pad_id",
+        f"in both: what the masks of {name} hide is pad_id",
     )

@@ -316,6 +316,22 @@ def _owner(own: set[str], names: Sequence[str]) -> str | None:
     return path if path and {name for name in names if name.startswith(f"{path}.")} == own else None
 
 
+def disturbed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`weights` with seeded random numbers from 0 to 0.5 added to each vector.
+
+    Norms and biases that training has left at ones and zeros would hide that they are exchanged. What is positive, such as a
+    variance, stays so, and names of one tensor keep one.
+    """
+    random = torch.Generator().manual_seed(0)
+    made: dict[tuple[int, int], Tensor] = {}
+    changed = dict(weights)
+    for name, tensor in weights.items():
+        if tensor.dim() == 1 and tensor.is_floating_point():
+            noise = torch.rand(tensor.shape, generator=random) / 2
+            changed[name] = made.setdefault((tensor.data_ptr(), len(tensor)), (tensor.float() + noise).to(tensor.dtype))
+    return changed
+
+
 def differing_weights(theirs: nn.Module, weights: Mapping[str, Tensor]) -> list[str] | None:
     """Names of weights that their module holds other numbers for; None where it has other names."""
     prefix = prefix_in(theirs, list(weights))

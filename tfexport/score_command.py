@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tfexport.console import opened, warned, with_progress
+from tfexport.console import opened, require_one_stdin, say, warned, with_progress
 from tfexport.contract import precisions_of
 from tfexport.options import (
     BatchSize,
@@ -50,6 +50,7 @@ def score(
     from tfexport.search import SearchOptions
     from tfexport.translate import Writer, scored, translate
 
+    require_one_stdin(source, target)
     bundle = open_bundle(directory)
     chosen = precisions_of(precision)[0] if precision else None
     reader, writer = Reader.of(bundle, input_format), Writer.of(bundle, target_format)
@@ -67,7 +68,9 @@ def score(
             workers=split.workers,
             outputs=writer.reader(whole=True, lines=targets),
         )
+        with_unknown = 0
         for result in warned(with_progress(map(scored, results), "scoring lines")):
+            with_unknown += writer.has_unknown(result)
             if as_json:
                 print(json.dumps(writer.score_record(result), ensure_ascii=False))
             elif result.hypotheses:
@@ -76,3 +79,8 @@ def score(
                 print(f"{found.log_prob:.6f}\t{steps}")
             else:
                 print()
+        if with_unknown and writer.format != "ids":
+            say(
+                f"warning: {with_unknown} translations have words that the target vocabulary lacks, scored as its unknown "
+                "token: give them as the model writes them, in its case and tokenisation"
+            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any, TypedDict, get_args
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class SearchOptions:
 
     samples: int = 0
     """Draw so many outputs of each source, token by token, instead of searching for the best; they come in the order in
-    which they are drawn, so that more of them change none."""
+    which they are drawn, so that more of them change none (in int8 hardly any: one runs another graph than several do)."""
     temperature: float = 1.0
     """Of sampling: what logits are divided by."""
     top_k: int = 0
@@ -118,6 +118,8 @@ class SearchOptions:
             and (self.temperature, self.top_k, self.top_p, self.seed) != (1.0, 0, 1.0, 0),
         }
         found = [problem for problem, present in problems.items() if present]
+        if self.early_stopping not in get_args(EarlyStopping):
+            found.append(f"early_stopping is {self.early_stopping!r}, not one of {', '.join(get_args(EarlyStopping))}")
         if found:
             raise TfexportError(f"these search options cannot be used: {'; '.join(found)}. Change them.")
 
@@ -128,6 +130,8 @@ class SearchOptions:
         Raises:
             TfexportError: an option is out of range.
         """
+        if profile not in PROFILES:
+            raise TfexportError(f"there is no search profile {profile!r}. Use one of {', '.join(PROFILES)}.")
         theirs = PROFILES[profile]
         own = {
             "length_penalty": theirs.length_penalty,
@@ -169,7 +173,8 @@ class SearchOptions:
 
 
 class SearchSettings(TypedDict, total=False):
-    """The fields of `SearchOptions`, as keyword arguments; of what is not said the profile has values of its own."""
+    """The fields of `SearchOptions` as keyword arguments, in the forms in which people write them; of what is not said the
+    profile has values of its own."""
 
     beam: int
     nbest: int
@@ -182,12 +187,13 @@ class SearchSettings(TypedDict, total=False):
     alignment_layer: int
     coverage_penalty: float
     profile: ProfileName
-    early_stopping: EarlyStopping
+    early_stopping: EarlyStopping | bool
     force_eos: bool
     repetition_penalty: float
     no_repeat_ngram: int
-    suppress: tuple[int, ...]
-    suppress_first: tuple[int, ...]
+    suppress: tuple[int, ...] | str
+    """Ids, or tokens of the target vocabulary separated by spaces."""
+    suppress_first: tuple[int, ...] | str
     alternatives: int
     min_alternative_prob: float
     samples: int

@@ -115,12 +115,18 @@ class TextTokenizer:
         if missing:
             raise TokenizerError(f"the vocabulary has no {missing[0]!r}")
 
-    def _id(self, token: str) -> int:
+    @property
+    def unknown_id(self) -> int | None:
+        """The id that stands for all that is not in the vocabulary, if it has one."""
         unknown = self.inner.unknown if isinstance(self.inner, Pieces) else getattr(self.inner.model, "unk_token", None)
-        for candidate in (token, unknown):
-            found = None if candidate is None else self.inner.token_to_id(candidate)
-            if found is not None:
-                return found
+        return None if unknown is None else self.inner.token_to_id(unknown)
+
+    def _id(self, token: str) -> int:
+        found = self.inner.token_to_id(token)
+        if found is None:
+            found = self.unknown_id
+        if found is not None:
+            return found
         raise TokenizerError(f"the token {token!r} is not in the vocabulary, which has no unknown token. Replace it.")
 
     def tokens(self, ids: Iterable[int]) -> list[str]:

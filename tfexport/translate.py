@@ -120,6 +120,11 @@ class Writer:
             start = place + 1
         return _one_column(" ".join(parts))
 
+    def has_unknown(self, result: Result) -> bool:
+        """Whether an output has the vocabulary's unknown token."""
+        unknown = self.tokenizer.unknown_id if self.tokenizer else None
+        return any(unknown in hypothesis.ids for hypothesis in result.hypotheses)
+
     def score_record(self, result: Result) -> dict[str, object]:
         """What `tfexport score --json` tells of a line."""
         record = self._record(result)

@@ -30,7 +30,7 @@ def read_settings(text: str, where: str) -> dict[str, Any]:
 
     try:
         settings = yaml.load(text, Loader=WithoutAliases)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except Exception as error:  # PyYAML meets values that contradict their tags with whatever its constructors run into
         raise CheckpointError(f"cannot read {where}: {_first_line(error)}. Correct it.") from error
     if not isinstance(settings, dict):
         raise CheckpointError(f"{where} is not a mapping of settings. Check that it was copied completely.")

@@ -7,6 +7,9 @@ from typing import Any
 
 from tfexport.errors import ConfigError
 
+_MOST_SHOWN = 60
+"""Characters of a value in a message."""
+
 
 class Arguments:
     """Options by name, and which of them were read."""
@@ -26,42 +29,48 @@ class Arguments:
     def number(self, name: str, default: int | None = None) -> int:
         value = self.get(name, default)
         if type(value) is not int:
-            raise ConfigError(f"{self.where} has {name} {value!r}, not a whole number. Correct it.")
+            raise ConfigError(f"{self.where} has {name} {_shown(value)}, not a whole number. Correct it.")
         return value
 
     def flag(self, name: str, default: bool) -> bool:
         value = self.get(name, default)
         if type(value) is not bool:
-            raise ConfigError(f"{self.where} has {name} {value!r}, not true or false. Correct it.")
+            raise ConfigError(f"{self.where} has {name} {_shown(value)}, not true or false. Correct it.")
         return value
 
     def text(self, name: str, default: str) -> str:
         value = self.get(name, default)
         if not isinstance(value, str):
-            raise ConfigError(f"{self.where} has {name} {value!r}, not a text. Correct it.")
+            raise ConfigError(f"{self.where} has {name} {_shown(value)}, not a text. Correct it.")
         return value
 
     def texts(self, name: str) -> list[str]:
         """An option that is a list of texts; none where there is none."""
         value = self.get(name, [])
         if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-            raise ConfigError(f"{self.where} has {name} {value!r}, not a list of texts. Correct it.")
+            raise ConfigError(f"{self.where} has {name} {_shown(value)}, not a list of texts. Correct it.")
         return value
 
     def inner(self, name: str) -> Arguments:
         """The options within the option `name`; none where there is none."""
         value = self.get(name, {})
         if not isinstance(value, dict):
-            raise ConfigError(f"{self.where} has {name} {value!r}, not options by name. Correct it.")
+            raise ConfigError(f"{self.where} has {name} {_shown(value)}, not options by name. Correct it.")
         return Arguments(f"{self.where}, {name}", value)
 
     def names(self) -> list[str]:
         """Of all options."""
         return [str(name) for name in self._given]
 
+    def size(self, name: str, default: int | None = None) -> int:
+        """A number above 0."""
+        if (value := self.number(name, default)) < 1:
+            raise ConfigError(f"{self.where} has {name} {value}, not above 0. Correct it.")
+        return value
+
     def same(self, one: str, other: str) -> int:
-        """A number that both stacks must share."""
-        values = self.number(one), self.number(other)
+        """A size that both stacks must share."""
+        values = self.size(one), self.size(other)
         if values[0] != values[1]:
             raise ConfigError(
                 f"{self.where} has {one} {values[0]} and {other} {values[1]}: models whose stacks differ in it are "
@@ -73,7 +82,7 @@ class Arguments:
         """What we call the `value` of an option."""
         if not isinstance(value, str) or value not in ours:
             raise ConfigError(
-                f"{self.where} has {name} {value!r}, which is not supported. There are {', '.join(ours)}."
+                f"{self.where} has {name} {_shown(value)}, which is not supported. There are {', '.join(ours)}."
             )
         return ours[value]
 
@@ -81,13 +90,13 @@ class Arguments:
         """Options that are only supported with one value, which they have where they are not told."""
         for name, value in wanted.items():
             if (found := self.get(name, value)) != value:
-                raise ConfigError(f"{self.where} has {name} {found!r}, and only {value!r} is supported.")
+                raise ConfigError(f"{self.where} has {name} {_shown(found)}, and only {_shown(value)} is supported.")
 
     def refuse(self, *names: str) -> None:
         """Options that are only supported where they are off: false, 0 or empty."""
         for name in names:
             if found := self.get(name):
-                raise ConfigError(f"{self.where} has {name} {found!r}, which is not supported.")
+                raise ConfigError(f"{self.where} has {name} {_shown(found)}, which is not supported.")
 
     def others(self, harmless: Collection[str]) -> list[str]:
         """Options that say something, that nothing asked for and that are not known to be without effect."""
@@ -96,3 +105,9 @@ class Arguments:
             for name, value in self._given.items()
             if name not in self._read and name not in harmless and value not in (None, False, {}, [], "")
         )
+
+
+def _shown(value: Any) -> str:
+    """A value in a message, which is no place for all of a long one."""
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."

@@ -7,6 +7,7 @@ reads the layouts of its older versions too.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +22,16 @@ from tfexport.models.hugging_face_layouts import bart_names
 from tfexport.models.inert import holds, plain, read_inert
 from tfexport.models.native import Tokenizers
 from tfexport.models.positions import tensor2tensor_sinusoids
-from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint, not_read, split_before, tie
+from tfexport.models.toolkit import (
+    TextOptions,
+    Toolkit,
+    ToolkitCheckpoint,
+    check_table,
+    not_read,
+    require_matrices,
+    split_before,
+    tie,
+)
 from tfexport.tokenizers import FAIRSEQ_SPECIALS, TextTokenizer, read_vocabulary
 
 NAME = "fairseq"
@@ -175,9 +185,7 @@ def _fields(arguments: Arguments, weights: dict[str, Tensor]) -> dict[str, Any]:
         "decoder.embed_tokens.weight",
         "decoder.output_projection.weight",
     )
-    for side in (source, target):
-        if side not in weights:
-            raise CheckpointError(f"the model of {arguments.where} has no {side}. Check that it is complete.")
+    require_matrices(weights, (source, target), f"the model of {arguments.where}")
     weights.setdefault(output, weights.pop("decoder.embed_out", weights[target]))
     return {
         "d_model": d_model,
@@ -216,10 +224,12 @@ def _positions(arguments: Arguments, weights: dict[str, Tensor], side: str, d_mo
             ". Check that both are of one model."
         )
     if is_learned:
+        require_matrices(weights, [name], f"the model of {arguments.where}")
         weights[name] = weights[name][_PAD + 1 :]
         return len(weights[name])
     most = "max_source_positions" if side == "encoder" else "max_target_positions"
     length = arguments.number(most, arguments.number("max_positions", 1024))
+    check_table(arguments.where, length, d_model)
     weights[name] = tensor2tensor_sinusoids(length, d_model, _PAD)
     return length
 
@@ -232,8 +242,11 @@ def _dictionaries(path: Path, arguments: Arguments, fields: Mapping[str, Any]) -
         ("source", "src", fields["src_vocab_size"]),
         ("target", "tgt", fields["tgt_vocab_size"]),
     ):
-        file = path.with_name(f"dict.{arguments.get(f'{side}_lang', name)}.txt")
-        tokenizer = read_vocabulary(file) if file.is_file() else None
+        language = arguments.text(f"{side}_lang", name)
+        if Path(language).name != language:
+            raise ConfigError(f"{arguments.where} has {side}_lang {language[:60]!r}, which is no language. Correct it.")
+        file = path.with_name(f"dict.{language}.txt")
+        tokenizer = read_vocabulary(file) if os.path.isfile(file) else None
         if tokenizer is None:
             absent[side] = f"{file.name} is not beside it: put it there, or give it with --{name}-vocab"
         elif tokenizer.size != size:

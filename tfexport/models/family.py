@@ -56,6 +56,8 @@ class Family:
     reference: Callable[[Mapping[str, Tensor], ModelConfig], nn.Module] | None = None
     """The weights, under their foreign names, in the module that they were trained in: for `tfexport probe`. Its forward
     takes `src_ids` [batch, src] and `tgt_ids` [batch, tgt], int64, padded with `pad_id`, to logits [batch, tgt, vocab]."""
+    reference_as_told: bool = False
+    """`reference` is made of what the user tells of the file, and so cannot find that wrong."""
 
     def matches(self, weights: Mapping[str, Tensor]) -> bool:
         """Whether these weights are of this family, complete or not."""

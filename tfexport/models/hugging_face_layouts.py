@@ -18,7 +18,7 @@ from tfexport.errors import CheckpointError, ConfigError
 from tfexport.models.family import Family
 from tfexport.models.hugging_face_settings import CONFIG, Settings
 from tfexport.models.positions import sinusoids, tensor2tensor_sinusoids
-from tfexport.models.toolkit import ToolkitCheckpoint, tie
+from tfexport.models.toolkit import LARGEST_TABLE, ToolkitCheckpoint, tie
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +38,6 @@ def _sin_then_cos(n_positions: int, d_model: int, pad_id: int) -> Tensor:
     table = sinusoids(n_positions, d_model)
     return torch.cat([table[:, 0::2], table[:, 1::2]], dim=1)
 
-
-_LARGEST_TABLE = 2**28
-"""Numbers in a table of positions that config.json may ask for."""
 
 KINDS = {
     "marian": _Kind(
@@ -78,7 +75,7 @@ def bart_like(model_type: str, settings: Settings, weights: dict[str, Tensor]) -
     settings.require({**kind.required, **wanted})
     d_model, positions = settings.number("d_model"), settings.number("max_position_embeddings")
     pad_id = settings.token("pad_token_id")
-    if is_computed and not (d_model >= 4 and positions >= 1 and d_model * positions <= _LARGEST_TABLE):
+    if is_computed and not (d_model >= 4 and positions >= 1 and d_model * positions <= LARGEST_TABLE):
         raise ConfigError(
             f"{settings.path / CONFIG} has d_model {d_model} and max_position_embeddings {positions}, which no such model "
             "has. Check that it was copied completely."

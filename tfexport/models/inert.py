@@ -74,7 +74,11 @@ def read_inert(path: Path) -> Any:
             "that it was copied completely."
         ) from error
     except Exception as error:  # a damaged file is met with whatever the parsers run into
-        what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        try:
+            told = f"{type(error).__name__}: {error}"
+        except Exception:  # it holds something of the file's that cannot be written
+            told = type(error).__name__
+        what = " ".join(told.split())[:200]
         raise CheckpointError(
             f"{path} cannot be read as a file of torch.save ({what}). Check that it was copied completely."
         ) from error
@@ -84,7 +88,7 @@ def plain(value: Any, where: str) -> Any:
     """Arguments as dicts, lists, numbers and strings, with `where` they come from for messages.
 
     Namespaces and omegaconf's containers and nodes become what they hold; what is made of one string or number, as an enum
-    is, becomes that. Other objects stay inert.
+    is, becomes that. Other objects stay inert, and tensors become such objects.
 
     Raises:
         CheckpointError: it holds itself, or is deeper or larger than arguments are.
@@ -104,6 +108,8 @@ def plain(value: Any, where: str) -> Any:
             return value if held is value else visit(held, level + 1)
         if isinstance(value, dict):
             return {key: visit(inner, level + 1) for key, inner in value.items()}
+        if isinstance(value, Tensor):  # which Python's operators would compute with
+            return InertObject("torch.Tensor")
         if isinstance(value, list | tuple):
             return [visit(inner, level + 1) for inner in value]
         return value

@@ -19,7 +19,7 @@ from tfexport.models.family import Family
 from tfexport.models.inert import holds, read_inert
 from tfexport.models.joeynmt_text import read_text
 from tfexport.models.positions import sinusoids
-from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint, tie
+from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint, check_table, require_matrices, tie
 from tfexport.yaml_files import read_settings, read_yaml_file
 
 CONFIG = "config.yaml"
@@ -125,15 +125,11 @@ def _weights(file: Path) -> dict[str, Tensor]:
             f"{file} has no model_state of weights by name, so JoeyNMT did not save it. Check the file."
         )
     weights = {str(name): tensor for name, tensor in state.items()}
-    for side in ("encoder", "decoder"):
-        table = weights.get(f"{side}.pe.pe")
-        if table is not None and table.dim() == 3:
-            weights[f"{side}.pe.pe"] = table[0]
-    missing = [name for name in _EMBEDDINGS if name not in weights or weights[name].dim() != 2]
-    if missing:
-        raise CheckpointError(
-            f"{file} has no matrix {missing[0]}, as a Transformer of JoeyNMT has. Check that it is one, and complete."
-        )
+    tables = [name for name in (f"{side}.pe.pe" for side in ("encoder", "decoder")) if name in weights]
+    for name in tables:
+        if weights[name].dim() == 3 and len(weights[name]) == 1:
+            weights[name] = weights[name][0]
+    require_matrices(weights, (*_EMBEDDINGS, *tables), str(file))
     return weights
 
 
@@ -148,7 +144,7 @@ def _fields(model: Arguments, weights: dict[str, Tensor]) -> dict[str, Any]:
     norm_first = _norm_first(encoder, decoder, weights)
 
     def same(name: str, *usual: int) -> int:
-        found = [settings.number(name, number) for settings, number in zip(sides.values(), usual, strict=True)]
+        found = [settings.size(name, number) for settings, number in zip(sides.values(), usual, strict=True)]
         return int(_same(model, name, *found))
 
     d_model = same("hidden_size", 512, 512)
@@ -174,7 +170,9 @@ def _fields(model: Arguments, weights: dict[str, Tensor]) -> dict[str, Any]:
         **tie(weights, *_EMBEDDINGS),
     }
     for side in ("encoder", "decoder"):
-        weights.setdefault(f"{side}.pe.pe", sinusoids(_LENGTH, d_model))
+        if f"{side}.pe.pe" not in weights:
+            check_table(model.where, _LENGTH, d_model, least=1)
+            weights[f"{side}.pe.pe"] = sinusoids(_LENGTH, d_model)
     fields["max_source_length"], fields["max_target_length"] = (len(weights[f"{side}.pe.pe"]) for side in sides)
     return fields
 

@@ -22,7 +22,7 @@ from tfexport.models.family import Family
 from tfexport.models.marian_text import model_file, read_text, search_note
 from tfexport.models.npz import read_npz
 from tfexport.models.positions import tensor2tensor_sinusoids
-from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint
+from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint, check_table, require_matrices
 from tfexport.yaml_files import read_settings
 
 _CONFIG = "special:model.yml"
@@ -205,8 +205,7 @@ def _embeddings(model: _Model) -> tuple[dict[str, Tensor], dict[str, Any]]:
     has_bias = not settings.flag("output-omit-bias", False)
     bias = model.take(f"{output}_b").flatten() if has_bias else torch.zeros(target.shape[0])
     weights[f"{output}_b"] = bias
-    if any(tensor.dim() != 2 for name, tensor in weights.items() if not name.endswith("_b")):
-        raise CheckpointError(f"the embeddings in {model.path} are no matrices. Check that it was copied completely.")
+    require_matrices(weights, [name for name in weights if not name.endswith("_b")], str(model.path))
     sizes = settings.get("dim-vocabs", [])
     if isinstance(sizes, list) and len(sizes) > 2:
         raise ConfigError(f"{settings.where} has {len(sizes)} dim-vocabs: several encoders are not supported.")
@@ -248,7 +247,12 @@ def _positions(model: _Model, weights: dict[str, Tensor]) -> tuple[dict[str, Any
         raise ConfigError(
             f"{model.path} has trained positions (Wpos), and {settings.where} has {names[0]} false. Correct it."
         )
-    table = model.take("Wpos") if is_trained else tensor2tensor_sinusoids(_LENGTH, d_model, -1)
+    if is_trained:
+        table = model.take("Wpos")
+        require_matrices({"Wpos": table}, ["Wpos"], str(model.path))
+    else:
+        check_table(settings.where, _LENGTH, d_model)
+        table = tensor2tensor_sinusoids(_LENGTH, d_model, -1)
     for side in ("encoder", "decoder"):
         weights[f"{side}_Wpos"] = table
     fields = {

@@ -16,6 +16,10 @@ _MOST_PACKED = 64
 """How many times its size a file may hold: random weights do not shrink, and zeros are few."""
 
 
+_LARGEST_EMPTY = 2**20
+"""The size of an array without numbers, which what is computed with it would have, too."""
+
+
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     """All arrays of a file that `numpy.savez`, or Marian, wrote.
 
@@ -52,6 +56,7 @@ def _array(file: IO[bytes], member: zipfile.ZipInfo) -> NDArray[Any]:
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, by_columns, dtype = read_header(file)
     size = math.prod(shape) * dtype.itemsize
-    if dtype.hasobject or min(shape, default=0) < 0 or size != member.file_size - file.tell():
+    fits = size == member.file_size - file.tell() and (size > 0 or max(shape, default=0) <= _LARGEST_EMPTY)
+    if dtype.hasobject or min(shape, default=0) < 0 or not fits:
         raise ValueError(f"the header of {member.filename} does not fit its content")
     return np.frombuffer(file.read(), dtype).reshape(shape, order="F" if by_columns else "C")

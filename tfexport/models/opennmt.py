@@ -20,7 +20,15 @@ from tfexport.models.arguments import Arguments
 from tfexport.models.family import Family
 from tfexport.models.inert import InertObject, holds, plain, read_inert
 from tfexport.models.native import Tokenizers
-from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint, not_read, split_before, tie
+from tfexport.models.toolkit import (
+    TextOptions,
+    Toolkit,
+    ToolkitCheckpoint,
+    not_read,
+    require_matrices,
+    split_before,
+    tie,
+)
 from tfexport.tokenizers import SplitAt, word_tokenizer
 
 NAME = "opennmt-py"
@@ -43,6 +51,7 @@ _CHANGING_NOTHING = ("filtertoolong",)
 _AFFIXES = ("src_prefix", "tgt_prefix", "src_suffix", "tgt_suffix")
 _TOKENS = {"unk_id": "<unk>", "pad_id": "<blank>", "eos_id": "</s>"}
 _SOURCE, _TARGET = (f"{side}.embeddings.make_embedding.emb_luts.0.weight" for side in ("encoder", "decoder"))
+_TABLES = {side: f"{side}.embeddings.make_embedding.pe.pe" for side in ("encoder", "decoder")}
 _LAYER_NORM = re.compile(r"(.*\.layer_norm(?:_\d)?)\.([ab])_2")
 
 
@@ -106,8 +115,7 @@ def _check(arguments: Arguments) -> None:
         }
     )
     kind = arguments.get("self_attn_type", "scaled-dot")
-    if kind not in ("scaled-dot", "scaled-dot-flash"):  # which compute the same
-        raise ConfigError(f"{arguments.where} has self_attn_type {kind!r}, and only 'scaled-dot' is supported.")
+    arguments.known("self_attn_type", kind, dict.fromkeys(("scaled-dot", "scaled-dot-flash"), "the same arithmetic"))
 
 
 def _weights(path: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -127,22 +135,19 @@ def _weights(path: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:
         old = _LAYER_NORM.fullmatch(name)
         # A copy: the file may be written to later.
         weights[f"{old[1]}.{'weight' if old[2] == 'a' else 'bias'}" if old else name] = tensor.clone()
-    for name in (_SOURCE, _TARGET, "generator.weight", "generator.bias"):
-        if name not in weights:
-            raise CheckpointError(f"the model in {path} has no {name}. Check that it was saved completely.")
+    if "generator.bias" not in weights:
+        raise CheckpointError(f"the model in {path} has no generator.bias. Check that it was saved completely.")
+    for name in _TABLES.values():
+        if name in weights and weights[name].dim() == 3:
+            weights[name] = weights[name].flatten(1)  # [length, 1, d_model]
+    require_matrices(weights, (_SOURCE, _TARGET, "generator.weight", *_TABLES.values()), f"the model in {path}")
     return weights
 
 
 def _fields(arguments: Arguments, weights: dict[str, Tensor]) -> dict[str, Any]:
     """The fields of `ModelConfig`; position tables and biases are made explicit in `weights`."""
     d_model = weights[_SOURCE].shape[-1]
-    lengths = {}
-    for side in ("encoder", "decoder"):
-        name = f"{side}.embeddings.make_embedding.pe.pe"
-        if name not in weights:
-            raise CheckpointError(f"the model of {arguments.where} has no {name}. Check that it was saved completely.")
-        weights[name] = weights[name].flatten(1) if weights[name].ndim == 3 else weights[name]  # [length, 1, d_model]
-        lengths[side] = len(weights[name])
+    lengths = {side: len(weights[name]) for side, name in _TABLES.items()}
     activation = arguments.get("pos_ffn_activation_fn", "relu")
     # Version 3 has biases in attention and feed-forward only where it is told so; before, they were always there.
     attention = _biases(weights, r"(.*_attn\.(?:linear_(?:keys|values|query)|final_linear))\.weight")
@@ -177,32 +182,44 @@ def _biases(weights: dict[str, Tensor], layers: str) -> bool:
     if not any(f"{name}.bias" in weights for name in names):
         return False
     for name in names:
-        weights.setdefault(f"{name}.bias", torch.zeros(len(weights[f"{name}.weight"])))
+        weights.setdefault(f"{name}.bias", torch.zeros(weights[f"{name}.weight"].shape[:1]))
     return True
 
 
 def _words(path: Path, vocabularies: Any, side: str) -> list[str]:
     """The words of a side in order: of version 3 a list, before that within objects of torchtext."""
-    found = dict(vocabularies).get(side) if isinstance(vocabularies, list | tuple | Mapping) else None
-    if (
-        isinstance(found, InertObject) and "fields" in found.attributes
-    ):  # one field for words, others for their features
-        fields = found.attributes["fields"]
-        if len(fields) != 1:
+    found = _entry(vocabularies, side)
+    if isinstance(found, InertObject) and "fields" in found.attributes:
+        fields = found.attributes["fields"]  # one field for words, others for their features
+        if isinstance(fields, list) and len(fields) > 1:
             raise ConfigError(f"the {side} vocabulary in {path} has features beside words, which are not supported.")
-        found = fields[0][1]
+        found = _entry(fields, side)
     if isinstance(found, InertObject) and "vocab" in found.attributes:
-        marks = {name: found.attributes.get(name) for name in ("init_token", "eos_token")}
+        marks = plain({name: found.attributes.get(name) for name in ("init_token", "eos_token")}, f"vocab in {path}")
         if side == "src" and any(marks.values()):
             raise ConfigError(f"the sources of {path} have {marks}, which is not supported.")
         found = found.attributes["vocab"]
     if isinstance(found, InertObject):
         found = found.attributes.get("itos")
-    if not isinstance(found, list) or not found or not all(isinstance(word, str) for word in found):
+    if not isinstance(found, list) or not found or not all(map(_is_word, found)):
         raise CheckpointError(f"{path} has no {side} vocabulary that can be read. Check that it was saved completely.")
     if len(set(found)) < len(found):
         raise CheckpointError(f"the {side} vocabulary in {path} has a word twice. Check that it was saved completely.")
     return found
+
+
+def _entry(pairs: Any, name: str) -> Any:
+    """What stands at a name in a dict, or in a list of pairs."""
+    if isinstance(pairs, Mapping):
+        return pairs.get(name)
+    listed = pairs if isinstance(pairs, list | tuple) else ()
+    found = [pair[1] for pair in listed if isinstance(pair, list | tuple) and len(pair) == 2 and pair[0] == name]
+    return found[-1] if found else None
+
+
+def _is_word(word: Any) -> bool:
+    """Whether it is a text, and one that can be written: a pickle can spell half a character."""
+    return isinstance(word, str) and not any("\ud800" <= character <= "\udfff" for character in word)
 
 
 def _special_ids(path: Path, target: list[str], start: str) -> dict[str, int]:

@@ -37,6 +37,12 @@ _LITERALS = {
 """The opcodes that are their argument."""
 _CONSTANTS: Mapping[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _MOST_STEPS = 10_000_000
+_MOST_BITS = 1024
+"""Python writes no number of many thousands of digits, not even into an error's message."""
+_MOST_VIEWS = 100
+"""How many times a file may use its numbers. Layers share weights; but each tensor may be copied, as it is converted."""
+_LARGEST_EMPTY = 2**20
+"""The size of a tensor without numbers, which what is computed with it would have, too."""
 _TENSORS = ("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2")
 _PARAMETERS = ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
 _DICTS = ("builtins.dict", "collections.OrderedDict", "collections.Counter")
@@ -113,6 +119,8 @@ class _Interpreter:
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
         self._copied = 0
+        self._viewed = self._stored = 0
+        self._keys: set[str] = set()
 
     def run(self) -> Any:
         """What the pickle holds that begins where the file stands, which then stands behind it."""
@@ -120,6 +128,8 @@ class _Interpreter:
         for step, (opcode, argument, _) in enumerate(pickletools.genops(self._file)):
             name = opcode.name
             if name in _LITERALS:
+                if isinstance(argument, int) and argument.bit_length() > _MOST_BITS:
+                    raise Refused(f"it has a number of {argument.bit_length()} bits")
                 stack.append(argument)
             elif name in _CONSTANTS:
                 stack.append(_CONSTANTS[name])
@@ -237,7 +247,11 @@ class _Interpreter:
         """The plain value that a few functions would give; None of all others."""
         match path, arguments:
             case "torch._utils._rebuild_tensor" | "torch._utils._rebuild_tensor_v2", (Tensor() as storage, *layout):
-                return _tensor(storage, *layout[:3])
+                made = _tensor(storage, *layout[:3])
+                self._viewed += made.nbytes
+                if self._viewed > _MOST_VIEWS * self._stored:
+                    raise Refused("its tensors share their numbers too often")
+                return made
             case (
                 "torch._utils._rebuild_parameter"
                 | "torch._utils._rebuild_parameter_with_state"
@@ -270,6 +284,8 @@ class _Interpreter:
                 dtype = _DTYPES[kind]
                 if not 0 <= count < 2**48:
                     raise Refused(f"a tensor of {count} numbers is declared")
+                self._stored += 0 if key in self._keys else count * dtype.itemsize
+                self._keys.add(key)
                 stored = self._storages(key, count * dtype.itemsize).view(dtype)
                 if not views or views == [None]:
                     return stored
@@ -285,6 +301,8 @@ def _tensor(stored: Tensor, begin: Any, sizes: Any, strides: Any) -> Tensor:
         raise Refused("a tensor's sizes are no sizes")
     last = begin + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
     # Views in which numbers stand several times are refused too: copied, they would take any amount of memory.
+    if 0 in sizes and max(sizes) > _LARGEST_EMPTY:
+        raise Refused(f"an empty tensor of sizes {list(sizes)} is declared")
     if 0 not in sizes and (last >= len(stored) or prod(sizes) > len(stored)):
         raise Refused(f"a tensor of sizes {list(sizes)} is declared in a storage of {len(stored)}")
     return torch.empty(sizes, dtype=stored.dtype) if 0 in sizes else stored.as_strided(sizes, strides, begin)

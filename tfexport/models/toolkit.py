@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tfexport.errors import CheckpointError, ConfigError
 from tfexport.models.arguments import Arguments
 from tfexport.models.family import Family
 from tfexport.models.native import Tokenizers
@@ -55,6 +56,34 @@ class Toolkit:
     """Raises CheckpointError, ConfigError or TokenizerError where something is missing, damaged or not supported."""
     files: Callable[[Path], Sequence[Path]]
     """The files that `read` takes the model from, which identify it."""
+
+
+LARGEST_TABLE = 2**26
+"""Numbers in a table of positions that settings may ask for: 256 MiB, for 16384 tokens of a model of width 4096."""
+
+
+def check_table(where: str, n_positions: int, d_model: int, least: int = 4) -> None:
+    """Refuse to compute a table of positions [n_positions, d_model] of which settings tell sizes that no model has.
+
+    Args:
+        least: the smallest `d_model`; tensor2tensor's frequencies take two, of which each has a sine and a cosine.
+
+    Raises:
+        ConfigError: it would be too large, or has a size below the smallest.
+    """
+    if n_positions < 1 or d_model < least or n_positions * d_model > LARGEST_TABLE:
+        raise ConfigError(
+            f"{where} asks for a table of {n_positions} positions of {d_model} numbers, which no model has. Correct it."
+        )
+
+
+def require_matrices(weights: Mapping[str, Tensor], names: Iterable[str], where: str) -> None:
+    """Raises CheckpointError where one of `names` is missing, or is no matrix."""
+    for name in names:
+        if name not in weights:
+            raise CheckpointError(f"{where} has no {name}. Check that it was saved completely.")
+        if weights[name].dim() != 2:
+            raise CheckpointError(f"{where} has {name}, which is no matrix. Check that it was saved completely.")
 
 
 def tie(weights: dict[str, Tensor], source: str, target: str, output: str) -> dict[str, Any]:

@@ -81,6 +81,7 @@ class TorchTransformer(Family):
             asked=(*self.asked, *(("max_source_length", "max_target_length") if parts.kind == "sinusoidal" else ())),
             told_by_user=self.told_by_user,
             reference=reference if is_plain else None,
+            reference_as_told=True,
         )
         return fitted, parts.unclear
 

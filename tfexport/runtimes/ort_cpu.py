@@ -121,6 +121,7 @@ class OrtCpuRuntime:
                     else cpu_session(graph, self._threads)
                 )
                 require_contract(session, graph, role, self.config, self._precision)
+                self._bundle.require_same()  # it may be long since the others were loaded
                 self._sessions[role] = session
             return self._sessions[role]
 
