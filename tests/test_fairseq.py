@@ -78,6 +78,12 @@ def test_flags_that_repeat_the_file_or_choose_are_taken() -> None:
     assert load_checkpoint(FOLDER / "cfg.pt", chosen).config == told.config.replace(**chosen)
 
 
+def test_a_folder_of_checkpoints_is_told_to_name_one(tmp_path: Path) -> None:
+    shutil.copy(FOLDER / "cfg.pt", tmp_path / "checkpoint_best.pt")
+    with pytest.raises(TfexportError, match=r"It has checkpoint_best\.pt: give the path of one, such as .*best\.pt"):
+        load_checkpoint(tmp_path, {})
+
+
 # --- dictionaries
 
 

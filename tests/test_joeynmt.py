@@ -266,6 +266,15 @@ def test_settings_that_nothing_reads_are_told(tmp_path: Path) -> None:
     assert any("rotary" in note for note in found.notes)
 
 
+def test_a_folder_without_its_configuration_is_told(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m", config_of("pre"), random_state("pre", 1))
+    (folder / "config.yaml").unlink()
+    for path in (folder, folder / "100.ckpt"):
+        message = refused(load_checkpoint, path, {})
+        assert "JoeyNMT" in message
+        assert "config.yaml" in message
+
+
 def test_which_checkpoint_of_a_folder(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "m", config_of("pre"), random_state("pre", 1))
     first = load_checkpoint(folder, {})

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from originals import DATA, assert_same_logits, assert_same_searches, expected
+from safetensors.torch import save_file
 
 from tfexport.errors import ConfigError, TfexportError
 from tfexport.models.checkpoint import inspect_checkpoint, load_checkpoint
@@ -159,8 +160,13 @@ def test_weights_in_another_file_are_asked_for(tmp_path: Path, absent: str) -> N
     content = read_inert(FOLDER / "v3.pt")
     opt = argparse.Namespace(**plain(content["opt"], "opt"))
     torch.save({**{name: content[name] for name in content if name != absent}, "opt": opt}, tmp_path / "model.pt")
-    with pytest.raises(TfexportError, match="no whole model"):
+    with pytest.raises(TfexportError, match=r"no whole model \(`model` and `generator`\)\. .*save_format pytorch"):
         load_checkpoint(tmp_path / "model.pt", {})
+    save_file({name: tensor.clone() for name, tensor in content["model"].items()}, tmp_path / "model.00.safetensors")
+    with pytest.raises(TfexportError, match=r"weights are in model\.00\.safetensors\. .*save_format pytorch"):
+        load_checkpoint(tmp_path / "model.pt", {})
+    with pytest.raises(TfexportError, match=r"an OpenNMT-py model alone\. .*save_format pytorch"):
+        load_checkpoint(tmp_path / "model.00.safetensors", {})
 
 
 def test_how_its_texts_were_split_is_told(changed: Callable[..., Path]) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 from torch import Tensor
 
 from tfexport.errors import CheckpointError, ConfigError
-from tfexport.models.files import read_file
+from tfexport.models.files import read_file, some
 from tfexport.models.hugging_face_layouts import KINDS, T5, bart_like, t5
 from tfexport.models.hugging_face_settings import CONFIG, Settings
 from tfexport.models.hugging_face_text import read_text
 from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint
 
+_CHECKPOINTS = (".pt", ".pth", ".ckpt", ".npz", ".safetensors")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -28,10 +29,7 @@ def read_folder(path: Path, options: TextOptions) -> ToolkitCheckpoint:
         ConfigError: the model is of another kind, or a setting is not supported.
     """
     if not (path / CONFIG).is_file():
-        raise CheckpointError(
-            f"there is no file {path / CONFIG}. Give a folder that save_pretrained wrote, or a checkpoint such as "
-            "ckpt.pt."
-        )
+        raise CheckpointError(_no_config(path))
     config = _json(path / CONFIG)
     generation_path = path / "generation_config.json"
     settings = Settings(path, config, _json(generation_path) if generation_path.is_file() else {})
@@ -60,6 +58,25 @@ def read_folder(path: Path, options: TextOptions) -> ToolkitCheckpoint:
         tokenizers=text.tokenizers,
         given=given,
         assumed=tuple(_spoken(folder.fields, 0)),  # a fine-tuned model writes one language by itself, and knows others
+    )
+
+
+def _no_config(path: Path) -> str:
+    """What to say of a folder that is none of this library."""
+    files = sorted(file.name for file in path.iterdir()) if path.is_dir() else []
+    if any(name.endswith(".ckpt") for name in files) and any(name.endswith("_vocab.txt") for name in files):
+        return (
+            f"{path} looks like a folder of JoeyNMT, and config.yaml is missing in it or has no data, model and training. "
+            "Put the model's own there."
+        )
+    checkpoints = [name for name in files if name.endswith(_CHECKPOINTS)]
+    if checkpoints:
+        return (
+            f"there is no file {path / CONFIG}. It has {some(checkpoints, 5)}: give the path of one, such as "
+            f"{path / checkpoints[0]}."
+        )
+    return (
+        f"there is no file {path / CONFIG}. Give a folder that save_pretrained wrote, or a checkpoint such as ckpt.pt."
     )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from tfexport.errors import CheckpointError, ConfigError
 from tfexport.models.arguments import Arguments
 from tfexport.models.family import Family
-from tfexport.models.inert import read_inert
+from tfexport.models.inert import holds, read_inert
 from tfexport.models.joeynmt_text import read_text
 from tfexport.models.positions import sinusoids
 from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint, check_table, require_matrices, tie
@@ -47,10 +47,17 @@ def recognises(path: Path) -> bool:
     try:
         if (folder / "config.json").exists() or not (path.is_dir() or path.suffix == ".ckpt"):
             return False
+        if path.is_file() and not (folder / CONFIG).exists():
+            return holds(path, _is_joeynmt)
         with (folder / CONFIG).open(encoding="utf-8", errors="replace") as file:
             return set(_SECTIONS.findall(file.read(2**20))) == {"data", "model", "training"}
     except OSError:
         return False
+
+
+def _is_joeynmt(content: Any) -> bool:
+    state = content.get("model_state") if isinstance(content, Mapping) else None
+    return isinstance(state, Mapping) and any(".src_trg_att." in str(name) for name in state)
 
 
 def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
@@ -67,6 +74,10 @@ def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
     """
     file = checkpoint_file(path)
     config = file.parent / CONFIG
+    if not config.is_file():
+        raise CheckpointError(
+            f"{file} is a checkpoint of JoeyNMT, and {config}, which says what it is, is missing. Put the model's own there."
+        )
     told = Arguments(str(config), read_settings(read_yaml_file(config), str(config)))
     weights = _weights(file)
     model = told.inner("model")

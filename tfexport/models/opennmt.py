@@ -122,7 +122,11 @@ def _weights(path: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:
     """Those of the model and of its output layer, under the names of version 3."""
     model, generator = content.get("model"), content.get("generator")  # version 3 can write safetensors beside
     if not isinstance(model, Mapping) or not isinstance(generator, Mapping):
-        raise CheckpointError(f"{path} has no whole model (`model` and `generator`). Save it as one file of PyTorch.")
+        raise CheckpointError(
+            f"{path} has options and vocabularies, and no whole model (`model` and `generator`)"
+            f"{''.join(f'; weights are in {file.name}' for file in sorted(path.parent.glob('*.safetensors'))[:1])}. Save it "
+            "with OpenNMT-py's save_format pytorch, which puts all into one .pt."
+        )
     weights: dict[str, Tensor] = {}
     for name, tensor in (*model.items(), *((f"generator.{name}", tensor) for name, tensor in generator.items())):
         if not isinstance(tensor, Tensor):

@@ -55,6 +55,11 @@ def _no_family(path: Path, weights: Mapping[str, Tensor]) -> str:
             "encoder or a decoder alone is not read. Give the checkpoint of an encoder-decoder model, or a family file of "
             "your own, --family my_family.py."
         )
+    if any(".make_embedding.emb_luts." in name for name in weights):
+        return (
+            f"{path} has the weights of an OpenNMT-py model alone. Give the .pt that has its options and vocabularies too; "
+            "where it was saved with save_format safetensors, save it with save_format pytorch."
+        )
     nearest = max(FAMILIES, key=likeness)
     other = [name for name in weights if not nearest.known(name)]
     absent = nearest.lacking(weights)
