@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tfexport.demo import embedded_checkpoint
+from tfexport.export import export
+from tfexport.models.checkpoint import load_checkpoint
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").glob("*.md")])
@@ -20,11 +23,11 @@ EXAMPLES = [
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files that examples name."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that examples name: the embedded German-English model, and text for it."""
     folder = tmp_path_factory.mktemp("docs")
-    shutil.copytree(tiny_bundle, folder / "bundle")
-    (folder / "input.txt").write_text("de4 de5\nde9\n", encoding="utf-8")
+    export(load_checkpoint(embedded_checkpoint(), {}), folder / "bundle")
+    (folder / "input.txt").write_text("Ein Hund läuft.\nZwei Kinder spielen.\n", encoding="utf-8")
     return folder
 
 
