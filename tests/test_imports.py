@@ -194,7 +194,7 @@ def test_what_both_sides_read_imports_neither(module: str) -> None:
 
 def test_torch_is_imported_only_where_models_are_made_or_run() -> None:
     allowed = {"export", "graph_modules", "selfcheck", "ort_cases", "calibrate", "rounded", "bisect", "train", "data"}
-    allowed |= {"training_state", "probe", "probe_layers"}
+    allowed |= {"training_state", "probe", "probe_checks", "probe_layers"}
     allowed |= {"peers"}  # engines that it is compared with
     found = {
         module

@@ -16,6 +16,7 @@ from test_profiles import LIMIT, SCORES, assert_same, found_by, generated, model
 from tfexport.bundle import open_bundle
 from tfexport.errors import TfexportError
 from tfexport.next_tokens import ban_repeated_ngrams, log_softmax, penalise_repetition
+from tfexport.profiles import PROFILES
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Best, IntArray
 from tfexport.runtimes.pytorch import TorchRuntime
@@ -88,6 +89,47 @@ def test_no_output_breaks_a_rule(rules: dict[str, Any], beam: int) -> None:
         found = run(random_model(seed, VOCAB), sources, beam=beam, nbest=beam, max_length=9, **options)
         for hypothesis in itertools.chain(*found):
             assert not breaks(hypothesis.ids, **(rules if len(rules) == 1 else {"prefix": rules["prefix"]}))
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("beam", [1, 4])
+def test_where_no_token_may_come_an_output_ends(beam: int, profile: Any) -> None:
+    """Of the second source at once, though it is too early for eos; of the third after a forced beginning."""
+    model, config = random_model(3, 7), tiny_config(tgt_vocab_size=7)
+    lists = [None, np.array([EOS, 3, 4]), np.array([EOS, 3]), np.array([EOS, 4, 6])]
+    prefixes: list[Ids] = [(), (), (5,), ()]
+    asked = [Source((5, 6), prefix=prefix, candidates=one) for one, prefix in zip(lists, prefixes, strict=True)]
+    rules: dict[str, Any] = {"suppress": (3, 4, 5), "min_length": 3, "max_length": 6, "token_scores": True}
+    options = SearchOptions.for_profile(profile, beam=beam, nbest=beam, **rules)
+    found = search(ScriptedRuntime(model, config), asked, options)
+    assert [one[0].ids for one in found[1:3]] == [(EOS,), (5, EOS)]
+    assert [len(one) for one in found[1:3]] == [1, 1]
+    for one in (h for outputs in found for h in outputs):
+        assert np.isfinite([one.score, one.log_prob, *one.token_log_probs]).all()
+        assert not {3, 4} & set(one.ids)
+        assert EOS not in one.ids[:-1]
+    for hypothesis in (*found[0], *found[3]):
+        assert len(hypothesis.ids) > 3
+    for source, outputs in zip(asked, found, strict=True):
+        assert [h.ids for h in outputs] == [h.ids for h in search(ScriptedRuntime(model, config), [source], options)[0]]
+    if not options.rules.renormalises:  # the model's own log-probability of eos among the words of the list
+        row = model((5, 6), ())[[EOS, 3, 4]]
+        assert found[1][0].log_prob == pytest.approx(log_softmax(row[None])[0, 0], abs=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"samples": 2}, {"alternatives": 2}, {"no_repeat_ngram": 2}], ids=str)
+def test_so_it_ends_where_logits_are_looked_at(options: dict[str, Any]) -> None:
+    runtime = ScriptedRuntime(random_model(3, VOCAB), tiny_config(tgt_vocab_size=VOCAB))
+    asked = SearchOptions(suppress=(3,), min_length=3, max_length=6, **options)
+    [found] = search(runtime, [Source((5, 6), candidates=np.array([EOS, 3]))], asked)
+    assert {one.ids for one in found} == {(EOS,)}
+
+
+def test_what_has_no_probability_at_all_is_refused_by_a_beam() -> None:
+    model = constant_model([-math.inf, -math.inf, -math.inf, 1.0, 0.0])
+    for given in ({"suppress": (3, 4)}, {"suppress": (3, 4), "profile": "fairseq"}):
+        with pytest.raises(TfexportError, match="probability 0 to all that an output may go on with, its end included"):
+            run(model, [(6,)], beam=2, max_length=4, min_length=2, **given)  # type: ignore[arg-type]
 
 
 class Counting(ScriptedRuntime):

@@ -192,7 +192,22 @@ def test_untrained_norms_hide_no_mistake(untrained: Path, mistake: str) -> None:
 def test_a_module_with_weights_from_elsewhere_is_compared_as_it_is(path: Path) -> None:
     found = probe(path, HINTS, family=(replace(OWN, reference=lambda weights, config: tiny_transformer()),))
     assert found.passed
-    assert "as they are: its own vectors could not be changed" in check(found, "reference").about
+    assert (
+        "weights as they are alone: with other norms and biases the two could not be made"
+        in check(found, "reference").about
+    )
+
+
+def test_a_module_that_is_made_once_is_compared_with_each_of_its_weights(path: Path) -> None:
+    module = tiny_transformer()
+
+    def loaded(weights: Mapping[str, Tensor], config: ModelConfig) -> nn.Module:
+        module.load_state_dict(dict(weights))
+        return module
+
+    found = probe(path, HINTS, family=(replace(OWN, reference=loaded),))
+    assert found.passed
+    assert "with random numbers added" in check(found, "reference").about
 
 
 def test_arithmetic_that_fails_on_other_norms_is_no_mistake(path: Path) -> None:
@@ -352,7 +367,7 @@ def test_a_broken_cache_is_found(path: Path, monkeypatch: pytest.MonkeyPatch) ->
         cache[:, :, (position - (position == 5).long())[0]] = update[:, :, 0]
         return cache
 
-    monkeypatch.setattr("tfexport.probe.write_in_place", misplaced)
+    monkeypatch.setattr("tfexport.probe_checks.write_in_place", misplaced)
     found = probe(path, HINTS)
     assert [c.name for c in found.checks if c.passed is False] == ["cached step"]
 

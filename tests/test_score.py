@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from tfexport.errors import TfexportError
 from tfexport.export import export
 from tfexport.lines import Reader, TargetReader
 from tfexport.next_tokens import log_softmax
-from tfexport.search import SearchOptions
+from tfexport.search import Hypothesis, SearchOptions
 from tfexport.tokenizers import word_tokenizer
 from tfexport.translate import Result, Writer, scored, translate
 
@@ -177,6 +178,12 @@ def test_the_command_scores_as_pytorch_does(
         total, each = line.split("\t")
         assert float(total) == pytest.approx(sum(steps), abs=1e-4) == record["log_prob"]
         assert [float(step) for step in each.split()] == record["token_log_probs"]
+
+
+def test_what_is_no_number_is_never_written_as_json() -> None:
+    found = Hypothesis((4, 2), -math.inf, -math.inf, True, (0.0, -math.inf))
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        Writer(CONFIG, None, "jsonl").line(Result(1, "ok", "", (found,)))
 
 
 def test_what_is_decoded_is_scored_the_same(capsys: Any, monkeypatch: Any, tiny_bundle: Path, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ SOURCE = word_tokenizer(
 )
 TARGET = word_tokenizer({word: index for index, word in enumerate(["</s>", "<s>", "a", "dog", "the", "old", "<unk>"])})
 WORDS = tiny_config(src_vocab_size=7, tgt_vocab_size=7, bos_id=1, eos_id=0, pad_id=1)
-SPECIAL = {0, 1, 6}
+SPECIAL = {0, 6}
 
 
 def read(folder: Path, content: str | bytes, config: Any = WORDS, **options: Any) -> Shortlist:
@@ -70,7 +70,7 @@ def test_a_lexicon_has_the_first_words_and_the_best_of_each_word(tmp_path: Path)
         4,
         5,
     }
-    assert len(read(tmp_path, lexicon).candidates([3])) == 7, "there are no more than that"
+    assert len(read(tmp_path, lexicon).candidates([3])) == 6, "there are no more than that, and bos"
 
 
 def test_a_list_of_words_is_for_all(tmp_path: Path) -> None:
@@ -87,8 +87,24 @@ def test_words_that_are_passed_over_are_told(tmp_path: Path, caplog: pytest.LogC
 def test_without_vocabularies_words_are_ids(tmp_path: Path) -> None:
     (tmp_path / "vmap").write_text("5 6\t7 8 1000 -3 x\n7\t9\n")
     shortlist = read_shortlist(tmp_path / "vmap", tiny_config(unk_id=4), None, None)
-    assert shortlist.candidates([5, 6]).tolist() == [1, 2, 4, 7, 8]
-    assert shortlist.candidates([6, 5, 7]).tolist() == [1, 2, 4, 9]
+    assert shortlist.candidates([5, 6]).tolist() == [2, 4, 7, 8]
+    assert shortlist.candidates([6, 5, 7]).tolist() == [2, 4, 9]
+
+
+def test_bos_is_no_output_but_where_it_is_another_token_too_or_the_file_says_it(tmp_path: Path) -> None:
+    lexicon, tied = "dog Hund 0.5\n", WORDS.replace(tie_source_target=True)
+    source = SOURCE.ids(["<s>", "Hund"])
+
+    def found(content: str, config: Any) -> set[int]:
+        return set(read(tmp_path, content, config, first=2).candidates(source).tolist())
+
+    assert found(lexicon, WORDS) == {0, 3, 6}
+    assert found(lexicon, tied) == {0, 3, 4, 6}
+    for known_as in ({"forced_first_id": 1}, {"eos_id": 1}):
+        assert 1 in found(lexicon, WORDS.replace(**known_as))
+        assert 1 in found(lexicon, tied.replace(**known_as))
+    for content in (lexicon + "<s> Hund 0.5\n", "<s>\n", "\t<s> dog\n"):
+        assert 1 in found(content, WORDS)
 
 
 @pytest.mark.parametrize(

@@ -7,84 +7,28 @@ same numbers. PyTorch is not needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import tee
 from pathlib import Path
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, Unpack, overload
 
 from tfexport.bundle import Bundle, open_bundle
 from tfexport.classify import Classified, classify, read_labels
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision, precisions_of, short_name
 from tfexport.errors import TfexportError
-from tfexport.lines import InputFormat, Reader, Status, TargetReader
+from tfexport.lines import InputFormat, Reader, TargetReader
+from tfexport.results import Output, Translation, translation_of
 from tfexport.runtimes import load_classifier as runtime_of_classifier
 from tfexport.runtimes import load_runtime, require_workers
 from tfexport.runtimes.base import Classifier as ClassifierRuntime
-from tfexport.runtimes.base import FloatArray, Runtime
-from tfexport.search import Hypothesis, SearchOptions
+from tfexport.runtimes.base import Runtime
+from tfexport.search import SearchOptions
 from tfexport.search_options import SearchSettings
 from tfexport.shortlist import BEST, FIRST, Shortlist, read_shortlist
 from tfexport.stream import Step, stream_lines
 from tfexport.translate import Result, Writer, scored, translate
 
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Output:
-    """One output of a source sentence."""
-
-    text: str
-    """Empty where the bundle has no target vocabulary."""
-    tokens: tuple[str, ...]
-    """As the vocabulary writes them, eos last when it came; empty where the bundle has no target vocabulary."""
-    ids: tuple[int, ...]
-    """Without bos, with eos when it came."""
-    score: float
-    """What outputs of one sentence are ranked by: the log-probability after length normalisation."""
-    log_prob: float
-    """Natural logarithm of the probability of all tokens together."""
-    finished: bool
-    """False where the length limit ended it, not eos."""
-    token_log_probs: tuple[float, ...] = ()
-    """Of each token, where `token_scores=True` asked for them."""
-    attention: FloatArray | None = field(default=None, compare=False)
-    """What each token attended to, [tokens, source ids], where `attention=True` asked for it: cross-attention of the layer
-    `alignment_layer`, the mean of its heads. The bundle has to be exported with `--alignments`."""
-
-
-@dataclass(frozen=True)
-class Translation:
-    """What became of one source sentence; `str()` of it is its best text."""
-
-    status: Status
-    """`ok`, or what is wrong with the sentence or its output; see the README's table."""
-    message: str
-    """What is wrong, in words; empty where nothing is."""
-    outputs: tuple[Output, ...]
-    """Best first, or in the order in which they were drawn; none where the sentence cannot be read."""
-
-    @property
-    def text(self) -> str:
-        """The text of the first output; empty where there is none."""
-        return self.outputs[0].text if self.outputs else ""
-
-    @property
-    def score(self) -> float:
-        """The score of the first output.
-
-        Raises:
-            TfexportError: there is none.
-        """
-        if not self.outputs:
-            raise TfexportError(
-                f"this sentence has no output: {self.message or self.status}. Look at its status first."
-            )
-        return self.outputs[0].score
-
-    def __str__(self) -> str:
-        return self.text
+__all__ = ["Classifier", "Model", "Output", "Translation", "load", "load_classifier"]
 
 
 class Model:
@@ -300,7 +244,7 @@ class Model:
             outputs=outputs,
             shortlist=shortlist,
         )
-        return (_translation(finish(result), writer) for result in results)
+        return (translation_of(finish(result), writer) for result in results)
 
     def _options(self, search: SearchSettings) -> SearchOptions:
         given: dict[str, Any] = {name: value for name, value in search.items() if name != "profile"}
@@ -398,21 +342,3 @@ def _one_precision(given: str | None) -> Precision | None:
 def _line(text: str) -> bytes:
     # A lone surrogate is not UTF-8, as the reader of lines says.
     return text.encode("utf-8", "surrogatepass")
-
-
-def _translation(result: Result, writer: Writer) -> Translation:
-    return Translation(result.status, result.message, tuple(_output(found, writer) for found in result.hypotheses))
-
-
-def _output(found: Hypothesis, writer: Writer) -> Output:
-    has_words = writer.tokenizer is not None
-    return Output(
-        text=writer.text(found.ids) if has_words else "",
-        tokens=tuple(writer.tokenizer.tokens(found.ids)) if writer.tokenizer is not None else (),
-        ids=found.ids,
-        score=found.score,
-        log_prob=found.log_prob,
-        finished=found.finished,
-        token_log_probs=found.token_log_probs,
-        attention=found.attention,
-    )

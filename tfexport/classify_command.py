@@ -51,5 +51,9 @@ def classify(
         results = classify(model, reader, lines, top=top, batch_size=batch_size, window=1 if at_terminal else None)
         for result in warned(with_progress(results, "classifying lines")):
             as_json = output_format == "jsonl"
-            line = json.dumps(writer.record(result), ensure_ascii=False) if as_json else writer.line(result)
+            line = (
+                json.dumps(writer.record(result), ensure_ascii=False, allow_nan=False)
+                if as_json
+                else writer.line(result)
+            )
             print(line, flush=at_terminal)

@@ -72,7 +72,7 @@ class NextTokens:
         if not self._needs_logits(length, sentence, banned):
             best, state = self._runtime.best(state, tokens, count + len(banned))
             require_numbers(best.log_probs[:, 0])
-            return without(best, banned, count), state
+            return without(best, banned, count, end=self.config.eos_id), state
         logits, state = self._runtime.step(state, tokens)
         require_numbers(logits.max(axis=1))
         scores = self._scores(logits, banned, length, np.repeat(sentence, len(tokens) // len(sentence)), history)
@@ -121,7 +121,7 @@ class NextTokens:
         allowed[length <= self._least[source], eos] = False
         if options.no_repeat_ngram:
             ban_repeated_ngrams(allowed, self._past(history), options.no_repeat_ngram)
-        # Where nothing may come any more an output ends.
+        # Where nothing may come any more an output ends, as in `without`.
         stuck = ~(allowed & (scores > -np.inf)).any(axis=1)
         must_end = self._must_end(length, source)
         allowed[stuck | must_end] = np.arange(scores.shape[1]) == eos
@@ -158,14 +158,17 @@ def log_softmax(logits: NDArray[Any]) -> Scores:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def without(best: Best, banned: Sequence[int], count: int) -> Best:
-    """The `count` best tokens of each row that are not `banned`.
+def without(best: Best, banned: Sequence[int], count: int, *, end: int) -> Best:
+    """The `count` best tokens of each row that are not `banned`; `end` where all that the model thinks possible are.
 
     `best` has as many more as are banned, where the vocabulary has: each is one token of a row at most. The
     log-probabilities stay the model's own.
     """
     if not banned or not (is_banned := np.isin(best.ids, banned)).any():
         return Best(best.log_probs[:, :count], best.ids[:, :count])
+    # Such a row has every possible token, as it has more than are banned: `end` too.
+    stuck = ~((best.log_probs > -np.inf) & ~is_banned).any(axis=1)
+    is_banned[stuck] = best.ids[stuck] != end
     # A stable sort by "is banned" keeps the order of the others.
     order = np.argsort(is_banned, axis=1, kind="stable")[:, :count]
     every = np.arange(len(order))[:, None]

@@ -72,7 +72,7 @@ def score(
         for result in warned(with_progress(map(scored, results), "scoring lines")):
             with_unknown += writer.has_unknown(result)
             if as_json:
-                print(json.dumps(writer.score_record(result), ensure_ascii=False))
+                print(json.dumps(writer.score_record(result), ensure_ascii=False, allow_nan=False))
             elif result.hypotheses:
                 (found,) = result.hypotheses
                 steps = " ".join(f"{step:.6f}" for step in found.token_log_probs)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from tfexport.alternatives import with_alternatives
 from tfexport.attended import Attended
+from tfexport.errors import TfexportError
 from tfexport.next_tokens import NextTokens
 from tfexport.runtimes.base import Best, IntArray, Runtime, Shortlisting, State
 from tfexport.runtimes.masked import Masked
@@ -245,6 +246,11 @@ def _beam(
                 finish(group, int(origin[group, rank]), last, log_prob, rank=rank)
         kept = []
         for group, (index, best_live) in enumerate(zip(sentence.tolist(), scores[:, 0].tolist(), strict=True)):
+            if best_live == -np.inf and not len(finished[index]):
+                raise TfexportError(
+                    "the model gives probability 0 to all that an output may go on with, its end included. Leave out the "
+                    "rule or the forced beginning that asks for it."
+                )
             if not at_limit[group]:
                 if not finished[index].is_done(best_live, length):
                     kept.append(group)

@@ -7,7 +7,8 @@ Three kinds of files are read, told by their first line:
     dog Hund 0.8                    a lexicon (Marian's and fast_align's lex.s2t): target word, source word, probability
     dog                             a list of words for every source
 
-The end of a sentence and the other special tokens may always come, and so may what a forced beginning holds.
+The end of a sentence and the unknown token may always come, and so may what a forced beginning holds. Bos may where a
+line of the file says so: CTranslate2 always lets it come, but no model learns how unlikely it is among few words.
 Probabilities are normalised over the words that may come, as there.
 
 Sources: CTranslate2 4.8 (`vocabulary_map.cc`), Marian 1.12 (`--shortlist FILE FIRST BEST`, `shortlist.cpp`). Unlike Marian,
@@ -52,10 +53,12 @@ class Shortlist:
     """For n-grams of source ids, those of one id first, the target ids that may come where the source has them."""
     copies: bool = False
     """Words of the source may come too: both sides have one vocabulary."""
+    not_copied: frozenset[int] = frozenset()
+    """Special tokens of sources that are none of outputs."""
 
     def candidates(self, source: Sequence[int]) -> IntArray:
         """The target ids, sorted, that may come in an output of `source` (encoder ids)."""
-        found = {*self.always, *(source if self.copies else ())}
+        found = {*self.always, *(set(source) - self.not_copied if self.copies else ())}
         for at in range(len(source)):
             for size, rules in enumerate(self.by_ngram[: len(source) - at], start=1):
                 found.update(rules.get(tuple(source[at : at + size]), ()))
@@ -107,12 +110,15 @@ def read_shortlist(
             *(passed, source_id.asked + target_id.asked, path),
         )
     unknown = config.unk_id if target is None else target.special_id("unk")
-    special = (config.eos_id, config.bos_id, config.forced_first_id, -1 if unknown is None else unknown)
-    always = {*special, *rules[0].pop((), ()), *(range(first) if kind == "lexicon" else ())}
+    special = {config.eos_id, config.forced_first_id, -1 if unknown is None else unknown}
+    begins = {config.bos_id} - special
+    frequent = set(range(min(first, config.tgt_vocab_size) if kind == "lexicon" else 0)) - begins
+    always = special | frequent | {*rules[0].pop((), ())}
     return Shortlist(
         frozenset(index for index in always if 0 <= index < config.tgt_vocab_size),
         tuple(rules),
         copies=kind == "lexicon" and config.tie_source_target,
+        not_copied=frozenset(begins),
     )
 
 

@@ -145,7 +145,10 @@ def shown(events: Iterable[Streamed], writer: Writer, file: TextIO) -> Iterator[
 def _piece(line: int, step: Step, writer: Writer) -> str:
     if writer.format == "jsonl":
         told = {"id": step.id, "token": step.token, "text": step.text} if writer.tokenizer else {"id": step.id}
-        return json.dumps({"line": line, **told, "log_prob": round(step.log_prob, 6)}, ensure_ascii=False) + "\n"
+        return (
+            json.dumps({"line": line, **told, "log_prob": round(step.log_prob, 6)}, ensure_ascii=False, allow_nan=False)
+            + "\n"
+        )
     if writer.format == "ids":
         return str(step.id)
     if writer.format == "tokens":

@@ -73,7 +73,7 @@ class Writer:
     def line(self, result: Result) -> str:
         """The hypotheses, best first, separated by tabs; an empty line where there are none. `jsonl` has all facts."""
         if self.format == "jsonl":
-            return json.dumps(self._record(result), ensure_ascii=False)
+            return json.dumps(self._record(result), ensure_ascii=False, allow_nan=False)
         return "\t".join(self._one(hypothesis, result.source) for hypothesis in result.hypotheses)
 
     def _one(self, hypothesis: Hypothesis, source: Source | None) -> str:

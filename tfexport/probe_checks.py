@@ -1,0 +1,186 @@
+"""The canonical model held against itself: steps with a cache, padding, batches, beams, the longest output."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tfexport.config import ModelConfig
+from tfexport.models.transformer import KeyValue, Transformer, write_in_place
+from tfexport.probe_layers import TOLERANCE, Sentence
+from tfexport.search import pad
+from tfexport.selfcheck import relative_error
+
+_STEPS = 24
+_MOST_POSITIONS, _MOST_LOGITS = 1024, 2**26
+"""Of the one long output: attention over it is quadratic, and its logits are kept."""
+
+_FLOAT16 = 65504.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    passed: bool | None
+    """None where it is only told."""
+    about: str
+    error: float | None = None
+    """The largest relative difference, where numbers were compared."""
+
+
+def own_checks(model: Transformer, sentences: Sequence[Sentence]) -> Iterator[Check]:
+    """What can be wrong with a model whatever it was trained as."""
+    config = model.config
+    sources, targets = [list(source) for source, _ in sentences], [list(target) for _, target in sentences]
+    (src_ids, src_len), (tgt_ids, tgt_len) = padded_batch(sources, config), padded_batch(targets, config)
+    real = torch.arange(tgt_ids.shape[1]) < tgt_len[:, None]
+    with torch.inference_mode(), _largest(model) as sizes:
+        model(src_ids, src_len, tgt_ids)
+    single, model = model, copy.deepcopy(model).double()  # in which what differs is no rounding
+    with torch.inference_mode():
+        whole = model(src_ids, src_len, tgt_ids)
+        stepped = run_steps(model, src_ids, src_len, tgt_ids)
+        alone = torch.cat([_alone(model, source, target)[0] for source, target in sentences])
+        noisy = torch.where(
+            torch.arange(src_ids.shape[1]) < src_len[:, None], src_ids, config.src_vocab_size - 1 - src_ids
+        )
+        garbage = model(noisy, src_len, tgt_ids)
+        beams = _beams(model, src_ids, src_len, tgt_ids)
+    yield compared(
+        "cached step", whole[real], stepped[real], f"{int(real.sum())} steps with a cache against whole targets at once"
+    )
+    yield _longest(model, sentences)
+    yield compared("padding", whole, garbage, "other ids behind the sources")
+    yield compared("batch", alone, whole[real], f"{len(sentences)} sentences each alone against all in one batch")
+    yield compared("beams", *beams, "4 hypotheses over one set of cross keys and values against one for each")
+    yield _half_precision(single, sizes)
+
+
+def compared(name: str, wanted: Tensor, found: Tensor, about: str) -> Check:
+    """A check that numbers agree, within the tolerance of their dtype."""
+    error = relative_error(wanted, found)
+    return Check(name, error <= TOLERANCE[wanted.dtype], about, error)
+
+
+def padded_batch(ids: list[list[int]], config: ModelConfig) -> tuple[Tensor, Tensor]:
+    """Ids [batch, longest] and lengths [batch], int64."""
+    padded, lengths = pad(ids, config.pad_id)
+    return torch.from_numpy(padded), torch.from_numpy(lengths)
+
+
+def _alone(model: Transformer, source: Sequence[int], target: Sequence[int]) -> Tensor:
+    return model(torch.tensor([source]), torch.tensor([len(source)]), torch.tensor([target]))
+
+
+def run_steps(model: Transformer, src_ids: Tensor, src_len: Tensor, tgt_ids: Tensor) -> Tensor:
+    """Logits [batch, tgt, vocab] of targets [batch, tgt], one token after the other with a cache."""
+    cross = model.encode(src_ids, src_len)
+    past, logits = model.empty_cache(*tgt_ids.shape), []
+    for position, tokens in enumerate(tgt_ids.T):
+        places = torch.full_like(tokens, position)
+        found, past = model.step(tokens, places, src_len, past, cross, write_in_place)
+        logits.append(found)
+    return torch.stack(logits, 1)
+
+
+def _longest(model: Transformer, sentences: Sequence[Sentence]) -> Check:
+    """One output of as many tokens as there are positions, from the longest source: steps here and there, and the last.
+
+    The cache is that of the whole target, so that thousands of positions take seconds.
+    """
+    config = model.config
+    most = max(1, min(_MOST_POSITIONS, _MOST_LOGITS // config.tgt_vocab_size))
+    n_source, n_target = min(config.max_source_length, most), min(config.max_target_length, most)
+    source = max(([*source] for source, _ in sentences), key=len)
+    target = max(([*target] for _, target in sentences), key=len)
+    source, target = (source * n_source)[:n_source], (target * n_target)[:n_target]
+    places = sorted({*np.linspace(0, n_target - 1, _STEPS).astype(int).tolist()})
+    src_len = torch.tensor([n_source])
+    with torch.inference_mode(), _self_attended(model) as past:
+        whole = _alone(model, source, target)[:, places]
+    with torch.inference_mode():
+        cross = model.encode(torch.tensor([source]), src_len)
+        steps = [
+            model.step(torch.tensor([target[place]]), torch.tensor([place]), src_len, past, cross)[0]
+            for place in places
+        ]
+    cut = f" (of {config.max_source_length} and {config.max_target_length})"
+    is_cut = (n_source, n_target) != (config.max_source_length, config.max_target_length)
+    about = (
+        f"a source of {n_source} ids; {len(places)} steps throughout {n_target} tokens, the last one too{cut * is_cut}"
+    )
+    return compared("longest", whole, torch.stack(steps, 1), about)
+
+
+@contextmanager
+def _self_attended(model: Transformer) -> Iterator[list[KeyValue]]:
+    """Within it, the keys and values of the decoder's self-attentions, [1, heads, tgt, head_dim] a layer."""
+    past: list[KeyValue] = []
+    made: list[Tensor] = []
+
+    def keep(module: nn.Module, given: Any, states: Tensor) -> None:
+        made.append(states.reshape(*states.shape[:2], model.config.n_heads, -1).transpose(1, 2))
+        if len(made) % 2 == 0:
+            past.append(KeyValue(made[-2], made[-1]))
+
+    attentions = [layer.self_attention for layer in model.decoder.layers]
+    handles = [layer.register_forward_hook(keep) for each in attentions for layer in (each.key, each.value)]
+    try:
+        yield past
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _beams(model: Transformer, src_ids: Tensor, src_len: Tensor, tgt_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits of a second token, with cross keys and values of their own for each hypothesis, and with shared ones."""
+    beam, rows = 4, 4 * len(src_ids)
+    first = torch.full((rows,), model.config.bos_id)
+    second = torch.arange(rows) % model.config.tgt_vocab_size
+    cross = model.encode(src_ids, src_len)
+    repeated = [KeyValue(*(tensor.repeat_interleave(beam, 0) for tensor in memory)) for memory in cross]
+    found = []
+    for lengths, memory in ((src_len.repeat_interleave(beam), repeated), (src_len, cross)):
+        past = model.empty_cache(rows, 2)
+        for position, tokens in enumerate((first, second)):
+            logits, past = model.step(tokens, torch.full((rows,), position), lengths, past, memory)
+        found.append(logits)
+    return found[0], found[1]
+
+
+@contextmanager
+def _largest(model: nn.Module) -> Iterator[dict[str, float]]:
+    """Within it, the largest number that each module of a model gives, by its path."""
+    sizes: dict[str, float] = {}
+
+    def note(path: str, module: nn.Module, given: Any, made: Any) -> None:
+        if isinstance(made, Tensor) and made.numel():
+            sizes[path] = float(np.maximum(sizes.get(path, 0.0), float(made.abs().max())))
+
+    handles = [module.register_forward_hook(partial(note, path)) for path, module in model.named_modules() if path]
+    try:
+        yield sizes
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _half_precision(model: Transformer, sizes: Mapping[str, float]) -> Check:
+    weights = {name: float(tensor.detach().abs().max()) for name, tensor in model.named_parameters() if tensor.numel()}
+    large = [name for name, size in {**weights, **sizes}.items() if not size <= _FLOAT16]
+    if large:
+        return Check(
+            "float16", None, f"overflows in {', '.join(large[:3])}: export in fp32 or bf16, or --precision auto-fp16"
+        )
+    worst = max(sizes, key=lambda path: sizes[path])
+    return Check("float16", None, f"the largest state is {sizes[worst]:.4g} ({worst}): fits, to {_FLOAT16:.0f}")
