@@ -17,7 +17,6 @@ from torch import Tensor
 
 from tfexport.errors import CheckpointError, ConfigError
 from tfexport.models.arguments import Arguments
-from tfexport.models.family import Family
 from tfexport.models.hugging_face_layouts import bart_names
 from tfexport.models.inert import holds, plain, read_inert
 from tfexport.models.native import Tokenizers
@@ -29,6 +28,7 @@ from tfexport.models.toolkit import (
     check_table,
     not_read,
     require_matrices,
+    self_described,
     split_before,
     tie,
 )
@@ -91,12 +91,10 @@ def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
         if tokenizers.source is None:
             raise ConfigError(f"{path} has no dictionary beside it that could read --prefix. Put it there.")
         tokenizers = Tokenizers(tokenizers.source.framed((), (), options.prefix), tokenizers.target)
-    family = Family(
+    family = self_described(
         name=NAME,
         about="fairseq's Transformer",
         renames=_NAMES,
-        signature=(),
-        read_config=lambda weights: {},
         ignored=_IGNORED,
         notes=(*notes, *not_read(arguments, _BEGINNINGS, _HARMLESS.split())),
     )

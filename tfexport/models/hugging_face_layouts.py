@@ -18,7 +18,7 @@ from tfexport.errors import CheckpointError, ConfigError
 from tfexport.models.family import Family
 from tfexport.models.hugging_face_settings import CONFIG, Settings
 from tfexport.models.positions import sinusoids, tensor2tensor_sinusoids
-from tfexport.models.toolkit import LARGEST_TABLE, ToolkitCheckpoint, tie
+from tfexport.models.toolkit import LARGEST_TABLE, ToolkitCheckpoint, self_described, tie
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,11 +306,9 @@ def _family(name: str, about: str, renames: Mapping[str, str], settings: Setting
         notes.append(f"its own library searches with {told}; give `decode` what you want of that")
     if unread := settings.unread():
         notes.append(f"its config has settings that were not read: {', '.join(unread)}")
-    return Family(
+    return self_described(
         name=name,
         about=f"{about} ({CONFIG} and weights of the transformers library)",
         renames=renames,
-        signature=(),
-        read_config=lambda weights: {},
         notes=tuple(notes),
     )

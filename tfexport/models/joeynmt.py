@@ -15,11 +15,18 @@ from torch import Tensor
 
 from tfexport.errors import CheckpointError, ConfigError
 from tfexport.models.arguments import Arguments
-from tfexport.models.family import Family
 from tfexport.models.inert import holds, read_inert
 from tfexport.models.joeynmt_text import read_text
 from tfexport.models.positions import sinusoids
-from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint, check_table, require_matrices, tie
+from tfexport.models.toolkit import (
+    TextOptions,
+    Toolkit,
+    ToolkitCheckpoint,
+    check_table,
+    require_matrices,
+    self_described,
+    tie,
+)
 from tfexport.yaml_files import read_settings, read_yaml_file
 
 CONFIG = "config.yaml"
@@ -89,12 +96,10 @@ def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
     known = _HARMLESS.split()
     if unread := [name for side in ("encoder", "decoder") for name in model.inner(side).others([*known, *_READ])]:
         notes.append(f"its model has settings that were not read: {', '.join(dict.fromkeys(unread))}")
-    family = Family(
+    family = self_described(
         name="joeynmt",
         about="JoeyNMT (config.yaml, checkpoint and vocabularies)",
         renames=_NAMES,
-        signature=(),
-        read_config=lambda weights: {},
         notes=tuple(notes),
     )
     return ToolkitCheckpoint(family, {**fields, **text.fields}, weights, text.tokenizers, absent=text.absent)

@@ -22,7 +22,14 @@ from tfexport.models.family import Family
 from tfexport.models.marian_text import model_file, read_text, search_note
 from tfexport.models.npz import read_npz
 from tfexport.models.positions import tensor2tensor_sinusoids
-from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint, check_table, require_matrices
+from tfexport.models.toolkit import (
+    TextOptions,
+    Toolkit,
+    ToolkitCheckpoint,
+    check_table,
+    require_matrices,
+    self_described,
+)
 from tfexport.yaml_files import read_settings
 
 _CONFIG = "special:model.yml"
@@ -332,12 +339,10 @@ def _family(layers: dict[str, int], norm_first: bool, notes: list[str]) -> Famil
             }
         for number in range(1, depth + 1):
             renames |= _layer(side, number, "_pre" if norm_first else "")
-    return Family(
+    return self_described(
         name="marian",
         about="Marian (model.npz)",
         renames=renames,
-        signature=(),
-        read_config=lambda weights: {},
         notes=tuple(notes),
     )
 

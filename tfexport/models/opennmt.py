@@ -17,7 +17,6 @@ from torch import Tensor
 
 from tfexport.errors import CheckpointError, ConfigError
 from tfexport.models.arguments import Arguments
-from tfexport.models.family import Family
 from tfexport.models.inert import InertObject, holds, plain, read_inert
 from tfexport.models.native import Tokenizers
 from tfexport.models.toolkit import (
@@ -26,6 +25,7 @@ from tfexport.models.toolkit import (
     ToolkitCheckpoint,
     not_read,
     require_matrices,
+    self_described,
     split_before,
     tie,
 )
@@ -91,12 +91,10 @@ def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
     source, target = (
         word_tokenizer({word: k for k, word in enumerate(words[side])}, split_at=split_at) for side in ("src", "tgt")
     )
-    family = Family(
+    family = self_described(
         name=NAME,
         about="OpenNMT-py's Transformer",
         renames=_NAMES,
-        signature=(),
-        read_config=lambda weights: {},
         notes=(*_notes(arguments), *not_read(arguments, _BEGINNINGS, _HARMLESS.split())),
     )
     return ToolkitCheckpoint(family, fields, weights, Tokenizers(source.framed((), (), options.prefix), target))

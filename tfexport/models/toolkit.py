@@ -86,6 +86,21 @@ def require_matrices(weights: Mapping[str, Tensor], names: Iterable[str], where:
             raise CheckpointError(f"{where} has {name}, which is no matrix. Check that it was saved completely.")
 
 
+def self_described(
+    *, name: str, about: str, renames: Mapping[str, str], ignored: tuple[str, ...] = (), notes: tuple[str, ...] = ()
+) -> Family:
+    """The family of a checkpoint whose settings tell what it is: neither names nor sizes of its weights need to."""
+    return Family(
+        name=name,
+        about=about,
+        renames=renames,
+        signature=(),
+        read_config=lambda weights: {},
+        ignored=ignored,
+        notes=notes,
+    )
+
+
 def tie(weights: dict[str, Tensor], source: str, target: str, output: str) -> dict[str, Any]:
     """Leave each different matrix of these once in `weights`, under the name of its first use.
 
