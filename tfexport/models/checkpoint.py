@@ -122,6 +122,11 @@ def load_checkpoint(
         CheckpointError: the file cannot be read, is of no known family, or its weights are not those of its config.
         ConfigError: what the file cannot tell has not been given, or contradicts the file.
     """
+    if text and tokenizers is not None and tokenizers.source is not None and (text.prefix or text.source_language):
+        raise ConfigError(
+            "--src-vocab takes the place of the checkpoint's own text, which --prefix and --src-lang are about. Leave them "
+            "out, and put what they say into the input; or leave out --src-vocab."
+        )
     return read_checkpoint(path, hints, family, text).checkpoint(tokenizers)
 
 
