@@ -27,6 +27,7 @@ from tfexport.errors import CheckpointError, TfexportError
 from tfexport.export import export
 from tfexport.lines import Reader
 from tfexport.models.checkpoint import Checkpoint, inspect_checkpoint, load_checkpoint
+from tfexport.models.native import Tokenizers
 from tfexport.models.toolkit import TextOptions
 from tfexport.pieces import Pieces
 from tfexport.runtimes import load_runtime
