@@ -16,9 +16,9 @@ from tiny import SRC_VOCAB, TinyCheckpoint
 from tfexport.bundle import open_bundle
 from tfexport.contract import Precision
 from tfexport.errors import TfexportError
-from tfexport.lines import Reader
+from tfexport.lines import Reader, read_pairs
 from tfexport.models.transformer import Transformer
-from tfexport.parity import check, compare, compare_all, gate, quality_of, random_sources, read_pairs
+from tfexport.parity import check, compare, compare_all, gate, quality_of, random_sources
 from tfexport.parity_report import LIMITS, Divergence, Errors, Limits, ParityReport, Position, kl_divergence
 from tfexport.quality import Quality
 from tfexport.runtimes import load_runtime

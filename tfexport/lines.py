@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -195,3 +195,35 @@ def source_lengths(reader: Reader, lines: Iterable[bytes]) -> list[int]:
         with suppress(Unreadable):
             lengths.append(len(reader.ids(line)))
     return lengths
+
+
+def read_pairs(
+    lines: Iterable[bytes], targets: Iterable[bytes] | None, reader: Reader, say: Callable[[str], None]
+) -> tuple[list[list[int]], list[str]]:
+    """The ids of the lines that can be decoded, and their targets, where there are any.
+
+    Raises:
+        TfexportError: there are no such lines, more or fewer targets than lines, or a target is not UTF-8.
+    """
+    sources, wanted, left_out = [], [], 0
+    ends = without_bom(targets) if targets is not None else None
+    for number, line in enumerate(without_bom(lines), start=1):
+        target = next(ends, None) if ends is not None else b""
+        if target is None:
+            raise TfexportError(f"there are {number - 1} targets and more lines of input. Give one for each line.")
+        try:
+            sources.append(reader.ids(line))
+        except Unreadable:
+            left_out += 1
+            continue
+        try:
+            wanted.append(target.decode("utf-8").strip())
+        except UnicodeDecodeError as error:
+            raise TfexportError(f"target {number} is not UTF-8, from byte {error.start + 1} on. Convert it.") from error
+    if ends is not None and next(ends, None) is not None:
+        raise TfexportError("there are more targets than lines of input. Give one for each line.")
+    if left_out:
+        say(f"note: {left_out} lines cannot be decoded (empty, too long, ...) and are not compared")
+    if not sources:
+        raise TfexportError("the input has no line that can be decoded. Give real sentences.")
+    return sources, wanted

@@ -22,7 +22,7 @@ from tfexport.bundle import Bundle, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
-from tfexport.lines import InputFormat, Reader, Unreadable, without_bom
+from tfexport.lines import InputFormat, Reader, read_pairs
 from tfexport.models.checkpoint import load_checkpoint
 from tfexport.models.recognition import Chosen
 from tfexport.models.transformer import Transformer
@@ -376,35 +376,3 @@ def _read_afresh(bundle: Bundle, path: Path, family: Chosen, say: Callable[[str]
             "this bundle was exported from."
         )
     return TorchRuntime(model), loaded.sha256
-
-
-def read_pairs(
-    lines: Iterable[bytes], targets: Iterable[bytes] | None, reader: Reader, say: Callable[[str], None]
-) -> tuple[list[list[int]], list[str]]:
-    """The ids of the lines that can be decoded, and their targets, where there are any.
-
-    Raises:
-        TfexportError: there are no such lines, more or fewer targets than lines, or a target is not UTF-8.
-    """
-    sources, wanted, left_out = [], [], 0
-    ends = without_bom(targets) if targets is not None else None
-    for number, line in enumerate(without_bom(lines), start=1):
-        target = next(ends, None) if ends is not None else b""
-        if target is None:
-            raise TfexportError(f"there are {number - 1} targets and more lines of input. Give one for each line.")
-        try:
-            sources.append(reader.ids(line))
-        except Unreadable:
-            left_out += 1
-            continue
-        try:
-            wanted.append(target.decode("utf-8").strip())
-        except UnicodeDecodeError as error:
-            raise TfexportError(f"target {number} is not UTF-8, from byte {error.start + 1} on. Convert it.") from error
-    if ends is not None and next(ends, None) is not None:
-        raise TfexportError("there are more targets than lines of input. Give one for each line.")
-    if left_out:
-        say(f"note: {left_out} lines cannot be decoded (empty, too long, ...) and are not compared")
-    if not sources:
-        raise TfexportError("the input has no line that can be decoded. Give real sentences.")
-    return sources, wanted

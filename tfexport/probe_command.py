@@ -110,8 +110,7 @@ def probe(
     )
 
     def sources_of(loaded: LoadedCheckpoint) -> list[list[int]]:
-        from tfexport.lines import Reader
-        from tfexport.parity import read_pairs
+        from tfexport.lines import Reader, read_pairs
 
         assert source is not None
         tokenizer = split_by_codes(loaded.tokenizers, src_bpe, tgt_bpe).source
