@@ -498,6 +498,7 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path: Path, settings: dict
     ("name", "settings", "message"),
     [
         ("t5", {"d_kv": 0}, "d_kv 0"),
+        ("t5", {"d_model": 0}, "d_model 0"),
         ("t5", {"relative_attention_max_distance": 2}, "max_distance 2, which does not fit"),
         ("t5", {"relative_attention_max_distance": 10**12}, "max_distance 1000000000000"),
         ("marian", {"max_position_embeddings": 10**9}, "max_position_embeddings 1000000000"),

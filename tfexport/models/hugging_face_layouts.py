@@ -73,7 +73,7 @@ def bart_like(model_type: str, settings: Settings, weights: dict[str, Tensor]) -
     is_computed = kind.positions is not None
     wanted = {"add_bias_logits": False, "is_encoder_decoder": True, "static_position_embeddings": is_computed}
     settings.require({**kind.required, **wanted})
-    d_model, positions = settings.number("d_model"), settings.number("max_position_embeddings")
+    d_model, positions = settings.size("d_model"), settings.number("max_position_embeddings")
     pad_id = settings.token("pad_token_id")
     if is_computed and not (d_model >= 4 and positions >= 1 and d_model * positions <= LARGEST_TABLE):
         raise ConfigError(
@@ -125,7 +125,7 @@ def t5(model_type: str, settings: Settings, weights: dict[str, Tensor]) -> Toolk
     sqrt(d_model), and so is the norm before it.
     """
     settings.require({"is_encoder_decoder": True})
-    d_model, n_heads, d_head = (settings.number(name) for name in ("d_model", "num_heads", "d_kv"))
+    d_model, n_heads, d_head = (settings.size(name) for name in ("d_model", "num_heads", "d_kv"))
     if d_head < 1:
         raise ConfigError(f"{settings.path / CONFIG} has d_kv {d_head}. Check that it was copied completely.")
     layers = settings.number("num_layers")
