@@ -43,9 +43,6 @@ _MOST_VIEWS = 100
 """How many times a file may use its numbers. Layers share weights; but each tensor may be copied, as it is converted."""
 _LARGEST_EMPTY = 2**20
 """The size of a tensor without numbers, which what is computed with it would have, too."""
-_TENSORS = ("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2")
-_PARAMETERS = ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
-_DICTS = ("builtins.dict", "collections.OrderedDict", "collections.Counter")
 
 
 class Refused(Exception):
