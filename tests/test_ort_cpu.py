@@ -173,7 +173,7 @@ def test_caches_grow_over_several_blocks(
 
     def watched(state: Any) -> None:
         original(state)
-        sizes.append(state._cache.shape[3])
+        sizes.append(state._cache[0].shape[2])
 
     monkeypatch.setattr(kind, remember, watched)
     sources = random_sources(bundle.config, LENGTHS)
@@ -192,11 +192,12 @@ def test_a_greedy_cache_grows_block_by_block_and_keeps_what_it_holds(bundle_of: 
     before = np.zeros(0)
     for step in range(2 * BLOCK + 1):
         runtime.best(state, np.array([5 + step % 9, 6]), 1)
-        slots = state._cache.shape[3]
+        slots = state._cache[0].shape[2]
         assert slots == BLOCK * (step // BLOCK + 1)
-        kept = state._cache[:, :, :, : step + 1]
+        cache = np.stack(state._cache)
+        kept = cache[:, :, :, : step + 1]
         assert np.abs(kept[:, :, :, step]).min() > 0
-        assert not state._cache[:, :, :, step + 1 :].any()
+        assert not cache[:, :, :, step + 1 :].any()
         assert np.array_equal(kept[:, :, :, :step].ravel(), before)
         before = kept.ravel().copy()
 
@@ -214,12 +215,12 @@ def test_a_cache_holds_little_more_than_one_hypothesis_where_they_share_their_pa
     for step in range(1, 91):
         runtime.best(state, np.tile(np.arange(5, 5 + beam), batch), 2)
         state = state.select(rows)
-        most = max(most, state._cache.shape[3])
+        most = max(most, state._cache[0].shape[2])
         seen = state._mask[:, 0].any(axis=1).sum(axis=1)
         assert (seen == step).all()
         live = step + beam
         # A step's slots and room for eight steps, or for an eighth of those that were; whole blocks.
-        assert state._cache.shape[3] <= live + max(ROOM, step // 8) * beam + BLOCK
+        assert state._cache[0].shape[2] <= live + max(ROOM, step // 8) * beam + BLOCK
     assert most < 90 * beam
 
 
@@ -233,7 +234,7 @@ def test_a_sentence_that_is_done_takes_no_room(bundle_of: Callable[[str], Bundle
         state = state.select(np.repeat(np.arange(live) * beam, beam))
     assert (len(state._places), len(state._src_len)) == (7, 8)
     assert not state._mask[7].any()
-    assert state._cache.shape[3] <= 60 + beam + ROOM * beam + BLOCK
+    assert state._cache[0].shape[2] <= 60 + beam + ROOM * beam + BLOCK
 
 
 def test_sessions_have_the_threads_that_are_asked_for_and_no_slow_fusion(
@@ -277,7 +278,7 @@ def test_a_cache_of_hypotheses_that_share_nothing_holds_all_of_them(tmp_path: Pa
         assert np.abs(logits[0] - logits[1]).max() < 2e-5
     state: Any = states[0]
     assert state._mask[:, 0].sum(axis=2).tolist() == [[80] * beam] * 2
-    assert 80 * beam <= state._cache.shape[3] <= 1.5 * 80 * beam + BLOCK
+    assert 80 * beam <= state._cache[0].shape[2] <= 1.5 * 80 * beam + BLOCK
 
 
 @pytest.mark.parametrize("heads", [3, 4])
@@ -407,13 +408,13 @@ def test_a_greedy_batch_closes_up_in_the_same_memory(tiny_bundle: Path) -> None:
     src_ids, src_len = pad([[n] * n for n in range(4, 12)], 1)
     state: Any = runtime.encode(src_ids, src_len)
     _, state = runtime.step(state, np.full(8, BOS))
-    memory = state._cache.ctypes.data, state._cross.ctypes.data
-    before = state._cache.copy()
+    memory = [tensor.ctypes.data for tensor in (*state._cache, *state._cross)]
+    before = np.stack(state._cache)
     kept = np.array([0, 7, 2, 3, 6])
     state = state.select(kept)
-    assert (state._cache.ctypes.data, state._cross.ctypes.data) == memory
+    assert [tensor.ctypes.data for tensor in (*state._cache, *state._cross)] == memory
     assert state.rows == 5
-    assert np.array_equal(state._cache, before[:, kept])
+    assert np.array_equal(np.stack(state._cache), before[:, kept])
     tokens = np.arange(5, 10)
     logits, state = runtime.step(state, tokens)
     targets = np.stack([np.full(5, BOS), tokens], axis=1)
@@ -436,7 +437,7 @@ def test_sentences_of_a_beam_search_leave_once_enough_are_done(tiny_bundle: Path
         assert np.abs(logits - wanted).max() < 1e-5
         rows = (2 * np.array(kept)[:, None] + [1, 0]).ravel()
         state, sentence, history = state.select(rows), sentence[rows], history[rows]
-        physical.append(state._cache.shape[1])
+        physical.append(state._cache[0].shape[0])
     assert physical == [8, 6, 3, 2, 1]  # at three quarters and less, their places are given up
 
 
@@ -449,11 +450,12 @@ def test_what_lies_in_memory_that_is_given_back_reaches_no_other_sentence(tiny_b
     for poison in (False, True):
         state: Any = runtime.encode(src_ids, src_len, beam=beam)
         _, state = runtime.step(state, np.full(8 * beam, BOS))
-        whole = state._cache
+        whole = list(state._cache)
         rows = (np.arange(3)[:, None] * beam + np.arange(beam)).ravel()
         state = state.select(rows)
         if poison:
-            whole[:, 3:] = np.nan
+            for tensor in whole:
+                tensor[3:] = np.nan
         results.append([runtime.step(state, np.full(3 * beam, 5))[0] for _ in range(18)])
     assert np.array_equal(*results)
 

@@ -16,8 +16,10 @@ from tfexport.config import ModelConfig
 from tfexport.contract import ATTENTION_ROLES, Precision, Role, attention_graphs_of, graphs_of
 from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, Runtime
+from tfexport.runtimes.binding import Binding
+from tfexport.runtimes.buffers import Buffers
 from tfexport.runtimes.ort import cpu_session, ort_cpu_portable
-from tfexport.runtimes.ort_cpu_states import BeamState, Binding, CacheLayout, GreedyState
+from tfexport.runtimes.ort_cpu_states import BeamState, CacheLayout, GreedyState
 from tfexport.runtimes.packed import PRECISIONS, shared_session
 from tfexport.shortlist_contract import shortlist_graphs_of
 
@@ -87,7 +89,7 @@ class OrtCpuRuntime:
         layout: CacheLayout = DEFAULT_LAYOUT,
     ):
         self._bundle, self._precision, self._threads, self.layout = bundle, precision, threads, layout
-        self._share_weights = share_weights
+        self._share_weights, self.buffers = share_weights, Buffers()
         self._sessions: dict[Role, onnxruntime.InferenceSession] = {}
         self._loading = threading.Lock()
         self._greedy: Literal["decoder_step", "beam_step"]
@@ -148,23 +150,24 @@ class OrtCpuRuntime:
             return GreedyState(self, cross, lengths, attention=attention)
         return BeamState(self, cross, lengths, beam, attention=attention)
 
-    def encoded(self, src_ids: IntArray, src_len: IntArray) -> tuple[FloatArray, NDArray[np.int32]]:
-        """The keys and values of sentences, [keys_values, batch, heads, src, head_dim], and their lengths [batch]."""
-        config = self.config
+    def encoded(self, src_ids: IntArray, src_len: IntArray) -> tuple[list[FloatArray], NDArray[np.int32]]:
+        """The keys and values of sentences, each [batch, heads, src, head_dim], and their lengths [batch]."""
         batch, src = src_ids.shape
         ids = np.ascontiguousarray(src_ids, dtype=np.int64)
         lengths = np.ascontiguousarray(src_len, dtype=np.int32)
-        cross = np.empty((2 * config.n_decoder_layers, batch, config.n_heads, src, config.head_dim), dtype=np.float32)
+        config = self.config
+        shape = (2 * config.n_decoder_layers, batch, config.n_heads, src, config.head_dim)
+        cross = self.buffers.empty(shape)
         rows = max(1, PIECE // src)
         if rows >= batch:
             self._encode(ids, lengths, cross)
         else:
             for start in range(0, batch, rows):
                 piece = slice(start, start + rows)
-                part = np.empty_like(cross[:, piece])
+                part = self.buffers.empty(cross[:, piece].shape)
                 self._encode(ids[piece], lengths[piece], part)
                 cross[:, piece] = part
-        return cross, lengths
+        return list(cross), lengths
 
     def _encode(self, src_ids: IntArray, src_len: NDArray[np.int32], cross: FloatArray) -> None:
         """Write the keys and values of sentences into `cross` [keys_values, batch, heads, src, head_dim]."""

@@ -13,8 +13,9 @@ import numpy as np
 
 from tfexport.contract import SHORTLIST_ROLES, Role, shape
 from tfexport.runtimes.base import Best, IntArray, best_of
+from tfexport.runtimes.binding import Binding
 from tfexport.runtimes.ort_cpu import OrtCpuRuntime
-from tfexport.runtimes.ort_cpu_states import BeamState, Binding, GreedyState, Listed
+from tfexport.runtimes.ort_cpu_states import BeamState, GreedyState, Listed
 from tfexport.shortlist_contract import shortlist_graphs_of
 
 FEWEST = 512

@@ -12,18 +12,17 @@ behind: beams share all but their last few tokens, so that a cache holds little 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 
-from tfexport.config import ModelConfig
 from tfexport.contract import ATTENTION_ROLES, SHORTLIST_ROLES, Role, cache_names
-from tfexport.errors import BundleError, TfexportError
+from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Best, FloatArray, IntArray
+from tfexport.runtimes.binding import Binding
 
 if TYPE_CHECKING:
     from tfexport.runtimes.ort_cpu import OrtCpuRuntime
@@ -45,10 +44,18 @@ class CacheLayout:
         """Slots of a cache that has room for `needed`."""
         return -(-needed // self.block) * self.block
 
-    def empty(self, config: ModelConfig, places: int, size: int) -> FloatArray:
-        """A cache [tensors, places, heads, size, head_dim] that nothing was written to."""
-        shape = (2 * config.n_decoder_layers, places, config.n_heads, size, config.head_dim)
-        return np.zeros(shape, np.float32) if self.fill == 0.0 else np.full(shape, self.fill, np.float32)
+    def tensor(self, runtime: OrtCpuRuntime, places: int, size: int, written: FloatArray | None = None) -> FloatArray:
+        """One of a cache's, [places, heads, size, head_dim], of which the first slots are `written`."""
+        tensor = runtime.buffers.empty((places, runtime.config.n_heads, size, runtime.config.head_dim))
+        filled = 0 if written is None else written.shape[2]
+        if written is not None:
+            tensor[:, :, :filled] = written
+        tensor[:, :, filled:] = self.fill
+        return tensor
+
+    def cache(self, runtime: OrtCpuRuntime, places: int, size: int) -> list[FloatArray]:
+        """The tensors of a cache that nothing was written to."""
+        return [self.tensor(runtime, places, size) for _ in cache_names(runtime.config, "past")]
 
 
 @dataclass(frozen=True)
@@ -70,37 +77,6 @@ COMPACT_BELOW = 0.75
 """Finished sentences leave a beam search's buffers when the live ones are at most this part of them: it costs a copy."""
 
 
-class Binding:
-    """A session bound to arrays, which are read and written where they lie."""
-
-    def __init__(self, session: onnxruntime.InferenceSession):
-        self._session, self._binding = session, session.io_binding()
-        self._values: dict[str, Any] = {}  # kept alive, and with them their arrays
-
-    def input(self, name: str, array: NDArray[Any]) -> None:
-        self._values[name] = value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
-        self._binding.bind_ortvalue_input(name, value)
-
-    def output(self, name: str, array: NDArray[Any]) -> None:
-        self._values[name] = value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
-        self._binding.bind_ortvalue_output(name, value)
-
-    def in_place(self, past: str, present: str, array: NDArray[Any]) -> None:
-        """Let an input and an output be one array."""
-        self.input(past, array)
-        self._binding.bind_ortvalue_output(present, self._values[past])
-
-    def run(self) -> None:
-        """Raises BundleError where ONNX Runtime cannot compute the graph."""
-        try:
-            self._session.run_with_iobinding(self._binding)
-        except Exception as error:  # the library's errors have no common base
-            raise BundleError(
-                f"ONNX Runtime cannot run this graph: {str(error).splitlines()[0]} If memory is short, use a smaller "
-                "--batch-size or --beam; if not, export again."
-            ) from error
-
-
 class Step:
     """A step graph bound to the arrays of a batch, and what both kinds of it have.
 
@@ -114,7 +90,7 @@ class Step:
         self,
         runtime: OrtCpuRuntime,
         role: Role,
-        cross: FloatArray,
+        cross: Sequence[FloatArray],
         src_len: NDArray[np.int32],
         shape: Any,
         *,
@@ -122,6 +98,7 @@ class Step:
         listed: Listed | None,
     ):
         self.config, self._listed = runtime.config, listed
+        self._past, self._present = cache_names(self.config, "past"), cache_names(self.config, "present")
         role = ATTENTION_ROLES[role] if attention else role if listed is None else SHORTLIST_ROLES[role]
         self.binding = Binding(runtime.session(role))
         self.tokens = np.empty(shape, dtype=np.int64)
@@ -137,7 +114,7 @@ class Step:
         self.attention: FloatArray | None = None
         """[layers, rows, heads, src], written by each run."""
         if attention:
-            layers, (_, _, heads, src, _) = self.config.n_decoder_layers, cross.shape
+            layers, (_, heads, src, _) = self.config.n_decoder_layers, cross[0].shape
             self.attention = np.empty((layers, self.tokens.size, heads, src), dtype=np.float32)
             self.binding.output("attention", self.attention)
         if listed is not None:
@@ -146,11 +123,9 @@ class Step:
             beam = self.tokens.size // len(src_len)
             self.binding.input("left_out", np.repeat(listed.left_out, beam, axis=0))
 
-    def use(self, cache: FloatArray) -> None:
-        """Let past and present be `cache` [tensors, ...], which is written in place."""
-        names = zip(cache_names(self.config, "past"), cache_names(self.config, "present"), cache, strict=True)
-        for past, present, array in names:
-            self.binding.in_place(past, present, array)
+    def use(self, index: int, tensor: FloatArray) -> None:
+        """Let past and present number `index` of the cache be `tensor`, which is written in place."""
+        self.binding.in_place(self._past[index], self._present[index], tensor)
 
     def run(self, tokens: IntArray, position: int, count: int = 1) -> None:
         np.copyto(self.tokens, tokens.reshape(self.tokens.shape))
@@ -185,14 +160,14 @@ class Step:
         return every
 
 
-def _moved(tensors: FloatArray, rows: IntArray) -> FloatArray:
-    """The `rows` of `tensors` [tensors, rows, ...], in the same memory: only those that change their place are copied."""
+def _moved(tensors: Sequence[FloatArray], rows: IntArray) -> list[FloatArray]:
+    """The `rows` of `tensors`, each [rows, ...], in the same memory: only those that change their place are copied."""
     places = np.arange(len(rows))
     moving = np.flatnonzero(rows != places)
     if len(moving):
         for tensor in tensors:
             tensor[moving] = tensor[rows[moving]]
-    return tensors[:, : len(rows)]
+    return [tensor[: len(rows)] for tensor in tensors]
 
 
 class GreedyState:
@@ -201,7 +176,7 @@ class GreedyState:
     def __init__(
         self,
         runtime: OrtCpuRuntime,
-        cross: FloatArray,
+        cross: Sequence[FloatArray],
         src_len: NDArray[np.int32],
         *,
         attention: bool = False,
@@ -209,7 +184,7 @@ class GreedyState:
     ):
         self._runtime, self._cross, self._src_len, self._filled = runtime, cross, src_len, 0
         self._attention, self._listed = attention, listed
-        self._cache = runtime.layout.empty(runtime.config, len(src_len), runtime.layout.block)
+        self._cache = runtime.layout.cache(runtime, len(src_len), runtime.layout.block)
         self._total = np.zeros(1, dtype=np.int32)
         self._bind()
 
@@ -217,7 +192,8 @@ class GreedyState:
         sizes = (self._cross, self._src_len, len(self._src_len))
         self._step = Step(self._runtime, "decoder_step", *sizes, attention=self._attention, listed=self._listed)
         self._step.binding.input("total", self._total)
-        self._step.use(self._cache)
+        for index, tensor in enumerate(self._cache):
+            self._step.use(index, tensor)
 
     @property
     def rows(self) -> int:
@@ -242,7 +218,7 @@ class GreedyState:
 
     def _run(self, tokens: IntArray, count: int) -> None:
         _require_position(self._runtime, self._filled)
-        if self._filled == self._cache.shape[3]:
+        if self._filled == self._cache[0].shape[2]:
             self._grow()
         self._total[0] = self._filled + 1
         self._step.run(tokens, self._filled, count)
@@ -250,10 +226,9 @@ class GreedyState:
 
     def _grow(self) -> None:
         layout = self._runtime.layout
-        cache = layout.empty(self._runtime.config, self.rows, self._filled + layout.block)
-        cache[:, :, :, : self._filled] = self._cache
-        self._cache = cache
-        self._step.use(cache)
+        for index, tensor in enumerate(self._cache):  # one by one, so that no two caches are in memory
+            self._cache[index] = layout.tensor(self._runtime, self.rows, self._filled + layout.block, tensor)
+            self._step.use(index, self._cache[index])
 
     def select(self, rows: IntArray) -> GreedyState:
         self._cross, self._cache = _moved(self._cross, rows), _moved(self._cache, rows)
@@ -272,7 +247,7 @@ class BeamState:
     def __init__(
         self,
         runtime: OrtCpuRuntime,
-        cross: FloatArray,
+        cross: Sequence[FloatArray],
         src_len: NDArray[np.int32],
         beam: int,
         *,
@@ -282,26 +257,23 @@ class BeamState:
         self._runtime, self._beam, self._attention, self._listed = runtime, beam, attention, listed
         layout = runtime.layout
         self._position, self._room_until = 0, layout.room
-        cache = layout.empty(runtime.config, len(src_len), layout.slots(layout.room * beam))
-        mask = np.zeros((len(src_len), 1, beam, cache.shape[3]), dtype=bool)
-        self._use(cross, src_len, cache, mask, np.zeros(len(src_len), dtype=np.int64))
+        size = layout.slots(layout.room * beam)
+        self._mask = np.zeros((len(src_len), 1, beam, size), dtype=bool)
+        self._use(cross, src_len, layout.cache(runtime, len(src_len), size), np.zeros(len(src_len), dtype=np.int64))
 
     def _use(
-        self, cross: FloatArray, src_len: NDArray[np.int32], cache: FloatArray, mask: NDArray[np.bool_], slot: IntArray
+        self, cross: Sequence[FloatArray], src_len: NDArray[np.int32], cache: list[FloatArray], slot: IntArray
     ) -> None:
         """Go on in these buffers, all of whose places are live and have their next free slot at `slot` [sentences]."""
-        self._cross, self._src_len, self._slot = cross, src_len, slot
+        self._cross, self._src_len, self._cache, self._slot = cross, src_len, cache, slot
         self._places, self._in_order = np.arange(len(src_len)), True
         sizes = (cross, src_len, (len(src_len), self._beam))
         self._step = Step(self._runtime, "beam_step", *sizes, attention=self._attention, listed=self._listed)
         self._step.tokens.fill(self._runtime.config.bos_id)  # what places that are left go on reading
         self._step.binding.input("slot", self._slot)
-        self._remember(cache, mask)
-
-    def _remember(self, cache: FloatArray, mask: NDArray[np.bool_]) -> None:
-        self._cache, self._mask = cache, mask
-        self._step.use(cache)
-        self._step.binding.input("mask", mask)
+        self._step.binding.input("mask", self._mask)
+        for index, tensor in enumerate(cache):
+            self._step.use(index, tensor)
 
     @property
     def rows(self) -> int:
@@ -309,7 +281,7 @@ class BeamState:
 
     @property
     def cross(self) -> list[FloatArray]:
-        return list(self._cross[:, self._places])
+        return [tensor[self._places] for tensor in self._cross]
 
     @property
     def attention(self) -> FloatArray:
@@ -362,14 +334,19 @@ class BeamState:
         steps = max(layout.room, self._position // 8)
         size = layout.slots(most + steps * self._beam)
         order = np.argsort(~seen, axis=1, kind="stable")[:, :most]  # the seen slots first, in their order
-        cache = layout.empty(self._runtime.config, len(self._src_len), size)
-        for place, slots in enumerate(order):
-            cache[:, place, :, :most] = self._cache[:, place].take(slots, axis=2)
+        places, heads, slots, head_dim = self._cache[0].shape
+        # A tensor as [places * heads * slots, head_dim]: where what is seen lies in it, [places, heads, most].
+        lies = np.arange(places * heads).reshape(places, heads, 1) * slots + order[:, None]
+        for index, tensor in enumerate(self._cache):  # one by one, so that no two caches are in memory
+            moved = tensor.reshape(-1, head_dim).take(lies, axis=0)
+            self._cache[index] = layout.tensor(self._runtime, places, size, moved)
+            self._step.use(index, self._cache[index])
         mask = np.zeros((*self._mask.shape[:3], size), dtype=bool)
         mask[..., :most] = np.take_along_axis(self._mask, order[:, None, None], axis=3)
+        self._mask = mask
+        self._step.binding.input("mask", mask)
         self._slot[:] = count
         self._room_until += steps
-        self._remember(cache, mask)
 
     def select(self, rows: IntArray) -> BeamState:
         groups = rows.reshape(-1, self._beam)
@@ -384,7 +361,8 @@ class BeamState:
         if len(self._places) <= COMPACT_BELOW * len(self._src_len):
             cross, cache = _moved(self._cross, self._places), _moved(self._cache, self._places)
             self._listed = self._listed and self._listed.of(self._places)
-            self._use(cross, self._src_len[self._places], cache, self._mask[self._places], self._slot[self._places])
+            self._mask = self._mask[self._places]
+            self._use(cross, self._src_len[self._places], cache, self._slot[self._places])
         return self
 
 
