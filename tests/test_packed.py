@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from tfexport.errors import RuntimeUnavailable
 from tfexport.runtimes import load_runtime, packed
 from tfexport.search import Hypothesis, SearchOptions, search
 
-LARGER = CONFIG.replace(d_model=64, n_heads=4, d_ff=128, tgt_vocab_size=311, output_bias=True)
+LARGER = CONFIG.replace(d_model=64, n_heads=4, d_ff=128, tgt_vocab_size=1100, output_bias=True)
 """Matrices larger than the longest vector, as in any model that is of use; a bias of an odd length."""
 
 SOURCES = random_sources(CONFIG, [7, 1, 19, 3, 12])
@@ -58,7 +59,9 @@ def found(
     bundle: Bundle, *, share_weights: bool = True, precision: Precision = "float32"
 ) -> list[list[list[Hypothesis]]]:
     runtime = load_runtime("ort-cpu", bundle, precision=precision, threads=1, share_weights=share_weights)
-    return [search(runtime, SOURCES, options) for options in SEARCHES]
+    scored = [search(runtime, SOURCES, options) for options in SEARCHES]
+    unscored = search(runtime, SOURCES, SearchOptions(scores=False))  # by a graph of its own
+    return [*scored, [[replace(one, score=0.0, log_prob=0.0) for one in found] for found in unscored]]
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +174,12 @@ def test_of_processes_that_begin_together_one_writes(
     bundle = open_bundle(larger)
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda _: found(bundle), range(4)))
-    assert sorted(written) == ["beam_step.ort.onnx", "decoder_step.ort.onnx", "encoder.ort.onnx"]
+    assert sorted(written) == [
+        "beam_step.ort.onnx",
+        "decoder_step.ort.onnx",
+        "encoder.ort.onnx",
+        "greedy_step.ort.onnx",
+    ]
     assert all(one == together[0] for one in together)
 
 

@@ -209,6 +209,7 @@ def decode(
             top_k=top_k,
             top_p=top_p,
             seed=seed,
+            scores=stream or output_format == "jsonl",  # nothing else tells them
             token_scores=token_scores,
             attention=bool(aligned or replace_unk),
             alignment_layer=alignment_layer,
@@ -269,7 +270,7 @@ def decode(
             if listed is not None and (options.tells_attention or not isinstance(model, Shortlisting)):
                 say(f"note: all logits are computed, for want of graphs for shortlists: {SHORTLIST_ADVICE}")
             if isinstance(model, Prepared):
-                model.prepare(options.width, attention=options.tells_attention)
+                model.prepare(options)
             about = {
                 "bundle": file_sha256(directory / MANIFEST),
                 "runtime": runtime,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import Best, FloatArray, IntArray, Runtime, State, top_k
+from tfexport.runtimes.base import Best, FloatArray, IntArray, Ranking, Runtime, State, top_k
 from tfexport.sampling import Streams, draw
 from tfexport.search_options import SearchOptions, Source
 
@@ -47,6 +47,11 @@ class NextTokens:
             row[: len(prefix)] = prefix
         self._least = np.array([source.least for source in sources], dtype=np.int64)
         self._streams = Streams(options.seed, [source.line for source in sources], options.samples)
+        self._ranking = None
+        if isinstance(runtime, Ranking) and runtime.ranks and options.ranks_alone:
+            # What a source asks for beside its ids needs logits, or is another graph's.
+            plain = all(not source.prefix and not source.least and source.candidates is None for source in sources)
+            self._ranking = runtime if plain else None
         # Transformers penalises log-probabilities in beam search; the paper and all others logits.
         self._penalises_logits = options.beam == 1 or options.rules.renormalises
 
@@ -55,7 +60,8 @@ class NextTokens:
     ) -> tuple[Best, State]:
         """The `count` best tokens of each row after `tokens` [rows], which is to be token `length` of its output.
 
-        When sampling, the one token that is drawn. A token that may not come, which only fills up a row of a vocabulary
+        Where the search asks for no scores, there may be logits in the place of log-probabilities. When sampling, the one
+        token that is drawn. A token that may not come, which only fills up a row of a vocabulary
         that has too few others, has log-probability -inf.
 
         Args:
@@ -69,6 +75,11 @@ class NextTokens:
             require_numbers(best.log_probs[:, 0])
             return certain(best, self.config.forced_first_id, count), state
         banned = self._banned(length)
+        if self._ranking is not None:
+            best, state = self._ranking.best_alone(state, tokens, banned)
+            stuck = (best.log_probs == -np.inf) & bool(banned)  # as in `without`
+            require_numbers(best.log_probs[~stuck])
+            return Best(best.log_probs, np.where(stuck, self.config.eos_id, best.ids)), state
         if not self._needs_logits(length, sentence, banned):
             best, state = self._runtime.best(state, tokens, count + len(banned))
             require_numbers(best.log_probs[:, 0])

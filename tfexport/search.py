@@ -6,7 +6,9 @@ token id. A GPU may rank equal logits in any order. Scores are summed in float64
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +38,7 @@ def search(
         TfexportError: the runtime gave logits that are not numbers, or an option does not fit the model.
     """
     if options.alternatives and sources:
-        return with_alternatives(search, _begun, runtime, _asked(sources), options)
+        return with_alternatives(search, _begun, runtime, _asked(sources), replace(options, scores=True))
     steps = search_steps(runtime, sources, options)
     while True:
         try:
@@ -148,8 +150,9 @@ def _greedy(
         length = int(lengths[index, sample])
         ids = tuple(output[:length, index, sample].tolist())
         steps = log_probs[:length, index, sample]
+        log_prob = float(steps.sum()) if options.scores else math.nan
         attention = attended.by(index, [sample] * length) if attended else None
-        return Hypothesis.of(ids, float(steps.sum()), options, done=ids[-1] == eos, steps=steps, attention=attention)
+        return Hypothesis.of(ids, log_prob, options, done=ids[-1] == eos, steps=steps, attention=attention)
 
     return [[hypothesis(index, sample) for sample in range(width)] for index in range(batch)]
 

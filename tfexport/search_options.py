@@ -37,6 +37,9 @@ class SearchOptions:
     """Most tokens; the model's own limit holds beside it."""
     max_length_ratio: float | None = None
     """Most tokens for each source id, rounded up."""
+    scores: bool = True
+    """Tell scores. Greedy search without them has NaN in their place, and can be much faster: it asks which token is best,
+    not how likely it is. Beams need them to compare."""
     token_scores: bool = False
     """Tell the log-probability of each token too."""
     attention: bool = False
@@ -94,6 +97,7 @@ class SearchOptions:
             f"early_stopping is {self.early_stopping}, which only the profile hf has": self.early_stopping != "false"
             and self.profile != "hf",
             "force_eos is of the profile hf alone": self.force_eos and self.profile != "hf",
+            "token_scores are asked for without scores": self.token_scores and not self.scores,
             f"coverage_penalty is {self.coverage_penalty}, not 0 or above": not 0 <= self.coverage_penalty < math.inf,
             f"repetition_penalty is {self.repetition_penalty}, not above 0": not 0 < self.repetition_penalty < math.inf,
             f"no_repeat_ngram is {self.no_repeat_ngram}, below 0": self.no_repeat_ngram < 0,
@@ -147,6 +151,14 @@ class SearchOptions:
         return self.samples or self.beam
 
     @property
+    def ranks_alone(self) -> bool:
+        """Whether it asks of a step which tokens are best and no more: no scores to tell or to compare, and no logits for
+        rules of its own."""
+        asks = self.scores or self.beam > 1 or self.samples > 0 or self.alternatives > 0 or self.tells_attention
+        has_rules = self.repetition_penalty != 1 or self.no_repeat_ngram > 0 or self.rules.renormalises
+        return not (asks or has_rules or self.force_eos or self.rules.at_limit == "eos")
+
+    @property
     def tells_attention(self) -> bool:
         """Whether the search asks its runtime for cross-attention."""
         return self.attention or self.coverage_penalty > 0
@@ -182,6 +194,7 @@ class SearchSettings(TypedDict, total=False):
     min_length: int
     max_length: int
     max_length_ratio: float | None
+    scores: bool
     token_scores: bool
     attention: bool
     alignment_layer: int
@@ -233,7 +246,8 @@ class Hypothesis:
     ids: tuple[int, ...]
     """Without bos, with eos when it came."""
     score: float
-    """The log-probability after length normalisation; n-best lists are sorted by it."""
+    """The log-probability after length normalisation; n-best lists are sorted by it. NaN, as `log_prob`, where greedy search
+    was to tell none."""
     log_prob: float
     """Sum of the tokens' log-probabilities, eos included when it came."""
     finished: bool

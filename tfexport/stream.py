@@ -57,7 +57,7 @@ def stream(
         TfexportError: more than one output is asked for, or what `search` raises.
     """
     refuse_several(options)
-    searching = search_steps(runtime, [source], replace(options, token_scores=True))
+    searching = search_steps(runtime, [source], replace(options, scores=True, token_scores=True))
     text = GrowingText(writer.text, writer.tokenizer)
     told = 0
 

@@ -212,7 +212,7 @@ def translate(
             under_way.append((known, readable))
             yield list(readable.values())
 
-    with Team(runtime, workers, options.width, attention=options.tells_attention) as team:
+    with Team(runtime, workers, options) as team:
         for decoded in decode_windows(team, windows(), options, batch_size=batch_size):
             known, readable = under_way.popleft()
             sources = zip(readable.items(), decoded, strict=True)

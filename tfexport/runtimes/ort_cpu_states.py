@@ -12,18 +12,17 @@ behind: beams share all but their last few tokens, so that a cache holds little 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
-from tfexport.contract import ATTENTION_ROLES, SHORTLIST_ROLES, Role, cache_names
-from tfexport.errors import BundleError, TfexportError
+from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Best, FloatArray, IntArray
+from tfexport.runtimes.ort_cpu_steps import Listed, RankingStep, Step
 
 if TYPE_CHECKING:
     from tfexport.runtimes.ort_cpu import OrtCpuRuntime
@@ -51,138 +50,8 @@ class CacheLayout:
         return np.zeros(shape, np.float32) if self.fill == 0.0 else np.full(shape, self.fill, np.float32)
 
 
-@dataclass(frozen=True)
-class Listed:
-    """The words of a batch that has a shortlist, and the output projection for them alone."""
-
-    ids: IntArray
-    """[candidates]"""
-    weights: Mapping[str, NDArray[Any]]
-    """By the names of the step graphs' inputs."""
-    left_out: FloatArray
-    """[sentences, candidates]: added to logits, -inf for words that are other sentences' alone."""
-
-    def of(self, sentences: IntArray) -> Listed:
-        return replace(self, left_out=self.left_out[sentences])
-
-
 COMPACT_BELOW = 0.75
 """Finished sentences leave a beam search's buffers when the live ones are at most this part of them: it costs a copy."""
-
-
-class Binding:
-    """A session bound to arrays, which are read and written where they lie."""
-
-    def __init__(self, session: onnxruntime.InferenceSession):
-        self._session, self._binding = session, session.io_binding()
-        self._values: dict[str, Any] = {}  # kept alive, and with them their arrays
-
-    def input(self, name: str, array: NDArray[Any]) -> None:
-        self._values[name] = value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
-        self._binding.bind_ortvalue_input(name, value)
-
-    def output(self, name: str, array: NDArray[Any]) -> None:
-        self._values[name] = value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
-        self._binding.bind_ortvalue_output(name, value)
-
-    def in_place(self, past: str, present: str, array: NDArray[Any]) -> None:
-        """Let an input and an output be one array."""
-        self.input(past, array)
-        self._binding.bind_ortvalue_output(present, self._values[past])
-
-    def run(self) -> None:
-        """Raises BundleError where ONNX Runtime cannot compute the graph."""
-        try:
-            self._session.run_with_iobinding(self._binding)
-        except Exception as error:  # the library's errors have no common base
-            raise BundleError(
-                f"ONNX Runtime cannot run this graph: {str(error).splitlines()[0]} If memory is short, use a smaller "
-                "--batch-size or --beam; if not, export again."
-            ) from error
-
-
-class Step:
-    """A step graph bound to the arrays of a batch, and what both kinds of it have.
-
-    Args:
-        shape: of `tokens` and `position`: [rows], or [batch, beam].
-        attention: whether the graph is the one that tells it.
-        listed: the words that a shortlist leaves; the graph is then the one for shortlists.
-    """
-
-    def __init__(
-        self,
-        runtime: OrtCpuRuntime,
-        role: Role,
-        cross: FloatArray,
-        src_len: NDArray[np.int32],
-        shape: Any,
-        *,
-        attention: bool,
-        listed: Listed | None,
-    ):
-        self.config, self._listed = runtime.config, listed
-        role = ATTENTION_ROLES[role] if attention else role if listed is None else SHORTLIST_ROLES[role]
-        self.binding = Binding(runtime.session(role))
-        self.tokens = np.empty(shape, dtype=np.int64)
-        self.position = np.empty(shape, dtype=np.int32)
-        self._count = np.zeros(1, dtype=np.int64)
-        self._log_probs, self._ids = np.empty((0, 0), dtype=np.float32), np.empty((0, 0), dtype=np.int64)
-        self._logits: FloatArray | None = None
-        for name, array in (("tokens", self.tokens), ("position", self.position), ("count", self._count)):
-            self.binding.input(name, array)
-        self.binding.input("src_len", src_len)
-        for name, array in zip(cache_names(self.config, "cross"), cross, strict=True):
-            self.binding.input(name, array)
-        self.attention: FloatArray | None = None
-        """[layers, rows, heads, src], written by each run."""
-        if attention:
-            layers, (_, _, heads, src, _) = self.config.n_decoder_layers, cross.shape
-            self.attention = np.empty((layers, self.tokens.size, heads, src), dtype=np.float32)
-            self.binding.output("attention", self.attention)
-        if listed is not None:
-            for name, array in listed.weights.items():
-                self.binding.input(name, array)
-            beam = self.tokens.size // len(src_len)
-            self.binding.input("left_out", np.repeat(listed.left_out, beam, axis=0))
-
-    def use(self, cache: FloatArray) -> None:
-        """Let past and present be `cache` [tensors, ...], which is written in place."""
-        names = zip(cache_names(self.config, "past"), cache_names(self.config, "present"), cache, strict=True)
-        for past, present, array in names:
-            self.binding.in_place(past, present, array)
-
-    def run(self, tokens: IntArray, position: int, count: int = 1) -> None:
-        np.copyto(self.tokens, tokens.reshape(self.tokens.shape))
-        self.position.fill(position)
-        if self._count[0] != count:
-            self._count[0] = count
-            self._log_probs = np.empty((self.tokens.size, count), dtype=np.float32)
-            self._ids = np.empty((self.tokens.size, count), dtype=np.int64)
-            self.binding.output("best.log_probs", self._log_probs)
-            self.binding.output("best.ids", self._ids)
-        self.binding.run()
-
-    def best(self) -> Best:
-        """What the last run found, [rows, count], copied: the next run overwrites it."""
-        ids = self._ids.copy() if self._listed is None else self._listed.ids[self._ids]
-        return Best(self._log_probs.copy(), ids)
-
-    def wants_logits(self) -> None:
-        """Let runs write logits from now on."""
-        if self._logits is None:
-            words = self.config.tgt_vocab_size if self._listed is None else len(self._listed.ids)
-            self._logits = np.empty((self.tokens.size, words), dtype=np.float32)
-            self.binding.output("logits", self._logits)
-
-    def logits(self) -> FloatArray:
-        """Those of the last run, [rows, vocab], copied."""
-        assert self._logits is not None
-        if self._listed is None:
-            return self._logits.copy()
-        every = np.full((len(self._logits), self.config.tgt_vocab_size), -np.inf, dtype=np.float32)
-        every[:, self._listed.ids] = self._logits
-        return every
 
 
 def _moved(tensors: FloatArray, rows: IntArray) -> FloatArray:
@@ -211,13 +80,21 @@ class GreedyState:
         self._attention, self._listed = attention, listed
         self._cache = runtime.layout.empty(runtime.config, len(src_len), runtime.layout.block)
         self._total = np.zeros(1, dtype=np.int32)
-        self._bind()
+        self._unbind()
 
-    def _bind(self) -> None:
-        sizes = (self._cross, self._src_len, len(self._src_len))
-        self._step = Step(self._runtime, "decoder_step", *sizes, attention=self._attention, listed=self._listed)
-        self._step.binding.input("total", self._total)
-        self._step.use(self._cache)
+    def _unbind(self) -> None:
+        self._bound: Step | None = None
+        self._ranking: RankingStep | None = None
+
+    @property
+    def _step(self) -> Step:
+        if self._bound is None:
+            sizes = (self._cross, self._src_len, len(self._src_len))
+            step = Step(self._runtime, "decoder_step", *sizes, attention=self._attention, listed=self._listed)
+            step.binding.input("total", self._total)
+            step.use(self._cache)
+            self._bound = step
+        return self._bound
 
     @property
     def rows(self) -> int:
@@ -232,34 +109,45 @@ class GreedyState:
         return _told(self._step.attention)
 
     def best(self, tokens: IntArray, count: int) -> Best:
-        self._run(tokens, count)
+        self._step.run(tokens, self._next_slot(), count)
         return self._step.best()
 
     def step(self, tokens: IntArray) -> FloatArray:
         self._step.wants_logits()
-        self._run(tokens, 1)
+        self._step.run(tokens, self._next_slot())
         return self._step.logits()
 
-    def _run(self, tokens: IntArray, count: int) -> None:
+    def best_alone(self, tokens: IntArray, banned: Sequence[int]) -> Best:
+        """The best token of each row that is not `banned`, with its logit, by the graph that tells no more."""
+        if self._ranking is None:
+            self._ranking = RankingStep(self._runtime, self._cross, self._src_len)
+            self._ranking.binding.input("total", self._total)
+            self._ranking.use(self._cache)
+        return self._ranking.best(tokens, self._next_slot(), banned)
+
+    def _next_slot(self) -> int:
+        """Make room for one more token; its position."""
         _require_position(self._runtime, self._filled)
         if self._filled == self._cache.shape[3]:
             self._grow()
-        self._total[0] = self._filled + 1
-        self._step.run(tokens, self._filled, count)
         self._filled += 1
+        self._total[0] = self._filled
+        return self._filled - 1
 
     def _grow(self) -> None:
         layout = self._runtime.layout
         cache = layout.empty(self._runtime.config, self.rows, self._filled + layout.block)
         cache[:, :, :, : self._filled] = self._cache
         self._cache = cache
-        self._step.use(cache)
+        for step in (self._bound, self._ranking):
+            if step is not None:
+                step.use(cache)
 
     def select(self, rows: IntArray) -> GreedyState:
         self._cross, self._cache = _moved(self._cross, rows), _moved(self._cache, rows)
         self._src_len = self._src_len[rows]
         self._listed = self._listed and self._listed.of(rows)
-        self._bind()
+        self._unbind()
         return self
 
 
