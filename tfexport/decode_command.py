@@ -35,7 +35,7 @@ def decode(
     beam: Annotated[int, typer.Option(min=1, help="Beam width; 1 is greedy.")] = 1,
     nbest: Annotated[int, typer.Option(min=1, help="Hypotheses a line, best first, separated by tabs.")] = 1,
     search_profile: Annotated[
-        Literal["tfexport", "hf", "opennmt", "fairseq", "marian"],
+        Literal["tfexport", "hf", "opennmt", "fairseq", "marian", "joeynmt"],
         typer.Option(help="Search as this toolkit does: length penalty, early stopping, limits, defaults."),
     ] = "tfexport",
     early_stopping: Annotated[

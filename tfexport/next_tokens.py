@@ -188,7 +188,7 @@ def suppressed(config: ModelConfig, options: SearchOptions) -> list[int]:
     Raises:
         TfexportError: an option names an id that the model has not, or eos.
     """
-    special = {"pad": config.pad_id, "unk": config.unk_id}
+    special = {"bos": config.bos_id, "pad": config.pad_id, "unk": config.unk_id}
     given = (*options.suppress, *options.suppress_first)
     wrong = [index for index in given if not 0 <= index < config.tgt_vocab_size]
     if wrong:
