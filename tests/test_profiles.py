@@ -410,7 +410,8 @@ def test_joeynmt_is_done_when_an_end_has_come_in_each_place() -> None:
     """The best candidates of steps 2 and 3 end, both in the first place; in the second one that of step 4 does."""
 
     def model(source: Ids, tokens: Ids) -> np.ndarray:
-        eos, three = (0.14, 0.14) if EOS in tokens else ((0.1, 0.85), (0.5, 0.45), (0.6, 0.35), (0.3, 0.65))[len(tokens)]
+        before_eos = ((0.1, 0.85), (0.5, 0.45), (0.6, 0.35), (0.3, 0.65))
+        eos, three = (0.14, 0.14) if EOS in tokens else before_eos[len(tokens)]
         rest = (1 - eos - three) / 5
         return np.log(np.array([rest, rest, eos, three, rest, rest, rest], dtype=np.float32))
 

@@ -1,6 +1,6 @@
 """Makes the folder `model` with JoeyNMT 2.3.0 itself, and what its own search finds with it.
 
-    PYTHONPATH=joeynmt:../.. python make.py
+    PYTHONPATH=joeynmt python make.py
 
 Weights are random, norms and biases too; of some random models the one is taken that says most different things of
 different sentences, and ends some of them. The position tables of 5000 rows are cut to 40, which keeps the files small.
@@ -78,7 +78,7 @@ def batch_of(source: list[int]) -> Any:
 
 
 def found(model: Any, source: list[int], beam: int, alpha: float, kept: int) -> list[tuple[list[int], float]]:
-    """The hypotheses, without what fills the list up to `kept`, and their scores; of greedy search the sum of all tokens'."""
+    """Hypotheses and scores, without what fills the list up to `kept`; of greedy search the sum over its tokens."""
     settings = {"max_output_length": MAX_LENGTH, "beam_size": beam, "beam_alpha": alpha, "n_best": kept}
     ids, scores, _ = search(model=model, batch=batch_of(source), return_prob="hyp", **settings)
     if beam == 1:
@@ -113,7 +113,8 @@ def main() -> None:
     (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     source_words.to_file(folder / "src_vocab.txt")
     target_words.to_file(folder / "trg_vocab.txt")
-    torch.save({"model_state": model.state_dict(), "optimizer_state": {}, "stats_state": {"steps": 1}}, folder / "1.ckpt")
+    content = {"model_state": model.state_dict(), "optimizer_state": {}, "stats_state": {"steps": 1}}
+    torch.save(content, folder / "1.ckpt")
     logits, hypotheses = [], []
     for source, target in zip(sources, targets, strict=False):
         batch = batch_of(source)

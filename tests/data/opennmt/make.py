@@ -3,8 +3,9 @@
     PYTHONPATH=opennmt-py:../.. python make.py v1
 
 `v1` needs OpenNMT-py 1.2.0 and torchtext 0.5.0, `v2` OpenNMT-py 2.3.0 and torchtext 0.5.0, `v3` and `v3-biases` OpenNMT-py
-3.5.1; `v3` also writes the same model as `v3-parts`, with save_format safetensors. Weights are random, norms and biases too; of some random models the one is taken that says most different things of
-different sentences, and ends some of them. The position tables of 5000 rows are cut to 40, which keeps the files small.
+3.5.1; `v3` also writes the same model as `v3-parts`, with save_format safetensors. Weights are random, norms and biases too;
+of some random models the one is taken that says most different things of different sentences, and ends some of them. The
+position tables of 5000 rows are cut to 40, which keeps the files small.
 """
 
 from __future__ import annotations
