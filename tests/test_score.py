@@ -14,8 +14,10 @@ from fakes import EOS, ScriptedRuntime, random_model, tiny_config
 from tiny import TinyCheckpoint
 
 from tfexport.__main__ import main
+from tfexport.bundle import open_bundle
 from tfexport.errors import TfexportError
 from tfexport.export import export
+from tfexport.json_text import json_text
 from tfexport.lines import Reader, TargetReader
 from tfexport.next_tokens import log_softmax
 from tfexport.search import Hypothesis, SearchOptions
@@ -180,10 +182,49 @@ def test_the_command_scores_as_pytorch_does(
         assert [float(step) for step in each.split()] == record["token_log_probs"]
 
 
-def test_what_is_no_number_is_never_written_as_json() -> None:
-    found = Hypothesis((4, 2), -math.inf, -math.inf, True, (0.0, -math.inf))
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        Writer(CONFIG, None, "jsonl").line(Result(1, "ok", "", (found,)))
+def test_what_is_no_number_is_null_in_json() -> None:
+    found = Hypothesis((4, 2), math.nan, -math.inf, True, (-0.5, -math.inf))
+    told = json.loads(Writer(CONFIG, None, "jsonl").line(Result(1, "ok", "", (found,))), parse_constant=pytest.fail)
+    wanted = {"ids": [4, 2], "score": None, "log_prob": None, "finished": True, "token_log_probs": [-0.5, None]}
+    assert told["hypotheses"] == [wanted]
+    deep = {"a": [(1, math.inf), {"ü": -math.nan}], "b": True, "c": None, "d": "NaN"}
+    assert json_text(deep, ensure_ascii=False) == '{"a": [[1, null], {"ü": null}], "b": true, "c": null, "d": "NaN"}'
+    assert json_text([0.1], indent=1) == "[\n 0.1\n]"
+
+
+def test_a_token_to_which_the_model_gives_no_probability_is_scored_and_marked(
+    capsys: Any, monkeypatch: Any, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    config = open_bundle(tiny_bundle).config
+
+    def never(source: tuple[int, ...], tokens: tuple[int, ...]) -> Any:
+        logits = random_model(1, config.tgt_vocab_size)(source, tokens)
+        logits[9] = -math.inf
+        return logits
+
+    monkeypatch.setattr("tfexport.runtimes.load_runtime", lambda *_, **__: ScriptedRuntime(never, config))
+    (tmp_path / "in").write_text("de5\nde6\n")
+    (tmp_path / "out").write_text("wört8 wört9\nwört8\n", encoding="utf-8")
+    given = ["score", tiny_bundle, tmp_path / "in", tmp_path / "out", "--workers", 1, "--threads", 1]
+    plain, _ = command(capsys, monkeypatch, *given)
+    first, second = plain.splitlines()
+    total, steps = first.split("\t")
+    assert (total, steps.split()[1]) == ("-inf", "-inf")
+    assert "inf" not in second
+    told, _ = command(capsys, monkeypatch, *given, "--json")
+    records = [json.loads(line, parse_constant=pytest.fail) for line in told.splitlines()]
+    assert [(record["status"], record["ids"]) for record in records] == [("ok", [8, 9, 3]), ("ok", [8, 3])]
+    assert records[0]["log_prob"] is records[0]["token_log_probs"][1] is None
+    assert None not in records[1]["token_log_probs"]
+
+    (tmp_path / "starts").write_text("wört9\n\n", encoding="utf-8")
+    begun = ["decode", tiny_bundle, tmp_path / "in", "--prefix-file", tmp_path / "starts", "--output-format", "jsonl"]
+    for more in ([], ["--stream"]):
+        told, _ = command(capsys, monkeypatch, *begun, "--token-scores", "--workers", 1, "--threads", 1, *more)
+        lines = [json.loads(line, parse_constant=pytest.fail) for line in told.splitlines()]
+        first = next(line for line in lines if "status" in line)
+        assert first["hypotheses"][0]["token_log_probs"][0] is None
+        assert first["hypotheses"][0]["ids"][0] == 9
 
 
 def test_what_is_decoded_is_scored_the_same(capsys: Any, monkeypatch: Any, tiny_bundle: Path, tmp_path: Path) -> None:

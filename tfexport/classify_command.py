@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,6 +9,7 @@ import typer
 
 from tfexport.console import opened, say, warned, with_progress
 from tfexport.contract import precisions_of
+from tfexport.json_text import json_text
 from tfexport.options import BatchSize, BundleDir, Input, InputFormatOption, PrecisionOption, Threads
 
 
@@ -51,9 +51,5 @@ def classify(
         results = classify(model, reader, lines, top=top, batch_size=batch_size, window=1 if at_terminal else None)
         for result in warned(with_progress(results, "classifying lines")):
             as_json = output_format == "jsonl"
-            line = (
-                json.dumps(writer.record(result), ensure_ascii=False, allow_nan=False)
-                if as_json
-                else writer.line(result)
-            )
+            line = json_text(writer.record(result), ensure_ascii=False) if as_json else writer.line(result)
             print(line, flush=at_terminal)

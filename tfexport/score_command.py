@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,6 +9,7 @@ import typer
 
 from tfexport.console import opened, require_one_stdin, say, warned, with_progress
 from tfexport.contract import precisions_of
+from tfexport.json_text import json_text
 from tfexport.options import (
     BatchSize,
     BundleDir,
@@ -72,7 +72,7 @@ def score(
         for result in warned(with_progress(map(scored, results), "scoring lines")):
             with_unknown += writer.has_unknown(result)
             if as_json:
-                print(json.dumps(writer.score_record(result), ensure_ascii=False, allow_nan=False))
+                print(json_text(writer.score_record(result), ensure_ascii=False))
             elif result.hypotheses:
                 (found,) = result.hypotheses
                 steps = " ".join(f"{step:.6f}" for step in found.token_log_probs)

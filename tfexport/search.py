@@ -123,6 +123,9 @@ def _greedy(
 
     for length in range(1, limits.max() + 1):
         best, state = next_tokens.best(state, tokens, 1, length, sentence, history)
+        impossible = live & (best.log_probs.reshape(-1, width) == -np.inf)
+        if impossible[next_tokens.said(length, sentence) < 0].any():
+            raise _nothing_may_come()
         if attended:
             attended.add(state.attention, sentence)
         tokens = best.ids[:, 0]
@@ -152,6 +155,13 @@ def _greedy(
         return Hypothesis.of(ids, float(steps.sum()), options, done=ids[-1] == eos, steps=steps, attention=attention)
 
     return [[hypothesis(index, sample) for sample in range(width)] for index in range(batch)]
+
+
+def _nothing_may_come() -> TfexportError:
+    return TfexportError(
+        "the model gives probability 0 to all that an output may go on with, its end included. Leave out the rule or the "
+        "forced beginning that asks for it."
+    )
 
 
 def _closed_up(live: NDArray[np.bool_]) -> IntArray:
@@ -249,10 +259,7 @@ def _beam(
         kept = []
         for group, (index, best_live) in enumerate(zip(sentence.tolist(), scores[:, 0].tolist(), strict=True)):
             if best_live == -np.inf and not len(finished[index]):
-                raise TfexportError(
-                    "the model gives probability 0 to all that an output may go on with, its end included. Leave out the "
-                    "rule or the forced beginning that asks for it."
-                )
+                raise _nothing_may_come()
             if not at_limit[group]:
                 if not finished[index].is_done(best_live, length):
                     kept.append(group)
