@@ -14,7 +14,7 @@ from fakes import EOS, ScriptedRuntime, random_model, tiny_config
 from tiny import TinyCheckpoint
 
 from tfexport.__main__ import main
-from tfexport.bundle import open_bundle
+from tfexport.bundle import MANIFEST, file_sha256, open_bundle
 from tfexport.errors import TfexportError
 from tfexport.export import export
 from tfexport.json_text import json_text
@@ -343,6 +343,39 @@ def test_score_tells_of_words_that_it_takes_for_the_unknown_token(
     scores, warning = command(capsys, monkeypatch, "score", tiny_bundle, tmp_path / "in", tmp_path / "out")
     assert len(scores.splitlines()) == 2
     assert "warning: 1 translations have words that the target vocabulary lacks" in warning
+
+
+def test_scores_are_written_to_a_file_that_is_whole_and_can_be_gone_on_with(
+    capsys: Any, monkeypatch: Any, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    source, target, out = tmp_path / "in", tmp_path / "translations", tmp_path / "out"
+    source.write_text("de5 de6\n" * 40)
+    words = [f"wört{8 + index % 9}\n" for index in range(40)]
+    given = ["score", tiny_bundle, source, target, "--workers", 1, "--threads", 1, "--batch-size", 1]
+    target.write_text("".join(words), encoding="utf-8")
+    for more in ([], ["--json"]):
+        printed, _ = command(capsys, monkeypatch, *given, *more)
+        assert command(capsys, monkeypatch, *given, *more, "-o", out) == ("", "")
+        assert out.read_text(encoding="utf-8") == printed
+        assert len(printed.splitlines()) == 40
+    out.unlink()
+    target.write_text("".join(words[:36]), encoding="utf-8")  # the run ends where they do
+    assert "more lines of the input" in command(capsys, monkeypatch, *given, "-o", out)[1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out.partial", "out.partial.json", "translations"]
+    assert len((tmp_path / "out.partial").read_text().splitlines()) == 32  # whole windows
+    target.write_text("".join(words), encoding="utf-8")
+    assert "begun with another outputs" in command(capsys, monkeypatch, *given, "-o", out, "--resume")[1]
+    target.write_text("".join(words[:36]), encoding="utf-8")
+    assert "more lines of the input" in command(capsys, monkeypatch, *given, "-o", out, "--resume")[1]
+    source.write_text("de5 de6\n" * 36)
+    command(capsys, monkeypatch, *given, "-o", out, "--resume")
+    assert out.read_text() == "".join(line + "\n" for line in command(capsys, monkeypatch, *given)[0].splitlines())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out", "translations"]
+    (tmp_path / "out.partial").write_text("-1.0\t-1.0\n" * 48)
+    begun = {"bundle": file_sha256(tiny_bundle / MANIFEST), "runtime": "ort-cpu", "precision": "float32"}
+    begun |= {"input": [str(source), "text"], "outputs": [file_sha256(target), "text"], "output": "text"}
+    (tmp_path / "out.partial.json").write_text(json.dumps(begun))
+    assert "36 lines, and 48 are done" in command(capsys, monkeypatch, *given, "-o", out, "--resume")[1]
 
 
 def test_a_run_is_not_gone_on_with_after_its_prefixes_have_changed(

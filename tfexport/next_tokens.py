@@ -171,8 +171,8 @@ def log_softmax(logits: NDArray[Any]) -> Scores:
 
 
 def without(best: Best, banned: Sequence[int], count: int, *, end: int) -> Best:
-    """The `count` best tokens of each row that are not `banned`; `end` where all that the model thinks possible are. Where it
-    does not think the end possible either, all have log-probability -inf.
+    """The `count` best tokens of each row that are not `banned`; `end` where all that the model thinks possible are. Where
+    it does not think the end possible either, all have log-probability -inf.
 
     `best` has as many more as are banned, where the vocabulary has: each is one token of a row at most. The
     log-probabilities stay the model's own.

@@ -197,11 +197,7 @@ def translate(
     """
     plain = without_bom(lines)
     stream = enumerate(outputs.pairs(plain) if outputs else ((line, b"") for line in plain), start=1)
-    passed = sum(1 for _ in islice(stream, done))
-    if passed < done:
-        raise TfexportError(
-            f"the input has {passed} lines, and {done} are done: it is another input. Begin anew without --resume."
-        )
+    pass_over(stream, done)
     size = window or window_size(batch_size, workers)
     # Of each window what is known, and what is decoded.
     under_way: deque[tuple[dict[int, Result], dict[int, Source]]] = deque()
@@ -218,6 +214,19 @@ def translate(
             sources = zip(readable.items(), decoded, strict=True)
             known |= {number: replace(result_of(number, found), source=source) for (number, source), found in sources}
             yield from (known[number] for number in sorted(known))
+
+
+def pass_over(lines: Iterator[object], done: int) -> None:
+    """Read the lines of the input whose results are there already.
+
+    Raises:
+        TfexportError: there are fewer.
+    """
+    passed = sum(1 for _ in islice(lines, done))
+    if passed < done:
+        raise TfexportError(
+            f"the input has {passed} lines, and {done} are done: it is another input. Begin anew without --resume."
+        )
 
 
 def scored(result: Result) -> Result:
