@@ -49,7 +49,9 @@ def decode(
     ] = False,
     length_penalty: Annotated[
         float | None,
-        typer.Option(help="Exponent A of ((5 + length) / 6) ** A, by default 0.6; of length ** A in other profiles."),
+        typer.Option(
+            help="Exponent A of ((5 + length) / 6) ** A, by default 0.6; of length ** A in hf, opennmt, fairseq, marian."
+        ),
     ] = None,
     min_length: Annotated[int | None, typer.Option(min=0, help="Fewest tokens before eos.")] = None,
     max_length: MaxLength = 256,

@@ -30,7 +30,7 @@ class SearchOptions:
     length_penalty: float = 0.6
     """The exponent A of ((5 + length) / 6) ** A, by which log-probabilities are divided (Wu et al. 2016, section 7;
     beam 4 and 0.6 are the paper's own); 0 compares plain log-probabilities. Greedy search has nothing to compare. Other
-    profiles divide by length ** A."""
+    profiles, but for joeynmt, divide by length ** A."""
     min_length: int = 0
     """Fewest tokens before eos may come."""
     max_length: int = 256
