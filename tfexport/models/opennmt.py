@@ -160,26 +160,27 @@ def _parts(path: Path) -> list[Path]:
     so on, which it reads (`model_saver.py` and `load_safe_state_dict` of version 3.5).
 
     Raises:
-        CheckpointError: there are none, or both, or one in between is missing.
+        CheckpointError: there are none, or both, or their numbers are not 0, 1, 2 and so on.
     """
     stem = path.name.removesuffix(".pt")
     beside = sorted(path.parent.glob("*.safetensors"))
     whole = [file for file in beside if file.name == f"{stem}.safetensors"]
     named = re.compile(re.escape(stem) + r"\.([0-9]{1,9})\.safetensors")
-    numbered = {int(match[1]): file for file in beside if (match := named.fullmatch(file.name))}
-    if whole and numbered:
+    numbered = sorted((int(match[1]), file) for file in beside if (match := named.fullmatch(file.name)))
+    parts = [file for _, file in numbered]
+    if whole and parts:
         raise CheckpointError(
-            f"the weights of {path} are in {whole[0].name} and in {some([file.name for file in numbered.values()])}. Leave "
-            "those beside it that are meant."
+            f"the weights of {path} are in {whole[0].name} and in {some([file.name for file in parts])}. Leave those beside "
+            "it that are meant."
         )
-    if whole or numbered:
-        absent = [number for number in range(max(numbered, default=-1)) if number not in numbered]
-        if absent:
-            raise CheckpointError(
-                f"the weights of {path} are in parts, and number {absent[0]} is missing. Put {stem}.{absent[0]:02d}"
-                ".safetensors beside it."
-            )
-        return whole or [numbered[number] for number in sorted(numbered)]
+    absent = next((wanted for wanted, (number, _) in enumerate(numbered) if number != wanted), None)
+    if absent is not None:
+        raise CheckpointError(
+            f"the weights of {path} are in {some([file.name for file in parts])}, and part {absent} is missing. Put "
+            f"{stem}.{absent:02d}.safetensors beside it."
+        )
+    if whole or parts:
+        return whole or parts
     others = f" (there is {some([file.name for file in beside], 4)})" if beside else ""
     raise CheckpointError(
         f"{path} has options and vocabularies, and no weights: OpenNMT-py's save_format safetensors puts them into "
