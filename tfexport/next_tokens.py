@@ -86,11 +86,14 @@ class NextTokens:
             return without(best, banned, count, end=self.config.eos_id), state
         logits, state = self._runtime.step(state, tokens)
         require_numbers(logits.max(axis=1))
-        scores = self._scores(logits, banned, length, np.repeat(sentence, len(tokens) // len(sentence)), history)
+        source = np.repeat(sentence, len(tokens) // len(sentence))
+        scores = self._scores(logits, banned, length, source, history)
         if self._options.samples:
             ids = draw(scores, self._streams.uniform(sentence, length), self._options)[:, None]
         else:
             ids = top_k(scores, min(count, scores.shape[1]))
+        said = self.said(length, source)
+        ids[:, 0] = np.where(said >= 0, said, ids[:, 0])  # also where it has no probability, as then all others have
         return Best(np.take_along_axis(scores, ids, axis=1), ids), state
 
     def _banned(self, length: int) -> list[int]:
@@ -116,6 +119,14 @@ class NextTokens:
         """Which of these sources may have nothing but eos as token `length`."""
         return (self._limits[rows] == length) & (self._options.rules.at_limit == "eos" or self._options.force_eos)
 
+    def said(self, length: int, source: IntArray) -> IntArray:
+        """Token `length` of these sources where it comes whatever the model says of it, -1 elsewhere; both are [sources]."""
+        said = np.where(self._must_end(length, source), self.config.eos_id, -1)
+        if length > self._forced.shape[1]:
+            return said
+        forced = self._forced[source, length - 1]
+        return np.where(forced >= 0, forced, said)
+
     def _past(self, history: History) -> IntArray:
         return history() if self._options.rules.bos_came else history()[:, 1:]
 
@@ -134,16 +145,17 @@ class NextTokens:
             ban_repeated_ngrams(allowed, self._past(history), options.no_repeat_ngram)
         # Where nothing may come any more an output ends, as in `without`.
         stuck = ~(allowed & (scores > -np.inf)).any(axis=1)
-        must_end = self._must_end(length, source)
-        allowed[stuck | must_end] = np.arange(scores.shape[1]) == eos
+        allowed[stuck] = np.arange(scores.shape[1]) == eos
         if options.force_eos:
-            scores[must_end, eos] = 0.0
-        if length <= self._forced.shape[1]:
-            forced = self._forced[source, length - 1]
-            rows = np.flatnonzero(forced >= 0)
-            allowed[rows] = np.arange(scores.shape[1]) == forced[rows, None]
+            scores[self._must_end(length, source), eos] = 0.0
+        said = self.said(length, source)
+        rows = np.flatnonzero(said >= 0)
+        allowed[rows] = np.arange(scores.shape[1]) == said[rows, None]
         scores = np.where(allowed, scores, -np.inf)
-        return log_softmax(scores) if options.rules.renormalises else scores
+        if options.rules.renormalises:
+            possible = (scores > -np.inf).any(axis=1)
+            scores[possible] = log_softmax(scores[possible])
+        return scores
 
 
 def penalise_repetition(scores: Scores, history: IntArray, penalty: float) -> None:
@@ -170,7 +182,8 @@ def log_softmax(logits: NDArray[Any]) -> Scores:
 
 
 def without(best: Best, banned: Sequence[int], count: int, *, end: int) -> Best:
-    """The `count` best tokens of each row that are not `banned`; `end` where all that the model thinks possible are.
+    """The `count` best tokens of each row that are not `banned`; `end` where all that the model thinks possible are. Where
+    it does not think the end possible either, all have log-probability -inf.
 
     `best` has as many more as are banned, where the vocabulary has: each is one token of a row at most. The
     log-probabilities stay the model's own.
@@ -199,7 +212,7 @@ def suppressed(config: ModelConfig, options: SearchOptions) -> list[int]:
     Raises:
         TfexportError: an option names an id that the model has not, or eos.
     """
-    special = {"pad": config.pad_id, "unk": config.unk_id}
+    special = {"bos": config.bos_id, "pad": config.pad_id, "unk": config.unk_id}
     given = (*options.suppress, *options.suppress_first)
     wrong = [index for index in given if not 0 <= index < config.tgt_vocab_size]
     if wrong:

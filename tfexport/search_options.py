@@ -30,7 +30,7 @@ class SearchOptions:
     length_penalty: float = 0.6
     """The exponent A of ((5 + length) / 6) ** A, by which log-probabilities are divided (Wu et al. 2016, section 7;
     beam 4 and 0.6 are the paper's own); 0 compares plain log-probabilities. Greedy search has nothing to compare. Other
-    profiles divide by length ** A."""
+    profiles, but for joeynmt, divide by length ** A."""
     min_length: int = 0
     """Fewest tokens before eos may come."""
     max_length: int = 256
@@ -179,9 +179,9 @@ class SearchOptions:
 
     def normalise(self, log_prob: float, length: int) -> float:
         """The score of a hypothesis of `length` tokens."""
-        if self.rules.google_length:
-            return log_prob / ((5.0 + length) / 6.0) ** self.length_penalty
-        return log_prob / float(length) ** self.length_penalty
+        exponent = max(self.length_penalty, self.rules.least_length_penalty)
+        base = (5.0 + length) / 6.0 if self.rules.google_length else float(length)
+        return log_prob / base**exponent
 
 
 class SearchSettings(TypedDict, total=False):
@@ -285,6 +285,7 @@ class Finished:
         self._options, self._limit = options, limit
         self._found: list[Hypothesis] = []
         self._top_ended = False
+        self._ended_places: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._found)
@@ -296,13 +297,19 @@ class Finished:
         *,
         rank: int,
         done: bool,
+        again: bool = False,
         steps: Iterable[float] = (),
         attention: FloatArray | None = None,
     ) -> None:
-        """A hypothesis that was candidate `rank` of its step, ended by eos if it is `done`. An earlier one wins a tie."""
+        """A hypothesis that was candidate `rank` of its step, ended by eos if it is `done`. An earlier one wins a tie.
+
+        Args:
+            again: it goes on behind an eos, at which it was added before.
+        """
         options, keeps = self._options, self._options.rules.keeps
         self._top_ended |= rank == 0
-        if keeps == "first" and len(self._found) == options.beam:
+        self._ended_places.add(rank)
+        if again or (keeps == "first" and len(self._found) == options.beam):
             return
         self._found.append(Hypothesis.of(ids, log_prob, options, done=done, steps=steps, attention=attention))
         self._found.sort(key=lambda hypothesis: -hypothesis.score)
@@ -316,6 +323,8 @@ class Finished:
             return True
         if rules.done == "all":
             return False
+        if rules.done == "places":
+            return len(self._ended_places) == options.beam
         if rules.top_ends and options.length_penalty == options.coverage_penalty == 0:
             return self._top_ended and len(self._found) >= options.nbest
         if len(self._found) < options.beam:
