@@ -60,9 +60,9 @@ class NextTokens:
     ) -> tuple[Best, State]:
         """The `count` best tokens of each row after `tokens` [rows], which is to be token `length` of its output.
 
-        Where the search asks for no scores, there may be logits in the place of log-probabilities. When sampling, the one
-        token that is drawn. A token that may not come, which only fills up a row of a vocabulary
-        that has too few others, has log-probability -inf.
+        When sampling, the one token that is drawn. A token that may not come, which only fills up a row of a vocabulary
+        that has too few others, has log-probability -inf. Where the search asks for no scores, there may be logits in the
+        place of log-probabilities.
 
         Args:
             sentence: [sentences]: the sources that groups of rows decode.
@@ -77,9 +77,10 @@ class NextTokens:
         banned = self._banned(length)
         if self._ranking is not None:
             best, state = self._ranking.best_alone(state, tokens, banned)
-            stuck = (best.log_probs == -np.inf) & bool(banned)  # as in `without`
-            require_numbers(best.log_probs[~stuck])
-            return Best(best.log_probs, np.where(stuck, self.config.eos_id, best.ids)), state
+            nothing = best.log_probs == -np.inf
+            require_numbers(best.log_probs[~nothing] if banned else best.log_probs)
+            ends = nothing & (self.config.eos_id in banned)  # as in `without`
+            return Best(np.where(ends, 0.0, best.log_probs), np.where(ends, self.config.eos_id, best.ids)), state
         if not self._needs_logits(length, sentence, banned):
             best, state = self._runtime.best(state, tokens, count + len(banned))
             require_numbers(best.log_probs[:, 0])
