@@ -66,7 +66,7 @@ def main() -> None:
     model = build_model(bundle.config, load_file(bundle.weights)).eval()
     assert isinstance(model, Transformer)
     runtime = load_runtime("ort-cpu", bundle, threads=split.threads)
-    search = SearchOptions(max_length=options.max_length)
+    search = SearchOptions(max_length=options.max_length, scores=False)
 
     def ours() -> Outputs:
         found = decode_all(runtime, sources, search, batch_size=options.batch_size, workers=split.workers)

@@ -82,7 +82,7 @@ def prepare(folder: Path) -> None:
 
 
 def _prepare_toolkits(folder: Path) -> None:
-    """The folders `npz`, `opus`, `joeynmt`, `joeynmt-bpe`, `fairseq` and `opennmt`."""
+    """The folders `npz`, `opus`, `joeynmt`, `joeynmt-bpe`, `fairseq`, `opennmt` and `opennmt-parts`."""
     import joeynmt_models
     import marian_models
     from originals import DATA
@@ -114,6 +114,9 @@ def _prepare_toolkits(folder: Path) -> None:
         shutil.copyfile(DATA / toolkit / model, folder / toolkit / "model.pt")
         for path in (DATA / toolkit).glob("dict.*.txt"):
             shutil.copyfile(path, folder / toolkit / path.name)
+    (folder / "opennmt-parts").mkdir()
+    for suffix in ("pt", "safetensors"):
+        shutil.copyfile(DATA / "opennmt" / f"v3-parts.{suffix}", folder / "opennmt-parts" / f"model.{suffix}")
 
 
 def _readers_of_toolkits(folder: Path) -> list[Any]:
@@ -143,6 +146,7 @@ def _readers_of_toolkits(folder: Path) -> list[Any]:
         of("fairseq", "model.pt", "fairseq", more=saved("fairseq", "dictconfig", "args", "fused"), given="model.pt"),
         of("fairseq-words", "dict.de.txt", "fairseq", given="model.pt"),
         of("opennmt", "model.pt", "opennmt", more=saved("opennmt", "v1", "v2", "v3-biases"), given="model.pt"),
+        of("opennmt-part", "model.safetensors", "opennmt-parts", given="model.pt"),
     ]
 
 

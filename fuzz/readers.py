@@ -43,7 +43,7 @@ NAMES = (
     *("hf-config", "hf-generation", "hf-tokenizer-config", "hf-special-tokens", "hf-added-tokens"),
     *("hf-vocab", "hf-tokenizer", "hf-index", "hf-shard", "pieces"),
     *("yaml-words", "codes", "dictionary", "marian-model", "marian-decoder", "marian-words", "opus-words"),
-    *("joeynmt-config", "joeynmt-words", "joeynmt-checkpoint", "fairseq", "fairseq-words", "opennmt"),
+    *("joeynmt-config", "joeynmt-words", "joeynmt-checkpoint", "fairseq", "fairseq-words", "opennmt", "opennmt-part"),
 )
 """Of all readers in `cases.py`."""
 

@@ -35,8 +35,8 @@ class Forked(ScriptedRuntime):
 
     loaded_for: int | None = None
 
-    def prepare(self, beam: int, *, attention: bool = False) -> bool:
-        self.loaded_for = beam
+    def prepare(self, options: SearchOptions) -> bool:
+        self.loaded_for = options.beam
         return True
 
 
@@ -100,7 +100,7 @@ def test_windows_are_answered_in_order_and_one_more_is_read_ahead(workers: int, 
             yield given[start : start + 6]
 
     answered: list[tuple[int, ...]] = []
-    with Team(runtime(kind), workers, beam=1) as team:
+    with Team(runtime(kind), workers, SearchOptions()) as team:
         for count, window in enumerate(decode_windows(team, windows(), SearchOptions(), batch_size=4)):
             answered += [hypotheses[0].ids for hypotheses in window]
             assert len(read) <= count + 1 + (workers > 1)
@@ -191,7 +191,7 @@ def test_workers_end_at_once_when_the_search_is_left(kind: type[ScriptedRuntime]
 
 def test_the_runtime_is_loaded_before_the_first_window_is_read() -> None:
     kind = runtime(Forked)
-    with Team(kind, 1, beam=3):
+    with Team(kind, 1, SearchOptions(beam=3)):
         assert kind.loaded_for == 3  # type: ignore[attr-defined]
 
 
@@ -245,7 +245,7 @@ def test_memory_is_given_back_after_each_window_and_task(
     told = tmp_path / "told"
     monkeypatch.setattr(tfexport.batching, "return_freed_memory", lambda: print(os.getpid(), file=told.open("a")))
     windows = [sources(16)] * 3
-    with Team(runtime(kind), workers, beam=1) as team:
+    with Team(runtime(kind), workers, SearchOptions()) as team:
         list(decode_windows(team, windows, SearchOptions(), batch_size=2))
     by = [int(line) for line in told.read_text(encoding="ascii").split()]
     ahead = 1 if workers == 2 else 0
@@ -292,7 +292,7 @@ def test_workers_are_threads_where_a_process_may_not_be_forked(monkeypatch: pyte
 
     decode_all(runtime(Counting), sources(8), SearchOptions(), batch_size=2, workers=2)
     assert Counting.count == 0
-    monkeypatch.setattr(Counting, "prepare", lambda self, beam, attention: False)
+    monkeypatch.setattr(Counting, "prepare", lambda self, options: False)
     decode_all(runtime(Counting), sources(8), SearchOptions(), batch_size=2, workers=2)
     assert Counting.count == 4
     monkeypatch.undo()

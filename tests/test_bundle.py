@@ -35,6 +35,7 @@ FILES = {
     "select_rows.onnx",
     "encoder.ort.onnx",
     "decoder_step.ort.onnx",
+    "greedy_step.ort.onnx",
     "beam_step.ort.onnx",
     "weights.safetensors",
     "source_tokenizer.json",
@@ -118,6 +119,13 @@ def test_manifest_describes_the_graphs(half_bundle: Path) -> None:
         ],
         [*found, *typed("float32", present)],
     )
+    expected["greedy_step", "float32", "ort"] = (
+        [
+            *[("tokens", "int64", ["rows"]), ("position", "int32", ["rows"]), ("total", "int32", [1])],
+            *[("banned", "int64", ["banned"]), length, *typed("float32", past + cross)],
+        ],
+        [("best.logits", "float32", ["rows", 1]), ("best.ids", "int64", ["rows", 1]), *typed("float32", present)],
+    )
     expected["beam_step", "float32", "ort"] = (
         [
             *[("tokens", "int64", ["batch", "beam"]), ("position", "int32", ["batch", "beam"])],
@@ -139,7 +147,7 @@ def test_manifest_describes_quantized_graphs_as_those_of_float32(quantized_bundl
         if graph["dialect"] == "ort":
             assert graph["float32_islands"] == {}
             found.setdefault(graph["precision"], {})[graph["role"]] = (graph["inputs"], graph["outputs"])
-    assert set(found["float32"]) == {"encoder", "decoder_step", "beam_step"}
+    assert set(found["float32"]) == {"encoder", "decoder_step", "greedy_step", "beam_step"}
     assert found == dict.fromkeys(("float32", "int8", "int4"), found["float32"])
 
 

@@ -12,7 +12,7 @@ import torch
 from tiny import HINTS, PAD, SPECIALS, SRC_VOCAB, tiny_classifier
 from typer.testing import CliRunner
 
-from tfexport.bundle import open_bundle
+from tfexport.bundle import MANIFEST, file_sha256, open_bundle
 from tfexport.classify import Classified, ClassWriter, classify, read_labels
 from tfexport.cli import app
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
@@ -174,6 +174,32 @@ def test_the_command_classifies_text(worded_bundle: Path, tmp_path: Path) -> Non
     with torch.no_grad():
         naive = tiny_classifier()(torch.tensor([[2, 4, 5, 6, 3]]))[0].softmax(0)
     assert dict(wanted.classes) == pytest.approx(dict(enumerate(naive.tolist())), abs=1e-5)
+
+
+def test_classes_are_written_to_a_file_that_is_whole_and_can_be_gone_on_with(
+    classifier_bundle: Path, tmp_path: Path
+) -> None:
+    text, out, partial = (tmp_path / name for name in ("in", "out", "out.partial"))
+    text.write_bytes(b"".join(lines_of(sentences(40))))
+
+    def classified(*flags: object) -> Any:
+        given = ["classify", classifier_bundle, text, "--batch-size", 1, "--threads", 1, *flags]
+        return CliRunner().invoke(app, list(map(str, given)))
+
+    printed = classified().stdout
+    assert len(printed.splitlines()) == 40
+    assert classified("-o", out).stdout == ""
+    assert out.read_text() == printed
+    # What a killed run leaves: two windows and a piece of the third.
+    about = {"bundle": file_sha256(classifier_bundle / MANIFEST), "runtime": "ort-cpu", "precision": None}
+    about |= {"input": [str(text), "ids"], "output": ["text", 1, None]}
+    (tmp_path / "out.partial.json").write_text(json.dumps(about))
+    partial.write_text("".join(printed.splitlines(keepends=True)[:34]) + "3\t0.1")
+    refused = classified("-o", out, "--resume", "--top", 2)
+    assert "begun with another output" in str(refused.exception)
+    assert classified("-o", out, "--resume").exit_code == 0
+    assert out.read_text() == printed
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from contract_table import markdown_table
 from fakes import tiny_config
 
 from tfexport import contract
+from tfexport.bundle_writer import float32_islands
 
 CONFIG = tiny_config(d_model=24, n_heads=3, n_decoder_layers=2, tgt_vocab_size=100)
 CLASSIFIER = tiny_config(
     n_classes=5, n_decoder_layers=0, tgt_vocab_size=0, max_target_length=0, bos_id=-1, tie_source_target=False
 )
+ORT_ROLES = ("encoder", "decoder_step", "greedy_step", "beam_step")
 
 
 def every_graph() -> Iterator[contract.GraphSpec]:
@@ -30,9 +33,27 @@ def every_graph() -> Iterator[contract.GraphSpec]:
         ("float32", "onnx24-lengths", ["encoder.lengths.onnx", "decoder_step.lengths.onnx"]),
         ("float16", "onnx24", ["encoder.fp16.onnx", "decoder_step.fp16.onnx", "select_rows.fp16.onnx"]),
         ("bfloat16", "onnx24-lengths", ["encoder.bf16.lengths.onnx", "decoder_step.bf16.lengths.onnx"]),
-        ("float32", "ort", ["encoder.ort.onnx", "decoder_step.ort.onnx", "beam_step.ort.onnx"]),
-        ("int8", "ort", ["encoder.int8.ort.onnx", "decoder_step.int8.ort.onnx", "beam_step.int8.ort.onnx"]),
-        ("int4", "ort", ["encoder.int4.ort.onnx", "decoder_step.int4.ort.onnx", "beam_step.int4.ort.onnx"]),
+        ("float32", "ort", [f"{role}.ort.onnx" for role in ORT_ROLES]),
+        (
+            "int8",
+            "ort",
+            [
+                "encoder.int8.ort.onnx",
+                "decoder_step.int8.ort.onnx",
+                "greedy_step.int8.ort.onnx",
+                "beam_step.int8.ort.onnx",
+            ],
+        ),
+        (
+            "int4",
+            "ort",
+            [
+                "encoder.int4.ort.onnx",
+                "decoder_step.int4.ort.onnx",
+                "greedy_step.int4.ort.onnx",
+                "beam_step.int4.ort.onnx",
+            ],
+        ),
     ],
 )
 def test_files_of_the_graphs_of_a_precision_and_dialect(precision: Any, dialect: Any, files: list[str]) -> None:
@@ -57,13 +78,13 @@ def test_the_dialect_ort_is_the_only_one_of_quantized_graphs_and_has_no_half_pre
 @pytest.mark.parametrize(("d_model", "has_one"), [(24, True), (48, True), (12, False), (36, False), (3, False)])
 def test_a_greedy_step_in_the_dialect_ort_needs_heads_of_a_multiple_of_8(d_model: int, has_one: bool) -> None:
     graphs = contract.graphs_of(CONFIG.replace(d_model=d_model), "int8", "ort")
-    greedy = ["decoder_step"] if has_one else []
+    greedy = ["decoder_step", "greedy_step"] if has_one else []
     assert [graph.role for graph in graphs] == ["encoder", *greedy, "beam_step"]
 
 
 def test_no_two_graphs_have_one_file() -> None:
     files = [graph.file for graph in every_graph()]
-    assert len(files) == len(set(files)) == 15 + 9
+    assert len(files) == len(set(files)) == 15 + 12
 
 
 @pytest.mark.parametrize(
@@ -95,8 +116,16 @@ def test_short_names_and_weights_files() -> None:
 
 
 def test_tensors_have_the_precision_of_their_graph_and_logits_float32() -> None:
-    always = {"logits": "float32", "best.log_probs": "float32", "mask": "bool", "total": "int32"}
-    always |= dict.fromkeys(["src_ids", "src_len", "tokens", "position", "index", "best.ids", "slot", "count"], "int64")
+    always = {
+        "logits": "float32",
+        "best.log_probs": "float32",
+        "best.logits": "float32",
+        "mask": "bool",
+        "total": "int32",
+    }
+    always |= dict.fromkeys(
+        ["src_ids", "src_len", "tokens", "position", "index", "best.ids", "slot", "count", "banned"], "int64"
+    )
     narrow = {"position": "int32", "src_len": "int32"}  # as ONNX Runtime's own operators take them
     seen = set()
     for graph in every_graph():
@@ -134,7 +163,7 @@ def test_there_are_no_more_best_tokens_than_tokens(vocab: int, best: int) -> Non
 def test_only_half_precision_graphs_with_logits_have_islands() -> None:
     for graph in every_graph():
         has_one = graph.role == "decoder_step" and graph.precision in ("float16", "bfloat16")
-        assert bool(contract.float32_islands(graph)) == has_one, graph.file
+        assert bool(float32_islands(graph)) == has_one, graph.file
 
 
 @pytest.mark.parametrize("d_model", [2, 6, 24, 96, 256, 300, 512, 1000])
@@ -146,7 +175,7 @@ def test_an_aligned_length_is_the_smallest_that_ends_on_the_alignment(d_model: i
 
 
 def test_the_table_for_readers_has_every_tensor() -> None:
-    lines = contract.markdown_table().splitlines()
+    lines = markdown_table().splitlines()
     assert len({line.count("|") for line in lines}) == 1
     standard = (contract.ENCODER, contract.DECODER_STEP, contract.SELECT_ROWS, contract.ENCODER_CLASSIFIER)
     for graph in (*standard, contract.ORT_ENCODER, contract.ORT_DECODER_STEP, contract.ORT_BEAM_STEP):

@@ -211,6 +211,13 @@ def test_onnxruntime_is_imported_only_by_the_self_check_and_the_runtime() -> Non
     assert importers("onnxruntime") == {"tfexport.selfcheck", *runtimes, *comparison}
 
 
+def test_commands_write_json_without_words_for_what_is_no_number() -> None:
+    """`json.dumps` writes NaN and Infinity, which other readers refuse."""
+    writers = [ROOT / f"{name}.py" for name in ("cli", "translate", "stream", "bench", "parity_report")]
+    found = [path.name for path in (*writers, *ROOT.glob("*_command.py")) if "json.dump" in path.read_text()]
+    assert found == []
+
+
 def test_onnxruntime_tells_nobody_of_sessions() -> None:
     making = {module for module, path in MODULES.items() if "InferenceSession(" in path.read_text(encoding="utf-8")}
     assert making == {"tfexport.runtimes.ort", "tfexport.selfcheck", "tfexport.machine"}

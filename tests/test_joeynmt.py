@@ -1,4 +1,4 @@
-"""JoeyNMT's folders against a naive model written from JoeyNMT's sources; how their text is split."""
+"""JoeyNMT's folders against JoeyNMT itself, and a naive model written from its sources; how their text is split."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from joeynmt_models import (
     random_state,
     write_folder,
 )
+from originals import DATA, assert_same_logits, assert_same_searches, expected
 from references.decode import beam as naive_beam
 from references.decode import greedy
 from references.joeynmt import JoeyNMT
@@ -106,6 +107,14 @@ def test_tokens_are_those_of_the_naive_model(case_of: Callable[[str], Case], nam
         wanted = naive_beam(model, source, bos=BOS, eos=EOS, max_length=LIMIT, beam=4, length_penalty=1.0)
         assert [list(h.ids) for h in hypotheses] == [ids for ids, _ in wanted]
         assert [h.score for h in hypotheses] == pytest.approx([score for _, score in wanted], abs=1e-4)
+
+
+def test_logits_and_searches_are_joeynmt_s_own(tmp_path: Path) -> None:
+    checkpoint, wanted = load_checkpoint(DATA / "joeynmt" / "model", {}), expected("joeynmt")["model"]
+    assert_same_logits(checkpoint, wanted)
+    assert_same_searches(checkpoint, wanted, tmp_path / "bundle", "joeynmt", 11)
+    fewer = [len(hypotheses) < search["nbest"] for search in wanted["found"] for hypotheses in search["hypotheses"]]
+    assert sum(fewer) > 10  # sentences that are done with fewer outputs than the beam is wide
 
 
 def test_what_is_tied_and_what_is_never_generated(case_of: Callable[[str], Case]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes import BOS, EOS, Ids, Model, ScriptedRuntime, constant_model, random_model, tiny_config
+from numpy.typing import NDArray
 from test_profiles import LIMIT, SCORES, assert_same, found_by, generated, model_of, sources_of, translated, without_eos
 
 from tfexport.bundle import open_bundle
@@ -130,6 +132,26 @@ def test_what_has_no_probability_at_all_is_refused_by_a_beam() -> None:
     for given in ({"suppress": (3, 4)}, {"suppress": (3, 4), "profile": "fairseq"}):
         with pytest.raises(TfexportError, match="probability 0 to all that an output may go on with, its end included"):
             run(model, [(6,)], beam=2, max_length=4, min_length=2, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [{}, {"samples": 2}, {"no_repeat_ngram": 2}, {"profile": "opennmt"}], ids=str)
+def test_so_it_is_by_a_search_without_a_beam(given: dict[str, Any]) -> None:
+    """Of one sentence, of which it is said; the others of the batch end before."""
+
+    def model(source: Ids, tokens: Ids) -> NDArray[np.float32]:
+        ends = 0.0 if source == (6,) or len(tokens) < 2 else -math.inf
+        return np.array([-math.inf, -math.inf, ends, 1.0, 0.0], dtype=np.float32)
+
+    rules: dict[str, Any] = {"beam": 1, "max_length": 5, "suppress": (3, 4), **given}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert {one.ids for found in run(model, [(6,), (7,)], min_length=0, **rules) for one in found} == {(EOS,)}
+        begun = [Source((6,), prefix=(3, 4)), Source((7,), prefix=(3, 4))]
+        with pytest.raises(TfexportError, match="probability 0 to all that an output may go on with, its end included"):
+            run(model, begun, **rules)
+        never = Source((6,), prefix=(3, BOS, EOS), most=3)  # what is said comes, however unlikely
+        [[found, *_]] = run(model, [never], **rules)
+    assert (found.ids, found.log_prob) == ((3, BOS, EOS), -math.inf)
 
 
 class Counting(ScriptedRuntime):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from checkpoints import assert_same_model
 from originals import DATA, assert_same_logits, assert_same_searches, expected
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tfexport.errors import ConfigError, TfexportError
 from tfexport.models.checkpoint import inspect_checkpoint, load_checkpoint
@@ -156,17 +158,82 @@ def test_vocabularies_that_are_not_the_model_s_are_refused(changed: Callable[...
 
 
 @pytest.mark.parametrize("absent", ["model", "generator"])
-def test_weights_in_another_file_are_asked_for(tmp_path: Path, absent: str) -> None:
+def test_half_a_model_is_refused(tmp_path: Path, absent: str) -> None:
     content = read_inert(FOLDER / "v3.pt")
     opt = argparse.Namespace(**plain(content["opt"], "opt"))
     torch.save({**{name: content[name] for name in content if name != absent}, "opt": opt}, tmp_path / "model.pt")
-    with pytest.raises(TfexportError, match=r"no whole model \(`model` and `generator`\)\. .*save_format pytorch"):
+    with pytest.raises(TfexportError, match=r"no whole model \(`model` and `generator`\)"):
         load_checkpoint(tmp_path / "model.pt", {})
-    save_file({name: tensor.clone() for name, tensor in content["model"].items()}, tmp_path / "model.00.safetensors")
-    with pytest.raises(TfexportError, match=r"weights are in model\.00\.safetensors\. .*save_format pytorch"):
-        load_checkpoint(tmp_path / "model.pt", {})
-    with pytest.raises(TfexportError, match=r"an OpenNMT-py model alone\. .*save_format pytorch"):
-        load_checkpoint(tmp_path / "model.00.safetensors", {})
+
+
+# --- save_format safetensors
+
+
+def test_weights_in_a_file_beside_it_are_read() -> None:
+    """OpenNMT-py 3.5.1 wrote the same model in both forms."""
+    found = load_checkpoint(FOLDER / "v3-parts.pt", {})
+    assert_same_model(found, load_checkpoint(FOLDER / "v3.pt", {}))
+    assert found.sha256 != load_checkpoint(FOLDER / "v3.pt", {}).sha256
+
+
+@pytest.fixture
+def in_parts(tmp_path: Path) -> Callable[..., Path]:
+    """v3-parts.pt as `name`, its weights in so many numbered files."""
+
+    def in_parts(parts: int, name: str = "model [1].pt") -> Path:
+        path = tmp_path / name
+        shutil.copyfile(FOLDER / "v3-parts.pt", path)
+        weights = load_file(FOLDER / "v3-parts.safetensors")
+        for number in range(parts):
+            kept = {key: weights[key] for key in list(weights)[number::parts]}
+            save_file(kept, tmp_path / f"{name.removesuffix('.pt')}.{number:02d}.safetensors")
+        return path
+
+    return in_parts
+
+
+@pytest.mark.parametrize("name", ["model [1].pt", "model"])
+def test_weights_in_several_files_are_read(in_parts: Callable[..., Path], name: str) -> None:
+    path = in_parts(3, name)
+    shutil.copyfile(FOLDER / "v3-parts.safetensors", path.with_name("other.safetensors"))
+    first = load_checkpoint(path, {})
+    assert_same_model(first, load_checkpoint(FOLDER / "v3.pt", {}))
+    last = path.with_name(f"{name.removesuffix('.pt')}.02.safetensors")
+    weights = load_file(last)
+    save_file({name: tensor + 1 for name, tensor in weights.items()}, last)
+    assert load_checkpoint(path, {}).sha256 != first.sha256
+
+
+def test_parts_that_are_missing_or_too_many_are_told(in_parts: Callable[..., Path], tmp_path: Path) -> None:
+    path = in_parts(3)
+
+    def refused(message: str) -> None:
+        with pytest.raises(TfexportError, match=message):
+            load_checkpoint(path, {})
+
+    first, second, third = (tmp_path / f"model [1].{number:02d}.safetensors" for number in range(3))
+    with pytest.raises(TfexportError, match=r"an OpenNMT-py model alone\. Give the \.pt beside it"):
+        load_checkpoint(first, {})
+    content = second.read_bytes()
+    second.write_bytes(content[:-8])
+    refused(r"model \[1\]\.01\.safetensors cannot be read as a checkpoint")
+    second.unlink()
+    refused(r"00\.safetensors, .*02\.safetensors, and part 1 is missing\. Put model \[1\]\.01\.safetensors beside it")
+    third.rename(tmp_path / "model [1].0.safetensors")  # the same number twice
+    refused("part 1 is missing")
+    (tmp_path / "model [1].0.safetensors").rename(tmp_path / "model [1].999999999.safetensors")
+    refused("part 1 is missing")
+    (tmp_path / "model [1].999999999.safetensors").unlink()
+    refused(r"the model in .*model \[1\]\.00\.safetensors has no|missing: ")
+    shutil.copyfile(first, second)
+    refused(r"01\.safetensors has .*, as another part has")
+    shutil.copyfile(first, tmp_path / "model [1].safetensors")
+    refused(r"are in model \[1\]\.safetensors and in model \[1\]\.00\.safetensors, model \[1\]\.01\.safetensors")
+    for file in (first, second, tmp_path / "model [1].safetensors"):
+        file.unlink()
+    refused("no weights: .* beside it. Put them there")
+    (tmp_path / "other.safetensors").touch()
+    refused(r"beside it \(there is other\.safetensors\)\. Put them there")
 
 
 def test_how_its_texts_were_split_is_told(changed: Callable[..., Path]) -> None:

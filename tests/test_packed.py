@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from tfexport.errors import RuntimeUnavailable
 from tfexport.runtimes import load_runtime, packed
 from tfexport.search import Hypothesis, SearchOptions, search
 
-LARGER = CONFIG.replace(d_model=64, n_heads=4, d_ff=128, tgt_vocab_size=311, output_bias=True)
+LARGER = CONFIG.replace(d_model=64, n_heads=4, d_ff=128, tgt_vocab_size=1100, output_bias=True)
 """Matrices larger than the longest vector, as in any model that is of use; a bias of an odd length."""
 
 SOURCES = random_sources(CONFIG, [7, 1, 19, 3, 12])
@@ -58,7 +59,9 @@ def found(
     bundle: Bundle, *, share_weights: bool = True, precision: Precision = "float32"
 ) -> list[list[list[Hypothesis]]]:
     runtime = load_runtime("ort-cpu", bundle, precision=precision, threads=1, share_weights=share_weights)
-    return [search(runtime, SOURCES, options) for options in SEARCHES]
+    scored = [search(runtime, SOURCES, options) for options in SEARCHES]
+    unscored = search(runtime, SOURCES, SearchOptions(scores=False))  # by a graph of its own
+    return [*scored, [[replace(one, score=0.0, log_prob=0.0) for one in found] for found in unscored]]
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +79,10 @@ def test_tokens_and_scores_are_those_of_weights_of_its_own(
     wanted = found(bundle, share_weights=False, precision=precision)
     assert not written
     assert found(bundle, precision=precision) == wanted  # written
-    assert len(written) == 3
+    assert len(written) == 4
     assert not list(kept.folder().glob("packed/.*"))
     assert found(bundle, precision=precision) == wanted  # read
-    assert len(written) == 3
+    assert len(written) == 4
 
 
 COPIED = """
@@ -141,9 +144,9 @@ def test_what_is_damaged_is_written_again(larger: Path, cache: Path, damage: str
     for place in cache.glob("*/"):
         DAMAGE[damage](place)
     assert found(bundle) == wanted
-    assert len(written) == 6
+    assert len(written) == 8
     assert found(bundle) == wanted
-    assert len(written) == 6
+    assert len(written) == 8
     assert not list(cache.glob(".*"))
 
 
@@ -171,7 +174,12 @@ def test_of_processes_that_begin_together_one_writes(
     bundle = open_bundle(larger)
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda _: found(bundle), range(4)))
-    assert sorted(written) == ["beam_step.ort.onnx", "decoder_step.ort.onnx", "encoder.ort.onnx"]
+    assert sorted(written) == [
+        "beam_step.ort.onnx",
+        "decoder_step.ort.onnx",
+        "encoder.ort.onnx",
+        "greedy_step.ort.onnx",
+    ]
     assert all(one == together[0] for one in together)
 
 
@@ -183,7 +191,7 @@ def test_another_cpu_library_or_bundle_has_weights_of_its_own(
     own_bundle = Path(shutil.copytree(larger, tmp_path / "own"))
     bundle = open_bundle(own_bundle)
     found(bundle)
-    assert len(written) == 3  # a copy is the same bundle
+    assert len(written) == 4  # a copy is the same bundle
     if what == "cpu":
         monkeypatch.setattr(packed, "cpu_identity", lambda: "one without AVX")
     elif what == "onnxruntime":
@@ -195,7 +203,7 @@ def test_another_cpu_library_or_bundle_has_weights_of_its_own(
         (own_bundle / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
         bundle = open_bundle(own_bundle)
     found(bundle)
-    assert len(written) == 6
+    assert len(written) == 8
 
 
 def no_room(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +279,7 @@ def test_packed_weights_between_whole_addresses_are_not_used(
     config = LARGER if aligned else LARGER.replace(d_model=72, n_heads=9, d_ff=132)
     bundle = write_bundle(random_model(config), tmp_path / "bundle")
     assert found(bundle) == found(bundle, share_weights=False)
-    assert (len(list(cache.glob("*/"))) == 3) == aligned
+    assert (len(list(cache.glob("*/"))) == 4) == aligned
     assert ("no multiples of 16" in caplog.text) != aligned
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +17,7 @@ from tiny import SRC_VOCAB, TinyCheckpoint
 from tfexport.bundle import open_bundle
 from tfexport.contract import Precision
 from tfexport.errors import TfexportError
+from tfexport.json_text import json_text
 from tfexport.lines import Reader, read_pairs
 from tfexport.models.transformer import Transformer
 from tfexport.parity import check, compare, compare_all, gate, quality_of, random_sources
@@ -404,3 +406,6 @@ def test_runtime_that_gives_no_numbers_fails_and_says_so(tiny_bundle: Path, monk
     assert report.identical == 0
     assert len(report.outputs) == 4
     assert np.isnan(report.logits.max)
+    told = json.loads(json_text(report.to_dict()), parse_constant=pytest.fail)
+    assert told["logits"]["max"] is told["kl"] is None
+    assert told["passed"] is False

@@ -1,5 +1,5 @@
 """Search profiles against the toolkits themselves (Transformers, CTranslate2), or against a naive search written from their
-documentation (fairseq, Marian): the same n-best lists, and the same scores."""
+documentation (fairseq, Marian, JoeyNMT): the same n-best lists, and the same scores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes import EOS, PAD, Ids, Model, ScriptedRuntime, constant_model, random_model, tiny_config
+from fakes import BOS, EOS, PAD, Ids, Model, ScriptedRuntime, constant_model, random_model, tiny_config
 from references import toolkits
 from tiny import randomised
 
@@ -273,7 +273,7 @@ def test_unknown_tokens_are_replaced_by_what_ctranslate2_replaces_them_with(
     assert len(replaced) > 30
 
 
-# --- fairseq and Marian
+# --- fairseq, Marian and JoeyNMT
 
 
 FAKE = tiny_config(tgt_vocab_size=7, unk_id=3)
@@ -312,13 +312,19 @@ def naive(
             max_len=limit - 1,
             lenpen=penalty,
         )
+    if profile == "joeynmt":
+        never = {config.bos_id, config.pad_id}
+        found = toolkits.joeynmt(
+            after, eos=config.eos_id, never=never, beam=beam, max_output_length=limit, beam_alpha=penalty
+        )
+        return found[: options.nbest]
     return toolkits.marian(after, eos=config.eos_id, unk=config.unk_id, beam=beam, max_length=limit, normalize=penalty)
 
 
 @pytest.mark.parametrize("length_penalty", [None, 0.6, -0.5])
 @pytest.mark.parametrize("beam", [1, 4, 8])
-@pytest.mark.parametrize("profile", ["fairseq", "marian"])
-def test_fairseq_and_marian_find_what_their_documentation_says(
+@pytest.mark.parametrize("profile", ["fairseq", "marian", "joeynmt"])
+def test_others_find_what_their_documentation_says(
     profile: ProfileName, beam: int, length_penalty: float | None
 ) -> None:
     """200 inputs for each setting, of four models."""
@@ -337,7 +343,7 @@ SMALL = CONFIG.replace(n_encoder_layers=1, n_decoder_layers=1)
 
 
 @pytest.mark.parametrize("beam", [1, 4, 8])
-@pytest.mark.parametrize("profile", ["fairseq", "marian"])
+@pytest.mark.parametrize("profile", ["fairseq", "marian", "joeynmt"])
 def test_so_they_do_with_real_models(profile: ProfileName, beam: int) -> None:
     """200 inputs for each setting, of four models."""
     options = SearchOptions.for_profile(profile, beam=beam, nbest=beam, max_length=5)
@@ -383,9 +389,41 @@ def test_opennmt_without_a_penalty_goes_on_until_the_best_candidate_ends() -> No
     assert steps(beam=4, nbest=1)[1] == 3
 
 
+def test_joeynmt_goes_on_behind_the_end() -> None:
+    """What follows the first output's eos is likelier than all else, and keeps a second output out of the beam."""
+
+    def model(source: Ids, tokens: Ids) -> np.ndarray:
+        after_eos, eos = EOS in tokens, (0.6 if tokens == (3,) else 0.1)
+        likely = (0.001, 0.94, 0.03) if after_eos else (eos, 0.96 - eos, 0.01)
+        return np.log(np.array([0.001, 0.001, *likely, 0.001, 0.001], dtype=np.float32))
+
+    def outputs(**given: Any) -> list[Ids]:
+        options = SearchOptions.for_profile("joeynmt", nbest=given["beam"], max_length=5, **given)
+        [found] = search(ScriptedRuntime(model, FAKE), [(5,)], options)
+        return [hypothesis.ids for hypothesis in found]
+
+    assert outputs(beam=2) == [(3, EOS), (3, 3, 3, 3, 3)]
+    assert outputs(beam=3) == [(3, EOS), (3, 3, 3, 3, 3), (3, 3, EOS)]
+
+
+def test_joeynmt_is_done_when_an_end_has_come_in_each_place() -> None:
+    """The best candidates of steps 2 and 3 end, both in the first place; in the second one that of step 4 does."""
+
+    def model(source: Ids, tokens: Ids) -> np.ndarray:
+        before_eos = ((0.1, 0.85), (0.5, 0.45), (0.6, 0.35), (0.3, 0.65))
+        eos, three = (0.14, 0.14) if EOS in tokens else before_eos[len(tokens)]
+        rest = (1 - eos - three) / 5
+        return np.log(np.array([rest, rest, eos, three, rest, rest, rest], dtype=np.float32))
+
+    runtime = ScriptedRuntime(model, FAKE)
+    [found] = search(runtime, [(5,)], SearchOptions.for_profile("joeynmt", beam=2, nbest=2, length_penalty=3.0))
+    assert [one.ids for one in found] == [(3, EOS), (3, 3, EOS)]
+    assert len(runtime.rows[0]) == 4
+
+
 def test_special_tokens_that_a_toolkit_never_writes() -> None:
-    likes_them = constant_model([9, 0, -1, 9, 1, 0, 0])  # pad and unk
-    for profile, banned in (("fairseq", PAD), ("marian", 3)):
+    likes_them = constant_model([9, 8, -1, 9, 1, 0, 0])  # pad, bos and unk
+    for profile, banned in (("fairseq", PAD), ("marian", 3), ("joeynmt", PAD), ("joeynmt", BOS)):
         for beam in (1, 4):
             options = SearchOptions.for_profile(profile, beam=beam, nbest=beam, max_length=4)  # type: ignore[arg-type]
             [hypotheses] = search(ScriptedRuntime(likes_them, FAKE), [(5,)], options)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from contract_table import markdown_table
 from references.tutorial import TutorialTransformer
 from tiny import SPECIALS, randomised
 
-from tfexport import contract
 from tfexport.models.checkpoint import FAMILIES
 
 ROOT = Path(__file__).parent.parent
@@ -81,7 +81,7 @@ def test_commands_run_in_their_order(folder: Path, number: int) -> None:
 def test_contract_table_is_generated() -> None:
     shown = re.search(r"<!-- contract: .*? -->\n(.*?)\n<!-- end of contract -->", CONTRACT, flags=re.DOTALL)
     assert shown is not None
-    assert shown[1] == contract.markdown_table()
+    assert shown[1] == markdown_table()
 
 
 def test_every_family_is_listed() -> None:

@@ -14,8 +14,10 @@ from fakes import EOS, ScriptedRuntime, random_model, tiny_config
 from tiny import TinyCheckpoint
 
 from tfexport.__main__ import main
+from tfexport.bundle import MANIFEST, file_sha256, open_bundle
 from tfexport.errors import TfexportError
 from tfexport.export import export
+from tfexport.json_text import json_text
 from tfexport.lines import Reader, TargetReader
 from tfexport.next_tokens import log_softmax
 from tfexport.search import Hypothesis, SearchOptions
@@ -180,10 +182,49 @@ def test_the_command_scores_as_pytorch_does(
         assert [float(step) for step in each.split()] == record["token_log_probs"]
 
 
-def test_what_is_no_number_is_never_written_as_json() -> None:
-    found = Hypothesis((4, 2), -math.inf, -math.inf, True, (0.0, -math.inf))
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        Writer(CONFIG, None, "jsonl").line(Result(1, "ok", "", (found,)))
+def test_what_is_no_number_is_null_in_json() -> None:
+    found = Hypothesis((4, 2), math.nan, -math.inf, True, (-0.5, -math.inf))
+    told = json.loads(Writer(CONFIG, None, "jsonl").line(Result(1, "ok", "", (found,))), parse_constant=pytest.fail)
+    wanted = {"ids": [4, 2], "score": None, "log_prob": None, "finished": True, "token_log_probs": [-0.5, None]}
+    assert told["hypotheses"] == [wanted]
+    deep = {"a": [(1, math.inf), {"ü": -math.nan}], "b": True, "c": None, "d": "NaN"}
+    assert json_text(deep, ensure_ascii=False) == '{"a": [[1, null], {"ü": null}], "b": true, "c": null, "d": "NaN"}'
+    assert json_text([0.1], indent=1) == "[\n 0.1\n]"
+
+
+def test_a_token_to_which_the_model_gives_no_probability_is_scored_and_marked(
+    capsys: Any, monkeypatch: Any, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    config = open_bundle(tiny_bundle).config
+
+    def never(source: tuple[int, ...], tokens: tuple[int, ...]) -> Any:
+        logits = random_model(1, config.tgt_vocab_size)(source, tokens)
+        logits[9] = -math.inf
+        return logits
+
+    monkeypatch.setattr("tfexport.runtimes.load_runtime", lambda *_, **__: ScriptedRuntime(never, config))
+    (tmp_path / "in").write_text("de5\nde6\n")
+    (tmp_path / "out").write_text("wört8 wört9\nwört8\n", encoding="utf-8")
+    given = ["score", tiny_bundle, tmp_path / "in", tmp_path / "out", "--workers", 1, "--threads", 1]
+    plain, _ = command(capsys, monkeypatch, *given)
+    first, second = plain.splitlines()
+    total, steps = first.split("\t")
+    assert (total, steps.split()[1]) == ("-inf", "-inf")
+    assert "inf" not in second
+    told, _ = command(capsys, monkeypatch, *given, "--json")
+    records = [json.loads(line, parse_constant=pytest.fail) for line in told.splitlines()]
+    assert [(record["status"], record["ids"]) for record in records] == [("ok", [8, 9, 3]), ("ok", [8, 3])]
+    assert records[0]["log_prob"] is records[0]["token_log_probs"][1] is None
+    assert None not in records[1]["token_log_probs"]
+
+    (tmp_path / "starts").write_text("wört9\n\n", encoding="utf-8")
+    begun = ["decode", tiny_bundle, tmp_path / "in", "--prefix-file", tmp_path / "starts", "--output-format", "jsonl"]
+    for more in ([], ["--stream"]):
+        told, _ = command(capsys, monkeypatch, *begun, "--token-scores", "--workers", 1, "--threads", 1, *more)
+        lines = [json.loads(line, parse_constant=pytest.fail) for line in told.splitlines()]
+        first = next(line for line in lines if "status" in line)
+        assert first["hypotheses"][0]["token_log_probs"][0] is None
+        assert first["hypotheses"][0]["ids"][0] == 9
 
 
 def test_what_is_decoded_is_scored_the_same(capsys: Any, monkeypatch: Any, tiny_bundle: Path, tmp_path: Path) -> None:
@@ -302,6 +343,39 @@ def test_score_tells_of_words_that_it_takes_for_the_unknown_token(
     scores, warning = command(capsys, monkeypatch, "score", tiny_bundle, tmp_path / "in", tmp_path / "out")
     assert len(scores.splitlines()) == 2
     assert "warning: 1 translations have words that the target vocabulary lacks" in warning
+
+
+def test_scores_are_written_to_a_file_that_is_whole_and_can_be_gone_on_with(
+    capsys: Any, monkeypatch: Any, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    source, target, out = tmp_path / "in", tmp_path / "translations", tmp_path / "out"
+    source.write_text("de5 de6\n" * 40)
+    words = [f"wört{8 + index % 9}\n" for index in range(40)]
+    given = ["score", tiny_bundle, source, target, "--workers", 1, "--threads", 1, "--batch-size", 1]
+    target.write_text("".join(words), encoding="utf-8")
+    for more in ([], ["--json"]):
+        printed, _ = command(capsys, monkeypatch, *given, *more)
+        assert command(capsys, monkeypatch, *given, *more, "-o", out) == ("", "")
+        assert out.read_text(encoding="utf-8") == printed
+        assert len(printed.splitlines()) == 40
+    out.unlink()
+    target.write_text("".join(words[:36]), encoding="utf-8")  # the run ends where they do
+    assert "more lines of the input" in command(capsys, monkeypatch, *given, "-o", out)[1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out.partial", "out.partial.json", "translations"]
+    assert len((tmp_path / "out.partial").read_text().splitlines()) == 32  # whole windows
+    target.write_text("".join(words), encoding="utf-8")
+    assert "begun with another outputs" in command(capsys, monkeypatch, *given, "-o", out, "--resume")[1]
+    target.write_text("".join(words[:36]), encoding="utf-8")
+    assert "more lines of the input" in command(capsys, monkeypatch, *given, "-o", out, "--resume")[1]
+    source.write_text("de5 de6\n" * 36)
+    command(capsys, monkeypatch, *given, "-o", out, "--resume")
+    assert out.read_text() == "".join(line + "\n" for line in command(capsys, monkeypatch, *given)[0].splitlines())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out", "translations"]
+    (tmp_path / "out.partial").write_text("-1.0\t-1.0\n" * 48)
+    begun = {"bundle": file_sha256(tiny_bundle / MANIFEST), "runtime": "ort-cpu", "precision": "float32"}
+    begun |= {"input": [str(source), "text"], "outputs": [file_sha256(target), "text"], "output": "text"}
+    (tmp_path / "out.partial.json").write_text(json.dumps(begun))
+    assert "36 lines, and 48 are done" in command(capsys, monkeypatch, *given, "-o", out, "--resume")[1]
 
 
 def test_a_run_is_not_gone_on_with_after_its_prefixes_have_changed(

@@ -168,7 +168,7 @@ def test_a_shortlist_is_the_vocabulary_of_a_sentence(seed: int) -> None:
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("beam", [1, 4])
 def test_what_a_sentence_gives_does_not_depend_on_the_lists_of_others(beam: int, profile: Any) -> None:
-    runtime = ScriptedRuntime(random_model(3, VOCAB), tiny_config(tgt_vocab_size=VOCAB))
+    runtime = ScriptedRuntime(random_model(4, VOCAB), tiny_config(tgt_vocab_size=VOCAB))
     options = SearchOptions.for_profile(profile, beam=beam, nbest=beam, max_length=7, no_repeat_ngram=2)
     sources = [*asked(), Source((5, 5)), *asked(prefix=(EOS - 1, 3)[1:], most=5)]
     sources[-1] = Source(SOURCES[2], candidates=np.array([EOS]))

@@ -74,12 +74,8 @@ class Split:
 class Prepared(Protocol):
     """A runtime that loads what it needs before a search, and whose process may be forked then, if it says so."""
 
-    def prepare(self, beam: int, *, attention: bool = False) -> bool:
-        """Load what a search with this beam needs, so that it is in memory once; whether the process may be forked then.
-
-        Args:
-            attention: the search asks for it.
-        """
+    def prepare(self, options: SearchOptions) -> bool:
+        """Load what such a search needs, so that it is in memory once; whether the process may be forked then."""
         ...
 
 
@@ -91,18 +87,17 @@ class Team:
     One worker works right here.
 
     Args:
-        beam: of the searches that the runtime is loaded for; others load what they need by themselves.
-        attention: whether they ask for it.
+        options: of the searches that the runtime is loaded for; others load what they need by themselves.
         forks: False for threads in any case.
     """
 
-    def __init__(self, runtime: Runtime[Any], workers: int, beam: int, *, attention: bool = False, forks: bool = True):
+    def __init__(self, runtime: Runtime[Any], workers: int, options: SearchOptions, *, forks: bool = True):
         self.runtime, self.workers = runtime, workers
         self._pool: Executor | None = None
         self._processes: list[BaseProcess] = []
         self._stopped = Event()
         # Now, not in the first search: the bundle may be another one by then.
-        forkable = isinstance(runtime, Prepared) and runtime.prepare(beam, attention=attention)
+        forkable = isinstance(runtime, Prepared) and runtime.prepare(options)
         if workers == 1:
             return
         if forks and CAN_FORK and forkable:
@@ -196,7 +191,7 @@ def decode_all(
     runtime: Runtime[Any], sources: Sequence[Ids], options: SearchOptions, *, batch_size: int, workers: int = 1
 ) -> list[list[Hypothesis]]:
     """The hypotheses of each of `sources` (encoder ids), decoded in batches of up to `batch_size`."""
-    with Team(runtime, workers, options.width, attention=options.tells_attention) as team:
+    with Team(runtime, workers, options) as team:
         return next(decode_windows(team, [sources], options, batch_size=batch_size))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +10,7 @@ import typer
 from tfexport.console import opened, say
 from tfexport.contract import precisions_of
 from tfexport.errors import TfexportError
+from tfexport.json_text import json_text
 from tfexport.options import AsJson, BundleDir, InputFormatOption, MaxLength, numbers_of
 from tfexport.output import writing
 
@@ -99,13 +99,13 @@ def bench(
         """After each cell: a run that is cut short leaves what it found."""
         if output is not None:
             with writing(output, {}) as out:
-                print(json.dumps(record, indent=1, allow_nan=False), file=out.file)
+                print(json_text(record, indent=1), file=out.file)
 
     keep()  # also to see whether it can be written
     run(bundle, sources, contestants, plan, begun=begun, done=done, say=say)
     show(f"\n{EXPLANATION}")
     if as_json:
-        print(json.dumps(record, indent=1, allow_nan=False))
+        print(json_text(record, indent=1))
 
 
 def sentences_of(bundle: Bundle, source: Path | None, input_format: InputFormat | None) -> list[list[int]]:

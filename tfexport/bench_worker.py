@@ -30,7 +30,7 @@ from tfexport.cpus import end_with_parent
 from tfexport.errors import TfexportError
 from tfexport.machine import measure_peaks, versions
 from tfexport.peers import CTranslate2Peer, HuggingFacePeer, OptimumPeer, Peer, RuntimePeer
-from tfexport.runtimes.base import Runtime
+from tfexport.runtimes.base import Ranking, Runtime
 from tfexport.search import SearchOptions
 
 Ids = tuple[int, ...]
@@ -92,6 +92,8 @@ class Profile:
     def watching(self, runtime: Runtime[Any], state: type) -> Iterator[None]:
         """Replaces the methods of `runtime` and of its states of the class `state`."""
         wanted = [(type(runtime), "encode", "encode"), (type(runtime), "best", "step"), (type(runtime), "step", "step")]
+        if isinstance(runtime, Ranking):
+            wanted.append((type(runtime), "best_alone", "step"))
         wanted.append((state, "select", "select"))
         originals = [(owner, name, getattr(owner, name)) for owner, name, _ in wanted]
         for owner, name, part in wanted:
@@ -145,7 +147,7 @@ class Session:
             int(request["threads"]),
         )
         # Some load what they need when it is first needed.
-        self._peer.decode(request["sources"], SearchOptions(max_length=2), 1)
+        self._peer.decode(request["sources"], SearchOptions(max_length=2, scores=False), 1)
         return {"seconds": time.perf_counter() - start, "versions": versions()}
 
     def _decode(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,7 +183,10 @@ class Session:
 
 def _options(request: Mapping[str, Any]) -> SearchOptions:
     return SearchOptions(
-        beam=int(request["beam"]), min_length=int(request["min_length"]), max_length=int(request["max_length"])
+        beam=int(request["beam"]),
+        min_length=int(request["min_length"]),
+        max_length=int(request["max_length"]),
+        scores=False,
     )
 
 

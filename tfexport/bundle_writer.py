@@ -19,6 +19,20 @@ from tfexport.config import ModelConfig
 from tfexport.durable import exchange, partial_folder
 from tfexport.errors import BundleError
 
+FLOAT32_ISLANDS = {
+    "output projection": "half-precision logits tie: on 13,928 teacher-forced steps of a tutorial model on Multi30k the "
+    "best token was PyTorch's at 99.89 % of the steps in float16, with this projection in float32 at 99.97 %; in "
+    "bfloat16 99.57 % and 99.74 %",
+}
+"""What stays in float32 in a half-precision graph that gives logits, and why. (LayerNorm, too, takes mean and variance in
+float32, by its definition in ONNX.)"""
+
+
+def float32_islands(graph: contract.GraphSpec) -> dict[str, str]:
+    """The parts of a half-precision `graph` that are in float32, with the reason."""
+    has_logits = any(tensor.name == "logits" for tensor in graph.outputs)
+    return FLOAT32_ISLANDS if has_logits and graph.precision in ("float16", "bfloat16") else {}
+
 
 def write_manifest(
     folder: Path, config: ModelConfig, graphs: Sequence[contract.GraphSpec], facts: Mapping[str, Any]
@@ -30,7 +44,7 @@ def write_manifest(
             "file": graph.file,
             "precision": graph.precision,
             "dialect": graph.dialect,
-            "float32_islands": contract.float32_islands(graph),
+            "float32_islands": float32_islands(graph),
             **contract.describe(graph, config),
         }
         for graph in graphs

@@ -16,7 +16,7 @@ from tfexport.lines import Reader, Status, without_bom
 from tfexport.next_tokens import log_softmax, require_numbers
 from tfexport.runtimes.base import Classifier
 from tfexport.search import pad
-from tfexport.translate import read_window, window_size
+from tfexport.translate import pass_over, read_window, window_size
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,20 @@ def classify(
     top: int = 1,
     batch_size: int = 32,
     window: int | None = None,
+    done: int = 0,
 ) -> Iterator[Classified]:
     """The `top` most likely classes of each line, in order.
 
     Args:
         batch_size: sentences computed together, at most: long ones come in smaller batches.
         window: lines read before any is computed; by default those of some batches. 1 answers each line at once.
+        done: lines to pass over, whose results are there already.
 
     Raises:
-        TfexportError: the model gives no finite numbers.
+        TfexportError: the model gives no finite numbers, or there are fewer lines than are `done`.
     """
     stream = enumerate(((line, b"") for line in without_bom(lines)), start=1)
+    pass_over(stream, done)
     size = classifier.capacity.batch_size(batch_size, 1)
     while chunk := list(islice(stream, window or window_size(batch_size, 1))):
         unread, readable = read_window(classifier.capacity, reader, None, chunk)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,12 +9,24 @@ import typer
 
 from tfexport.console import opened, say, warned, with_progress
 from tfexport.contract import precisions_of
-from tfexport.options import BatchSize, BundleDir, Input, InputFormatOption, PrecisionOption, Threads
+from tfexport.json_text import json_text
+from tfexport.options import (
+    BatchSize,
+    BundleDir,
+    Input,
+    InputFormatOption,
+    OutputFile,
+    PrecisionOption,
+    Resume,
+    Threads,
+)
+from tfexport.output import content_of, writing
 
 
 def classify(
     directory: BundleDir,
     source: Input = None,
+    output: OutputFile = None,
     top: Annotated[int, typer.Option(min=1, help="Classes a line, best first.")] = 1,
     labels: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Names of the classes, one a line, class 0 first.")
@@ -29,15 +40,17 @@ def classify(
         typer.Option(help="text has each class and its probability; jsonl has the status too."),
     ] = "text",
     threads: Threads = None,
+    resume: Resume = False,
 ) -> None:
     """Tell the class of each sentence, with an encoder classifier: one output line for each input line, always.
 
     A line that cannot be read (too long, not UTF-8) gives an empty line, a warning, and its status in jsonl.
     """
-    from tfexport.bundle import open_bundle
+    from tfexport.bundle import MANIFEST, file_sha256, open_bundle
     from tfexport.classify import ClassWriter, classify, read_labels
     from tfexport.lines import Reader
     from tfexport.runtimes import load_classifier
+    from tfexport.translate import window_size
 
     bundle = open_bundle(directory)
     chosen = precisions_of(precision)[0] if precision else None
@@ -46,14 +59,19 @@ def classify(
     writer = ClassWriter(read_labels(labels, bundle.config.n_classes) if labels else None)
     if input_format is None and reader.format == "ids":
         say(f"note: {directory} has no source vocabulary: the input is read as ids")
+    about = {
+        "bundle": file_sha256(directory / MANIFEST),
+        "runtime": runtime,
+        "precision": chosen,
+        "input": [str(source), reader.format],
+        "output": [output_format, top, content_of(labels)],
+    }
     with opened(source) as lines:
         at_terminal = lines.isatty()  # a person is answered line by line
-        results = classify(model, reader, lines, top=top, batch_size=batch_size, window=1 if at_terminal else None)
-        for result in warned(with_progress(results, "classifying lines")):
-            as_json = output_format == "jsonl"
-            line = (
-                json.dumps(writer.record(result), ensure_ascii=False, allow_nan=False)
-                if as_json
-                else writer.line(result)
-            )
-            print(line, flush=at_terminal)
+        window = 1 if at_terminal else window_size(batch_size, 1)
+        with writing(output, about, resume=resume, window=window) as out:
+            results = classify(model, reader, lines, top=top, batch_size=batch_size, window=window, done=out.done)
+            for result in warned(with_progress(results, "classifying lines")):
+                as_json = output_format == "jsonl"
+                line = json_text(writer.record(result), ensure_ascii=False) if as_json else writer.line(result)
+                print(line, file=out.file, flush=at_terminal)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -25,6 +24,7 @@ from tfexport.console import (
 )
 from tfexport.contract import precisions_of
 from tfexport.decode_command import decode
+from tfexport.json_text import json_text
 from tfexport.options import (
     ActivationOption,
     AsJson,
@@ -128,7 +128,7 @@ def inspect(
     )
     inspection = inspect_checkpoint(checkpoint, hints, family=family_of(family))
     if as_json:
-        print(json.dumps({**vars(inspection), "path": str(inspection.path)}, indent=1))
+        print(json_text({**vars(inspection), "path": str(inspection.path)}, indent=1))
     else:
         print_inspection(inspection)
 

@@ -2,8 +2,8 @@
 
 Axes: `batch` source sentences, `src` source ids, `rows` = batch * beam hypotheses (row = b * beam + k), `cache` slots of
 the self-attention cache; `blocks` tensors of one cache that lie one after the other, `width` numbers of one row of one of
-them; `candidates` words of a shortlist; `heads`, `head_dim`, `d_model`, `best`, `vocab`, `layers`, `keys_values` (2 a
-decoder layer) and `classes` are fixed by the model.
+them; `candidates` words of a shortlist, `banned` words that may not come; `heads`, `head_dim`, `d_model`, `best`, `vocab`,
+`layers`, `keys_values` (2 a decoder layer) and `classes` are fixed by the model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from typing import Any, Literal
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
 
-SpecialStep = Literal["decoder_step_attention", "beam_step_attention", "shortlist_decoder_step", "shortlist_beam_step"]
+SpecialStep = Literal[
+    "greedy_step", "decoder_step_attention", "beam_step_attention", "shortlist_decoder_step", "shortlist_beam_step"
+]
 Role = Literal["encoder", "decoder_step", "beam_step", "select_rows", "encoder_classifier", "shortlist", SpecialStep]
 Precision = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 Dialect = Literal["onnx24", "onnx24-lengths", "ort"]
@@ -60,7 +62,6 @@ SHAPE_NODE = "shape/"
 BEST = 17
 """Best tokens of a row that a step tells: 2 * beam + 1 for beams up to 8, one more for an eos that may not come yet."""
 
-
 DType = Literal["int64", "int32", "bool", "float32", "float16", "bfloat16", "int8", "float"]
 
 
@@ -93,7 +94,7 @@ class GraphSpec:
 
     @property
     def step(self) -> Role:
-        """The role without the attention that it tells, or the shortlist that it takes."""
+        """The role without the attention that it tells, the shortlist that it takes, or the scores that it leaves out."""
         return _PLAIN_STEPS.get(self.role, self.role)
 
     @property
@@ -147,6 +148,7 @@ ENCODER_CLASSIFIER = GraphSpec(
 # which slots are a hypothesis' own past. So a beam reorder moves a mask, never keys and values.
 _INT32_LEN = replace(_SRC_LEN, dtype="int32")
 _COUNT = TensorSpec("count", "int64", ("one",), "how many best tokens to tell")
+_BANNED = TensorSpec("banned", "int64", ("banned",), "ids that may not come, each once")
 _FOUND = (
     DECODER_STEP.outputs[0],
     *(replace(found, axes=("rows", "count")) for found in DECODER_STEP.outputs[1:3]),
@@ -180,6 +182,17 @@ ORT_DECODER_STEP = GraphSpec(
     (*_FOUND, *_pair("present.{i}", _CACHE, "`past` with one more slot written (give it the same buffer):")),
     dialect="ort",
 )
+ORT_GREEDY_STEP = GraphSpec(
+    "greedy_step",
+    tuple(_BANNED if tensor == _COUNT else tensor for tensor in ORT_DECODER_STEP.inputs),
+    (
+        TensorSpec("best.logits", "float32", ("rows", "one"), "the largest logit of what may come"),
+        TensorSpec("best.ids", "int64", ("rows", "one"), "its token"),
+        *ORT_DECODER_STEP.outputs[3:],
+    ),
+    dialect="ort",
+)
+"""`decoder_step` for who asks which token is best and not how likely it is: that takes much less; see `screening.py`."""
 ORT_BEAM_STEP = GraphSpec(
     "beam_step",
     (
@@ -207,7 +220,10 @@ ATTENTION_ROLES: dict[Role, Role] = {
 SHORTLIST_ROLES: dict[Role, Role] = {"decoder_step": "shortlist_decoder_step", "beam_step": "shortlist_beam_step"}
 """Steps and the graphs that are such a step for a shortlist; see `shortlist_contract.py`."""
 
-_PLAIN_STEPS = {special: plain for roles in (ATTENTION_ROLES, SHORTLIST_ROLES) for plain, special in roles.items()}
+_PLAIN_STEPS: dict[Role, Role] = {
+    "greedy_step": "decoder_step",
+    **{special: plain for roles in (ATTENTION_ROLES, SHORTLIST_ROLES) for plain, special in roles.items()},
+}
 
 ATTENTION = TensorSpec(
     "attention",
@@ -242,7 +258,8 @@ def graphs_of(
     """
     if dialect == "ort":
         wanted = not config.is_classifier and (precision == "float32" or precision in QUANTIZED)
-        roles = (ORT_ENCODER, *((ORT_DECODER_STEP,) if groups_queries(config) else ()), ORT_BEAM_STEP) if wanted else ()
+        greedy = (ORT_DECODER_STEP, ORT_GREEDY_STEP) if groups_queries(config) else ()
+        roles = (ORT_ENCODER, *greedy, ORT_BEAM_STEP) if wanted else ()
     elif precision in QUANTIZED:
         roles = ()
     elif config.is_classifier:
@@ -253,8 +270,6 @@ def graphs_of(
         replace(_in_precision(expand(graph, config.n_decoder_layers), precision), dialect=dialect) for graph in roles
     )
 
-
-_STEPS = (DECODER_STEP, ORT_DECODER_STEP, ORT_BEAM_STEP)
 
 RUNTIME_DIALECTS: dict[str, tuple[Dialect, ...]] = {
     "ort-cpu": ("ort", "onnx24"),
@@ -302,21 +317,6 @@ def precisions_of(given: str) -> tuple[Precision, ...]:
 def short_name(precision: Precision) -> str:
     """`float16` to `fp16`."""
     return next(short for short, name in PRECISIONS.items() if name == precision)
-
-
-FLOAT32_ISLANDS = {
-    "output projection": "half-precision logits tie: on 13,928 teacher-forced steps of a tutorial model on Multi30k the "
-    "best token was PyTorch's at 99.89 % of the steps in float16, with this projection in float32 at 99.97 %; in "
-    "bfloat16 99.57 % and 99.74 %",
-}
-"""What stays in float32 in a half-precision graph that gives logits, and why. (LayerNorm, too, takes mean and variance in
-float32, by its definition in ONNX.)"""
-
-
-def float32_islands(graph: GraphSpec) -> dict[str, str]:
-    """The parts of a half-precision `graph` that are in float32, with the reason."""
-    has_logits = any(tensor.name == "logits" for tensor in graph.outputs)
-    return FLOAT32_ISLANDS if has_logits and graph.precision in ("float16", "bfloat16") else {}
 
 
 def aligned_length(d_attention: int, precision: Precision) -> int:
@@ -386,14 +386,3 @@ def describe(graph: GraphSpec, config: ModelConfig) -> dict[str, Any]:
         side: [{"name": t.name, "dtype": t.dtype, "shape": shape(t, config)} for t in tensors]
         for side, tensors in sides.items()
     }
-
-
-def markdown_table() -> str:
-    """The contract as docs/contract.md shows it."""
-    lines = ["| graph | | tensor | type | axes | what |", "|---|---|---|---|---|---|"]
-    telling = [replace(step, role=ATTENTION_ROLES[step.role], inputs=(), outputs=(ATTENTION,)) for step in _STEPS]
-    for graph in (ENCODER, DECODER_STEP, SELECT_ROWS, ENCODER_CLASSIFIER, ORT_ENCODER, *_STEPS[1:], *telling):
-        for side, tensors in (("in", graph.inputs), ("out", graph.outputs)):
-            for t in tensors:
-                lines.append(f"| `{graph.file}` | {side} | `{t.name}` | {t.dtype} | {', '.join(t.axes)} | {t.about} |")
-    return "\n".join(lines)

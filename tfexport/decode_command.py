@@ -18,24 +18,26 @@ from tfexport.options import (
     Input,
     InputFormatOption,
     MaxLength,
+    OutputFile,
     PrecisionOption,
+    Resume,
     RuntimeOption,
     Threads,
     Workers,
 )
-from tfexport.output import writing
+from tfexport.output import content_of, writing
 
 
 def decode(
     directory: BundleDir,
     source: Input = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write here instead of stdout.")] = None,
+    output: OutputFile = None,
     runtime: RuntimeOption = "ort-cpu",
     precision: PrecisionOption = None,
     beam: Annotated[int, typer.Option(min=1, help="Beam width; 1 is greedy.")] = 1,
     nbest: Annotated[int, typer.Option(min=1, help="Hypotheses a line, best first, separated by tabs.")] = 1,
     search_profile: Annotated[
-        Literal["tfexport", "hf", "opennmt", "fairseq", "marian"],
+        Literal["tfexport", "hf", "opennmt", "fairseq", "marian", "joeynmt"],
         typer.Option(help="Search as this toolkit does: length penalty, early stopping, limits, defaults."),
     ] = "tfexport",
     early_stopping: Annotated[
@@ -47,7 +49,9 @@ def decode(
     ] = False,
     length_penalty: Annotated[
         float | None,
-        typer.Option(help="Exponent A of ((5 + length) / 6) ** A, by default 0.6; of length ** A in other profiles."),
+        typer.Option(
+            help="Exponent A of ((5 + length) / 6) ** A, by default 0.6; of length ** A in hf, opennmt, fairseq, marian."
+        ),
     ] = None,
     min_length: Annotated[int | None, typer.Option(min=0, help="Fewest tokens before eos.")] = None,
     max_length: MaxLength = 256,
@@ -142,9 +146,7 @@ def decode(
             help="Have packed weights in memory once with other such commands; they are kept in ~/.cache/tfexport.",
         ),
     ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the -o FILE that an interrupted run of the same command began.")
-    ] = False,
+    resume: Resume = False,
 ) -> None:
     """Decode sentences: one output line for each input line, always.
 
@@ -209,6 +211,7 @@ def decode(
             top_k=top_k,
             top_p=top_p,
             seed=seed,
+            scores=stream or output_format == "jsonl",  # nothing else tells them
             token_scores=token_scores,
             attention=bool(aligned or replace_unk),
             alignment_layer=alignment_layer,
@@ -269,16 +272,16 @@ def decode(
             if listed is not None and (options.tells_attention or not isinstance(model, Shortlisting)):
                 say(f"note: all logits are computed, for want of graphs for shortlists: {SHORTLIST_ADVICE}")
             if isinstance(model, Prepared):
-                model.prepare(options.width, attention=options.tells_attention)
+                model.prepare(options)
             about = {
                 "bundle": file_sha256(directory / MANIFEST),
                 "runtime": runtime,
                 "precision": model.precision,
                 "search": asdict(options),
                 "input": [str(source), reader.format],
-                "prefixes": _content_of(prefix_file) if prefix_file else prefix_column,
-                "output": [writer.format, alignments, replace_unk, _content_of(unk_dictionary)],
-                "shortlist": [_content_of(shortlist), shortlist_first, shortlist_best],
+                "prefixes": content_of(prefix_file) if prefix_file else prefix_column,
+                "output": [writer.format, alignments, replace_unk, content_of(unk_dictionary)],
+                "shortlist": [content_of(shortlist), shortlist_first, shortlist_best],
             }
             watch.loaded()
             return_freed_memory(now=True)  # what loading needed
@@ -307,12 +310,3 @@ def decode(
                 )
                 for result in warned(with_progress(watch.over(results), "decoding lines")):
                     print(writer.line(result), file=out.file, flush=window == 1)
-
-
-def _content_of(path: Path | None) -> str | None:
-    """What tells whether a file is still the one that a run began with; its name, where it can be read once only."""
-    from tfexport.bundle import file_sha256
-
-    if path is None or not path.is_file():
-        return None if path is None else str(path)
-    return file_sha256(path)

@@ -30,6 +30,8 @@ from tfexport.models.transformer import Transformer
 from tfexport.projections import decoder_projections, encoder_projections
 from tfexport.quantize import has_fixed_scale, quantized
 from tfexport.rounded import rounded
+from tfexport.screening import FILE as SCREENING_FILE
+from tfexport.screening import is_screened, write_screening
 from tfexport.selfcheck import ONNX_RUNTIME, TOLERANCE, self_check
 from tfexport.shortlist_contract import shortlist_graphs_of
 from tfexport.stored_weights import StoredWeights
@@ -163,12 +165,7 @@ def write_graphs(
         alignments: steps that tell their cross-attention too.
         shortlist: those for shortlists, too; not where the output projection is one that stays in float32.
     """
-    files = (
-        {contract.WEIGHTS_FILE, contract.weights_file(precision)}
-        if precision in contract.QUANTIZED
-        else {contract.weights_file(precision)}
-    )
-    stored = StoredWeights(*(folder / file for file in sorted(files)))
+    stored = StoredWeights(*(folder / file for file in _weights_files(config, precision)))
     kinds = (contract.graphs_of, *([contract.attention_graphs_of] if alignments else []))
     graphs = [graph for dialect in dialects for kind in kinds for graph in kind(config, precision, dialect)]
     if shortlist and "output" not in keep:
@@ -181,6 +178,16 @@ def write_graphs(
     return graphs
 
 
+def _weights_files(config: ModelConfig, precision: contract.Precision) -> list[str]:
+    """The files of all tensors that graphs of a precision point to."""
+    files = [contract.weights_file(precision)]
+    if precision in contract.QUANTIZED:
+        files.append(contract.WEIGHTS_FILE)
+    elif is_screened(config, precision):
+        files.append(SCREENING_FILE)
+    return files
+
+
 def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, keep: Collection[str] = ()) -> ir.Model:
     """A graph of any dialect, its weights in `stored`, the modules `keep` in float32."""
     dialect = ort_graphs if graph.dialect == "ort" else standard_graphs
@@ -188,9 +195,11 @@ def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, 
 
 
 def write_weights(model: Model, precision: contract.Precision, folder: Path) -> None:
-    """Write the weights of `model`, which is of this precision."""
+    """Write the weights of `model`, which is of this precision, and what screening adds to them."""
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     save_weights(tensors, folder / contract.weights_file(precision), {"format": "pt"})
+    if isinstance(model, Transformer) and is_screened(model.config, precision):
+        write_screening(model.output_matrix().detach().numpy(), folder)
 
 
 def write_quantized(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import Best, FloatArray, IntArray, Runtime, State, top_k
+from tfexport.runtimes.base import Best, FloatArray, IntArray, Ranking, Runtime, State, top_k
 from tfexport.sampling import Streams, draw
 from tfexport.search_options import SearchOptions, Source
 
@@ -47,6 +47,11 @@ class NextTokens:
             row[: len(prefix)] = prefix
         self._least = np.array([source.least for source in sources], dtype=np.int64)
         self._streams = Streams(options.seed, [source.line for source in sources], options.samples)
+        self._ranking = None
+        if isinstance(runtime, Ranking) and runtime.ranks and options.ranks_alone:
+            # What a source asks for beside its ids needs logits, or is another graph's.
+            plain = all(not source.prefix and not source.least and source.candidates is None for source in sources)
+            self._ranking = runtime if plain else None
         # Transformers penalises log-probabilities in beam search; the paper and all others logits.
         self._penalises_logits = options.beam == 1 or options.rules.renormalises
 
@@ -56,7 +61,8 @@ class NextTokens:
         """The `count` best tokens of each row after `tokens` [rows], which is to be token `length` of its output.
 
         When sampling, the one token that is drawn. A token that may not come, which only fills up a row of a vocabulary
-        that has too few others, has log-probability -inf.
+        that has too few others, has log-probability -inf. Where the search asks for no scores, there may be logits in the
+        place of log-probabilities.
 
         Args:
             sentence: [sentences]: the sources that groups of rows decode.
@@ -69,17 +75,26 @@ class NextTokens:
             require_numbers(best.log_probs[:, 0])
             return certain(best, self.config.forced_first_id, count), state
         banned = self._banned(length)
+        if self._ranking is not None:
+            best, state = self._ranking.best_alone(state, tokens, banned)
+            nothing = best.log_probs == -np.inf
+            require_numbers(best.log_probs[~nothing] if banned else best.log_probs)
+            ends = nothing & (self.config.eos_id in banned)  # as in `without`
+            return Best(np.where(ends, 0.0, best.log_probs), np.where(ends, self.config.eos_id, best.ids)), state
         if not self._needs_logits(length, sentence, banned):
             best, state = self._runtime.best(state, tokens, count + len(banned))
             require_numbers(best.log_probs[:, 0])
             return without(best, banned, count, end=self.config.eos_id), state
         logits, state = self._runtime.step(state, tokens)
         require_numbers(logits.max(axis=1))
-        scores = self._scores(logits, banned, length, np.repeat(sentence, len(tokens) // len(sentence)), history)
+        source = np.repeat(sentence, len(tokens) // len(sentence))
+        scores = self._scores(logits, banned, length, source, history)
         if self._options.samples:
             ids = draw(scores, self._streams.uniform(sentence, length), self._options)[:, None]
         else:
             ids = top_k(scores, min(count, scores.shape[1]))
+        said = self.said(length, source)
+        ids[:, 0] = np.where(said >= 0, said, ids[:, 0])  # also where it has no probability, as then all others have
         return Best(np.take_along_axis(scores, ids, axis=1), ids), state
 
     def _banned(self, length: int) -> list[int]:
@@ -105,6 +120,14 @@ class NextTokens:
         """Which of these sources may have nothing but eos as token `length`."""
         return (self._limits[rows] == length) & (self._options.rules.at_limit == "eos" or self._options.force_eos)
 
+    def said(self, length: int, source: IntArray) -> IntArray:
+        """Token `length` of these sources where it comes whatever the model says of it, -1 elsewhere; both are [sources]."""
+        said = np.where(self._must_end(length, source), self.config.eos_id, -1)
+        if length > self._forced.shape[1]:
+            return said
+        forced = self._forced[source, length - 1]
+        return np.where(forced >= 0, forced, said)
+
     def _past(self, history: History) -> IntArray:
         return history() if self._options.rules.bos_came else history()[:, 1:]
 
@@ -123,16 +146,17 @@ class NextTokens:
             ban_repeated_ngrams(allowed, self._past(history), options.no_repeat_ngram)
         # Where nothing may come any more an output ends, as in `without`.
         stuck = ~(allowed & (scores > -np.inf)).any(axis=1)
-        must_end = self._must_end(length, source)
-        allowed[stuck | must_end] = np.arange(scores.shape[1]) == eos
+        allowed[stuck] = np.arange(scores.shape[1]) == eos
         if options.force_eos:
-            scores[must_end, eos] = 0.0
-        if length <= self._forced.shape[1]:
-            forced = self._forced[source, length - 1]
-            rows = np.flatnonzero(forced >= 0)
-            allowed[rows] = np.arange(scores.shape[1]) == forced[rows, None]
+            scores[self._must_end(length, source), eos] = 0.0
+        said = self.said(length, source)
+        rows = np.flatnonzero(said >= 0)
+        allowed[rows] = np.arange(scores.shape[1]) == said[rows, None]
         scores = np.where(allowed, scores, -np.inf)
-        return log_softmax(scores) if options.rules.renormalises else scores
+        if options.rules.renormalises:
+            possible = (scores > -np.inf).any(axis=1)
+            scores[possible] = log_softmax(scores[possible])
+        return scores
 
 
 def penalise_repetition(scores: Scores, history: IntArray, penalty: float) -> None:
@@ -159,7 +183,8 @@ def log_softmax(logits: NDArray[Any]) -> Scores:
 
 
 def without(best: Best, banned: Sequence[int], count: int, *, end: int) -> Best:
-    """The `count` best tokens of each row that are not `banned`; `end` where all that the model thinks possible are.
+    """The `count` best tokens of each row that are not `banned`; `end` where all that the model thinks possible are. Where
+    it does not think the end possible either, all have log-probability -inf.
 
     `best` has as many more as are banned, where the vocabulary has: each is one token of a row at most. The
     log-probabilities stay the model's own.
@@ -188,7 +213,7 @@ def suppressed(config: ModelConfig, options: SearchOptions) -> list[int]:
     Raises:
         TfexportError: an option names an id that the model has not, or eos.
     """
-    special = {"pad": config.pad_id, "unk": config.unk_id}
+    special = {"bos": config.bos_id, "pad": config.pad_id, "unk": config.unk_id}
     given = (*options.suppress, *options.suppress_first)
     wrong = [index for index in given if not 0 <= index < config.tgt_vocab_size]
     if wrong:

@@ -30,6 +30,10 @@ Checkpoint = Annotated[
 ]
 BundleDir = Annotated[Path, typer.Argument(metavar="DIR", help="A bundle that `tfexport export` wrote.")]
 Input = Annotated[Path | None, typer.Argument(metavar="[INPUT]", help="A sentence a line; - or nothing reads stdin.")]
+OutputFile = Annotated[Path | None, typer.Option("-o", "--output", help="Write here instead of stdout.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with the -o FILE that an interrupted run of the same command began.")
+]
 FamilyOption = Annotated[
     str | None,
     typer.Option(

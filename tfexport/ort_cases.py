@@ -41,11 +41,25 @@ def case(model: Transformer, graph: contract.GraphSpec, sizes: Mapping[str, int]
         outputs = {name: torch.from_numpy(array) for name, array in _listed(model, graph, ids).items()}
         return Case({"candidates": ids}, outputs)
     found = (_decoder_case if graph.step == "decoder_step" else _beam_case)(model, sizes, random)
+    if graph.role == "greedy_step":
+        found = _ranked(found, _candidates(model, sizes, random))
     told = {tensor.name for tensor in graph.outputs}
     found = replace(found, outputs={name: tensor for name, tensor in found.outputs.items() if name in told})
     if graph.role in contract.SHORTLIST_ROLES.values():
         return _shortlisted(model, graph, found, _candidates(model, sizes, random), random)
     return found
+
+
+def _ranked(step: Case, banned: NDArray[np.int64]) -> Case:
+    """A case of a step that tells the best token of those that are not `banned`."""
+    assert step.logits is not None
+    banned = banned[: step.logits.shape[1] - 1]
+    logits = step.logits.index_fill(1, torch.from_numpy(banned), -torch.inf)
+    return Case(
+        {name: array for name, array in step.inputs.items() if name != "count"} | {"banned": banned},
+        step.outputs,
+        logits,
+    )
 
 
 def _candidates(model: Transformer, sizes: Mapping[str, int], random: np.random.Generator) -> NDArray[np.int64]:

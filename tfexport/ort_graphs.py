@@ -6,7 +6,7 @@ They compute what `models.transformer` computes, from the same weights file. Wha
     projections  query, key and value are one Gemm; ReLU is in the Gemm; the cross keys/values of all layers are one Gemm
     greedy       GroupQueryAttention: writes the cache in place and reads its filled slots only, each row its own
     beams        the hypotheses of a sentence are queries to one cache that only grows (see `_shared_cache`)
-    best tokens  log-softmax and top-k of as many as are asked for
+    best tokens  log-softmax and top-k of as many as are asked for; without their scores, by `screening.py`
 
 What was measured for these choices is in docs/design.md.
 """
@@ -34,6 +34,7 @@ from tfexport.config import ModelConfig
 from tfexport.emitter import CONTRIB, Emitter, Linear, Value
 from tfexport.projections import Projection, decoder_projections, encoder_projections
 from tfexport.quantize import int4_linear, int8_linear
+from tfexport.screening import is_screened, screened
 from tfexport.shortlist_contract import LISTED
 from tfexport.stored_weights import StoredWeights
 
@@ -54,7 +55,7 @@ def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, 
     elif graph.role == "shortlist":
         _gathered_output(emitter, projections[-1])
     else:
-        _step(emitter, _own_caches if graph.step == "decoder_step" else _shared_cache)
+        _step(emitter, _own_caches if graph.step == "decoder_step" else _shared_cache, projections[-1])
     return emitter.model()
 
 
@@ -114,7 +115,7 @@ SelfAttention = Callable[["Emitter", int, Value], Value]
 [.., d_attention]."""
 
 
-def _step(emitter: Emitter, self_attention: SelfAttention) -> None:
+def _step(emitter: Emitter, self_attention: SelfAttention, output: Projection) -> None:
     """One token of each row to logits, best tokens and the cache."""
     config, inputs = emitter.config, emitter.inputs
     states = target_embedded(emitter)
@@ -148,12 +149,34 @@ def _step(emitter: Emitter, self_attention: SelfAttention) -> None:
     states = decoder_stack(emitter, states, attended, crossed)
     if weights:
         tell_attention(emitter, weights)
-    logits = emitter.projected("output", states if _is_flat(emitter) else emitter.reshaped(states, -1, config.d_model))
+    states = states if _is_flat(emitter) else emitter.reshaped(states, -1, config.d_model)
+    if emitter.graph.role == "greedy_step":
+        _best_alone(emitter, output, states)
+        return
+    logits = emitter.projected("output", states)
     if "left_out" in inputs:
         logits = emitter.node("Add", logits, inputs["left_out"])
     emitter.is_output(logits, "logits")
     log_probs = emitter.node("LogSoftmax", logits, attributes={"axis": -1})
     emitter.nodes("TopK", log_probs, inputs["count"], outputs=("best.log_probs", "best.ids"))
+
+
+def _best_alone(emitter: Emitter, output: Projection, states: Value) -> None:
+    """States [rows, d_model] to the best token that is not banned, and its logit."""
+    banned = emitter.inputs["banned"]
+    if is_screened(emitter.config, emitter.graph.precision):
+        logits, ids = screened(emitter, output, states, banned)
+    else:
+        logits = emitter.projected("output", states)
+        shape = emitter.shape_node(
+            "Concat", emitter.shape_of(states, 0, 1), emitter.shape_of(banned), attributes={"axis": 0}
+        )
+        hidden = emitter.node("Expand", emitter.constant(-np.inf, np.float32), shape)
+        columns = emitter.node("Expand", banned, shape)
+        logits = emitter.node("ScatterElements", logits, columns, hidden, attributes={"axis": 1})
+        logits, ids = emitter.nodes("TopK", logits, emitter.sizes(1), outputs=2)
+    emitter.is_output(logits, "best.logits")
+    emitter.is_output(ids, "best.ids")
 
 
 def _weights(emitter: Emitter, path: str, query: Value, key: Value) -> Value:

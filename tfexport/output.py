@@ -81,6 +81,15 @@ def writing(
                 notes.unlink()
 
 
+def content_of(path: Path | None) -> str | None:
+    """What tells whether a file is still the one that a run began with; its name, where it can be read once only."""
+    from tfexport.bundle import file_sha256
+
+    if path is None or not path.is_file():
+        return None if path is None else str(path)
+    return file_sha256(path)
+
+
 def _opened_alone(partial: Path) -> io.BufferedRandom:
     """Open the file of the lines so far, which no other process may do until it is closed here.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +12,7 @@ import typer
 from tfexport.console import opened, print_bisection, print_invariance, print_parity, say, working
 from tfexport.contract import precisions_of
 from tfexport.errors import BundleError, TfexportError
+from tfexport.json_text import json_text
 from tfexport.options import (
     AsJson,
     BatchSize,
@@ -134,7 +134,7 @@ def parity(
         content: Any = [found.to_dict() for found in comparison.reports]
         rest: dict[str, Sequence[Bisection | Invariance]] = {"bisections": bisections, "invariance": arranged}
         print(
-            json.dumps({"reports": content, **{k: [found.to_dict() for found in v] for k, v in rest.items()}}, indent=1)
+            json_text({"reports": content, **{k: [found.to_dict() for found in v] for k, v in rest.items()}}, indent=1)
         )
     else:
         for found in comparison.reports:

@@ -50,18 +50,19 @@ class RuntimePeer:
     def __init__(self, runtime: Runtime[Any], workers: int = 1):
         self.name, self.runtime, self.workers = runtime.name, runtime, workers
         self._team: Team | None = None
-        self._beam = 0
+        self._loaded_for: tuple[int, bool] | None = None
 
     def decode(self, sources: Sources, options: SearchOptions, batch_size: int) -> list[Ids]:
-        if self._team is None or self._beam != options.beam:
+        graphs = (options.beam, options.ranks_alone)
+        if self._team is None or self._loaded_for != graphs:
             if self._team is not None:
                 self._team.close()
-            self._team, self._beam = Team(self.runtime, self.workers, options.beam), options.beam
+            self._team, self._loaded_for = Team(self.runtime, self.workers, options), graphs
         return self._decode(self._team, sources, options, batch_size)
 
     def decode_here(self, sources: Sources, options: SearchOptions, batch_size: int) -> list[Ids]:
         """`decode` by threads of this process, so that it can be watched."""
-        with Team(self.runtime, self.workers, options.beam, forks=False) as team:
+        with Team(self.runtime, self.workers, options, forks=False) as team:
             return self._decode(team, sources, options, batch_size)
 
     def _decode(self, team: Team, sources: Sources, options: SearchOptions, batch_size: int) -> list[Ids]:

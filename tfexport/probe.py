@@ -48,20 +48,16 @@ class Probe:
         return all(check.passed is not False for check in self.checks)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; an error that is no number is None."""
-
-        def finite(error: float | None) -> float | None:
-            return error if error is not None and np.isfinite(error) else None
-
+        """For `json_text`."""
         values = [] if self.layers is None else self.layers.values
         first = None if self.layers is None or self.layers.first is None else vars(self.layers.first)
         return {
             "path": str(self.path),
             "family": self.family,
             "passed": self.passed,
-            "checks": [{**vars(check), "error": finite(check.error)} for check in self.checks],
-            "first": first and {**first, "error": finite(first["error"])},
-            "values": [{**vars(value), "error": finite(value.error)} for value in values],
+            "checks": [vars(check) for check in self.checks],
+            "first": first,
+            "values": [vars(value) for value in values],
         }
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tfexport.console import opened, print_probe, say, working
+from tfexport.json_text import json_text
 from tfexport.options import (
     ActivationOption,
     AsJson,
@@ -131,7 +131,7 @@ def probe(
             tolerance=tolerance,
         )
     if as_json:
-        print(json.dumps(found.to_dict(), indent=1))
+        print(json_text(found.to_dict(), indent=1))
     else:
         print_probe(found)
     if not found.passed:

@@ -56,7 +56,7 @@ def quantized(
     Raises:
         TfexportError: a weight is not a finite number.
     """
-    store = {"int8": _stored_int8, "int4": _stored_int4}[precision]
+    store = {"int8": stored_int8, "int4": _stored_int4}[precision]
     tensors: dict[str, NDArray[np.generic]] = {}
     for projection in projections:
         matrix = np.concatenate([weights[name].reshape(len(weights[name]), -1) for name in projection.weights])
@@ -96,7 +96,7 @@ def restored(
     return matrices
 
 
-def _stored_int8(matrix: Matrix) -> dict[str, NDArray[np.generic]]:
+def stored_int8(matrix: Matrix) -> dict[str, NDArray[np.generic]]:
     """[out, in] to int8 [in, out], and the scale of each column [out]."""
     scale = np.abs(matrix).max(axis=1) / 127
     scale = np.where(scale > 0, scale, 1).astype(np.float32)

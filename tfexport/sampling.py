@@ -39,7 +39,9 @@ def draw(scores: NDArray[np.float64], uniform: NDArray[np.float64], options: Sea
     """
     order = np.argsort(-scores, axis=1, kind="stable")
     ranked = np.take_along_axis(scores, order, axis=1)
-    weights = np.exp((ranked - ranked[:, :1]) / options.temperature)
+    # Where no token may come all weights are 0.
+    best = np.maximum(ranked[:, :1], np.finfo(np.float64).min)
+    weights = np.exp((ranked - best) / options.temperature)
     if options.top_k:
         weights[:, options.top_k :] = 0.0
     sums = np.cumsum(weights, axis=1)

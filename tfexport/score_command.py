@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from tfexport.console import opened, require_one_stdin, say, warned, with_progress
 from tfexport.contract import precisions_of
+from tfexport.json_text import json_text
 from tfexport.options import (
     BatchSize,
     BundleDir,
     InputFormatOption,
+    OutputFile,
     PrecisionOption,
+    Resume,
     RuntimeOption,
     Threads,
     Workers,
 )
+from tfexport.output import content_of, writing
+
+if TYPE_CHECKING:
+    from tfexport.translate import Result, Writer
 
 Text = Annotated[Path, typer.Argument(help="A sentence a line; - reads stdin.")]
 
@@ -27,6 +33,7 @@ def score(
     directory: BundleDir,
     source: Text,
     target: Annotated[Path, typer.Argument(help="A translation of each of its lines.")],
+    output: OutputFile = None,
     runtime: RuntimeOption = "ort-cpu",
     precision: PrecisionOption = None,
     input_format: InputFormatOption = None,
@@ -38,17 +45,18 @@ def score(
     workers: Workers = None,
     threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="A record a line, with status, tokens and ids.")] = False,
+    resume: Resume = False,
 ) -> None:
     """Tell how likely given translations are: the log-probability of each line and of each of its tokens, eos last.
 
     A line that cannot be read gives an empty line, a warning, and its status in --json.
     """
     from tfexport.batching import Split
-    from tfexport.bundle import open_bundle
+    from tfexport.bundle import MANIFEST, file_sha256, open_bundle
     from tfexport.lines import Reader
     from tfexport.runtimes import load_runtime, require_workers, takes_workers
     from tfexport.search import SearchOptions
-    from tfexport.translate import Writer, scored, translate
+    from tfexport.translate import Writer, scored, translate, window_size
 
     require_one_stdin(source, target)
     bundle = open_bundle(directory)
@@ -58,29 +66,47 @@ def score(
     require_workers(runtime, bundle, chosen, split.workers)
     model = load_runtime(runtime, bundle, precision=chosen, threads=split.threads)
     options = SearchOptions(length_penalty=0.0, max_length=bundle.config.max_target_length, token_scores=True)
-    with opened(source) as lines, opened(target) as targets:
+    about = {
+        "bundle": file_sha256(directory / MANIFEST),
+        "runtime": runtime,
+        "precision": model.precision,
+        "input": [str(source), reader.format],
+        "outputs": [content_of(target), writer.format],
+        "output": "json" if as_json else "text",
+    }
+    window = window_size(batch_size, split.workers)
+    with (
+        opened(source) as lines,
+        opened(target) as targets,
+        writing(output, about, resume=resume, window=window) as out,
+    ):
         results = translate(
             model,
             reader,
             lines,
             options,
             batch_size=batch_size,
+            window=window,
             workers=split.workers,
+            done=out.done,
             outputs=writer.reader(whole=True, lines=targets),
         )
         with_unknown = 0
         for result in warned(with_progress(map(scored, results), "scoring lines")):
             with_unknown += writer.has_unknown(result)
-            if as_json:
-                print(json.dumps(writer.score_record(result), ensure_ascii=False, allow_nan=False))
-            elif result.hypotheses:
-                (found,) = result.hypotheses
-                steps = " ".join(f"{step:.6f}" for step in found.token_log_probs)
-                print(f"{found.log_prob:.6f}\t{steps}")
-            else:
-                print()
+            print(_line(result, writer, as_json), file=out.file)
         if with_unknown and writer.format != "ids":
             say(
                 f"warning: {with_unknown} translations have words that the target vocabulary lacks, scored as its unknown "
                 "token: give them as the model writes them, in its case and tokenisation"
             )
+
+
+def _line(result: Result, writer: Writer, as_json: bool) -> str:
+    if as_json:
+        return json_text(writer.score_record(result), ensure_ascii=False)
+    if not result.hypotheses:
+        return ""
+    (found,) = result.hypotheses
+    steps = " ".join(f"{step:.6f}" for step in found.token_log_probs)
+    return f"{found.log_prob:.6f}\t{steps}"

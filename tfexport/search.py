@@ -6,7 +6,9 @@ token id. A GPU may rank equal logits in any order. Scores are summed in float64
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +38,7 @@ def search(
         TfexportError: the runtime gave logits that are not numbers, or an option does not fit the model.
     """
     if options.alternatives and sources:
-        return with_alternatives(search, _begun, runtime, _asked(sources), options)
+        return with_alternatives(search, _begun, runtime, _asked(sources), replace(options, scores=True))
     steps = search_steps(runtime, sources, options)
     while True:
         try:
@@ -123,6 +125,9 @@ def _greedy(
 
     for length in range(1, limits.max() + 1):
         best, state = next_tokens.best(state, tokens, 1, length, sentence, history)
+        impossible = live & (best.log_probs.reshape(-1, width) == -np.inf)
+        if impossible[next_tokens.said(length, sentence) < 0].any():
+            raise _nothing_may_come()
         if attended:
             attended.add(state.attention, sentence)
         tokens = best.ids[:, 0]
@@ -148,10 +153,18 @@ def _greedy(
         length = int(lengths[index, sample])
         ids = tuple(output[:length, index, sample].tolist())
         steps = log_probs[:length, index, sample]
+        log_prob = float(steps.sum()) if options.scores else math.nan
         attention = attended.by(index, [sample] * length) if attended else None
-        return Hypothesis.of(ids, float(steps.sum()), options, done=ids[-1] == eos, steps=steps, attention=attention)
+        return Hypothesis.of(ids, log_prob, options, done=ids[-1] == eos, steps=steps, attention=attention)
 
     return [[hypothesis(index, sample) for sample in range(width)] for index in range(batch)]
+
+
+def _nothing_may_come() -> TfexportError:
+    return TfexportError(
+        "the model gives probability 0 to all that an output may go on with, its end included. Leave out the rule or the "
+        "forced beginning that asks for it."
+    )
 
 
 def _closed_up(live: NDArray[np.bool_]) -> IntArray:
@@ -169,7 +182,7 @@ def _beam(
     """Beam search, which `profiles.py` describes.
 
     At each step the best 2 * beam continuations are looked at: those among the first `beam` that end in eos are
-    finished, the best `beam` of the others live on.
+    finished, the best `beam` of the others live on (of all, where the profile goes past the end).
     """
     config, beam, rules = next_tokens.config, options.beam, options.rules
     batch = len(limits)
@@ -195,8 +208,9 @@ def _beam(
             places.append(parent)
         steps = np.diff([0.0, *reversed(totals)]) if options.token_scores else ()
         attention = attended.by(index, places[::-1]) if attended else None
-        done = last == config.eos_id
-        finished[index].add(tuple(reversed(ids)), log_prob, rank=rank, done=done, steps=steps, attention=attention)
+        done, again = last == config.eos_id, config.eos_id in ids[1:]
+        output = tuple(reversed(ids))
+        finished[index].add(output, log_prob, rank=rank, done=done, again=again, steps=steps, attention=attention)
 
     def told(those: IntArray, count: int) -> tuple[IntArray, NDArray[np.float64]]:
         """The first `count` tokens of the live hypotheses of some sentences, and their sums: [sentences, beam, count]."""
@@ -233,7 +247,8 @@ def _beam(
         is_eos, at_limit = found == config.eos_id, limits[sentence] == length
         every = np.arange(len(sentence))[:, None]
         # A row ends once, so at least `beam` of the 2 * `beam` go on. The sort keeps their order.
-        going_on = np.argsort(is_eos, axis=1, kind="stable")[:, :beam]
+        leaves = is_eos & (not rules.goes_past_end)
+        going_on = np.argsort(leaves, axis=1, kind="stable")[:, :beam]
         scores, parent, token = totals[every, going_on], origin[every, going_on], found[every, going_on]
         words[length - 1, sentence], parents[length - 1, sentence] = token, parent
         sums[length - 1, sentence] = scores
@@ -247,10 +262,7 @@ def _beam(
         kept = []
         for group, (index, best_live) in enumerate(zip(sentence.tolist(), scores[:, 0].tolist(), strict=True)):
             if best_live == -np.inf and not len(finished[index]):
-                raise TfexportError(
-                    "the model gives probability 0 to all that an output may go on with, its end included. Leave out the "
-                    "rule or the forced beginning that asks for it."
-                )
+                raise _nothing_may_come()
             if not at_limit[group]:
                 if not finished[index].is_done(best_live, length):
                     kept.append(group)

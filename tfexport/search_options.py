@@ -30,13 +30,16 @@ class SearchOptions:
     length_penalty: float = 0.6
     """The exponent A of ((5 + length) / 6) ** A, by which log-probabilities are divided (Wu et al. 2016, section 7;
     beam 4 and 0.6 are the paper's own); 0 compares plain log-probabilities. Greedy search has nothing to compare. Other
-    profiles divide by length ** A."""
+    profiles, but for joeynmt, divide by length ** A."""
     min_length: int = 0
     """Fewest tokens before eos may come."""
     max_length: int = 256
     """Most tokens; the model's own limit holds beside it."""
     max_length_ratio: float | None = None
     """Most tokens for each source id, rounded up."""
+    scores: bool = True
+    """Tell scores. Greedy search without them has NaN in their place, and can be much faster: it asks which token is best,
+    not how likely it is. Beams need them to compare."""
     token_scores: bool = False
     """Tell the log-probability of each token too."""
     attention: bool = False
@@ -94,6 +97,7 @@ class SearchOptions:
             f"early_stopping is {self.early_stopping}, which only the profile hf has": self.early_stopping != "false"
             and self.profile != "hf",
             "force_eos is of the profile hf alone": self.force_eos and self.profile != "hf",
+            "token_scores are asked for without scores": self.token_scores and not self.scores,
             f"coverage_penalty is {self.coverage_penalty}, not 0 or above": not 0 <= self.coverage_penalty < math.inf,
             f"repetition_penalty is {self.repetition_penalty}, not above 0": not 0 < self.repetition_penalty < math.inf,
             f"no_repeat_ngram is {self.no_repeat_ngram}, below 0": self.no_repeat_ngram < 0,
@@ -147,6 +151,14 @@ class SearchOptions:
         return self.samples or self.beam
 
     @property
+    def ranks_alone(self) -> bool:
+        """Whether it asks of a step which tokens are best and no more: no scores to tell or to compare, and no logits for
+        rules of its own."""
+        asks = self.scores or self.beam > 1 or self.samples > 0 or self.alternatives > 0 or self.tells_attention
+        has_rules = self.repetition_penalty != 1 or self.no_repeat_ngram > 0 or self.rules.renormalises
+        return not (asks or has_rules or self.force_eos or self.rules.at_limit == "eos")
+
+    @property
     def tells_attention(self) -> bool:
         """Whether the search asks its runtime for cross-attention."""
         return self.attention or self.coverage_penalty > 0
@@ -167,9 +179,9 @@ class SearchOptions:
 
     def normalise(self, log_prob: float, length: int) -> float:
         """The score of a hypothesis of `length` tokens."""
-        if self.rules.google_length:
-            return log_prob / ((5.0 + length) / 6.0) ** self.length_penalty
-        return log_prob / float(length) ** self.length_penalty
+        exponent = max(self.length_penalty, self.rules.least_length_penalty)
+        base = (5.0 + length) / 6.0 if self.rules.google_length else float(length)
+        return log_prob / base**exponent
 
 
 class SearchSettings(TypedDict, total=False):
@@ -182,6 +194,7 @@ class SearchSettings(TypedDict, total=False):
     min_length: int
     max_length: int
     max_length_ratio: float | None
+    scores: bool
     token_scores: bool
     attention: bool
     alignment_layer: int
@@ -233,7 +246,8 @@ class Hypothesis:
     ids: tuple[int, ...]
     """Without bos, with eos when it came."""
     score: float
-    """The log-probability after length normalisation; n-best lists are sorted by it."""
+    """The log-probability after length normalisation; n-best lists are sorted by it. NaN, as `log_prob`, where greedy search
+    was to tell none."""
     log_prob: float
     """Sum of the tokens' log-probabilities, eos included when it came."""
     finished: bool
@@ -271,6 +285,7 @@ class Finished:
         self._options, self._limit = options, limit
         self._found: list[Hypothesis] = []
         self._top_ended = False
+        self._ended_places: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._found)
@@ -282,13 +297,19 @@ class Finished:
         *,
         rank: int,
         done: bool,
+        again: bool = False,
         steps: Iterable[float] = (),
         attention: FloatArray | None = None,
     ) -> None:
-        """A hypothesis that was candidate `rank` of its step, ended by eos if it is `done`. An earlier one wins a tie."""
+        """A hypothesis that was candidate `rank` of its step, ended by eos if it is `done`. An earlier one wins a tie.
+
+        Args:
+            again: it goes on behind an eos, at which it was added before.
+        """
         options, keeps = self._options, self._options.rules.keeps
         self._top_ended |= rank == 0
-        if keeps == "first" and len(self._found) == options.beam:
+        self._ended_places.add(rank)
+        if again or (keeps == "first" and len(self._found) == options.beam):
             return
         self._found.append(Hypothesis.of(ids, log_prob, options, done=done, steps=steps, attention=attention))
         self._found.sort(key=lambda hypothesis: -hypothesis.score)
@@ -302,6 +323,8 @@ class Finished:
             return True
         if rules.done == "all":
             return False
+        if rules.done == "places":
+            return len(self._ended_places) == options.beam
         if rules.top_ends and options.length_penalty == options.coverage_penalty == 0:
             return self._top_ended and len(self._found) >= options.nbest
         if len(self._found) < options.beam:

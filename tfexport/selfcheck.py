@@ -129,15 +129,14 @@ def relative_error(wanted: Tensor, got: Tensor) -> float:
 
 
 def _best(checked: Case, logits: Tensor, name: str, found: Mapping[str, np.ndarray]) -> tuple[Tensor, Tensor]:
-    """What to compare: the log-probabilities that the graph tells, or those of the tokens that it tells.
+    """What to compare: the log-probabilities or logits that the graph tells, or those of the tokens that it tells.
 
-    Where two tokens are as good, either will do: a token is judged by its log-probability.
+    Where two tokens are as good, either will do: a token is judged by its score.
     """
-    log_probs = torch.log_softmax(logits, -1)
+    scores = logits if "best.logits" in found else torch.log_softmax(logits, -1)
     ids = torch.from_numpy(found["best.ids"])
-    wanted = log_probs.topk(int(checked.inputs.get("count", ids.shape[-1:])[0])).values
-    got = log_probs.gather(1, ids) if name == "best.ids" else torch.from_numpy(found["best.log_probs"])
-    return got, wanted
+    wanted = scores.topk(int(checked.inputs.get("count", ids.shape[-1:])[0])).values
+    return scores.gather(1, ids) if name == "best.ids" else torch.from_numpy(found[name]), wanted
 
 
 def _filled(cache: Tensor, checked: Case) -> Tensor:

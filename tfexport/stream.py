@@ -6,13 +6,13 @@ still become the best output: those that are live, and the best one that is fini
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
 from tfexport.errors import TfexportError
+from tfexport.json_text import json_text
 from tfexport.lines import Reader, TargetReader, without_bom
 from tfexport.runtimes.base import Runtime
 from tfexport.search import Hypothesis, SearchOptions, Source, search_steps
@@ -57,7 +57,7 @@ def stream(
         TfexportError: more than one output is asked for, or what `search` raises.
     """
     refuse_several(options)
-    searching = search_steps(runtime, [source], replace(options, token_scores=True))
+    searching = search_steps(runtime, [source], replace(options, scores=True, token_scores=True))
     text = GrowingText(writer.text, writer.tokenizer)
     told = 0
 
@@ -145,10 +145,8 @@ def shown(events: Iterable[Streamed], writer: Writer, file: TextIO) -> Iterator[
 def _piece(line: int, step: Step, writer: Writer) -> str:
     if writer.format == "jsonl":
         told = {"id": step.id, "token": step.token, "text": step.text} if writer.tokenizer else {"id": step.id}
-        return (
-            json.dumps({"line": line, **told, "log_prob": round(step.log_prob, 6)}, ensure_ascii=False, allow_nan=False)
-            + "\n"
-        )
+        event = {"line": line, **told, "log_prob": round(step.log_prob, 6)}
+        return json_text(event, ensure_ascii=False) + "\n"
     if writer.format == "ids":
         return str(step.id)
     if writer.format == "tokens":

@@ -6,7 +6,6 @@ memory depends on the window, not on the input, and every input line has its res
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from tfexport.batching import Team, decode_windows
 from tfexport.bundle import Bundle
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError, TokenizerError
+from tfexport.json_text import json_text
 from tfexport.lines import InputFormat, Reader, Status, TargetReader, Unreadable, ids_in, without_bom
 from tfexport.runtimes.base import Capacity, Runtime
 from tfexport.search import Hypothesis, SearchOptions, Source
@@ -73,7 +73,7 @@ class Writer:
     def line(self, result: Result) -> str:
         """The hypotheses, best first, separated by tabs; an empty line where there are none. `jsonl` has all facts."""
         if self.format == "jsonl":
-            return json.dumps(self._record(result), ensure_ascii=False, allow_nan=False)
+            return json_text(self._record(result), ensure_ascii=False)
         return "\t".join(self._one(hypothesis, result.source) for hypothesis in result.hypotheses)
 
     def _one(self, hypothesis: Hypothesis, source: Source | None) -> str:
@@ -197,11 +197,7 @@ def translate(
     """
     plain = without_bom(lines)
     stream = enumerate(outputs.pairs(plain) if outputs else ((line, b"") for line in plain), start=1)
-    passed = sum(1 for _ in islice(stream, done))
-    if passed < done:
-        raise TfexportError(
-            f"the input has {passed} lines, and {done} are done: it is another input. Begin anew without --resume."
-        )
+    pass_over(stream, done)
     size = window or window_size(batch_size, workers)
     # Of each window what is known, and what is decoded.
     under_way: deque[tuple[dict[int, Result], dict[int, Source]]] = deque()
@@ -212,12 +208,25 @@ def translate(
             under_way.append((known, readable))
             yield list(readable.values())
 
-    with Team(runtime, workers, options.width, attention=options.tells_attention) as team:
+    with Team(runtime, workers, options) as team:
         for decoded in decode_windows(team, windows(), options, batch_size=batch_size):
             known, readable = under_way.popleft()
             sources = zip(readable.items(), decoded, strict=True)
             known |= {number: replace(result_of(number, found), source=source) for (number, source), found in sources}
             yield from (known[number] for number in sorted(known))
+
+
+def pass_over(lines: Iterator[object], done: int) -> None:
+    """Read the lines of the input whose results are there already.
+
+    Raises:
+        TfexportError: there are fewer.
+    """
+    passed = sum(1 for _ in islice(lines, done))
+    if passed < done:
+        raise TfexportError(
+            f"the input has {passed} lines, and {done} are done: it is another input. Begin anew without --resume."
+        )
 
 
 def scored(result: Result) -> Result:

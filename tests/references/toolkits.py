@@ -1,5 +1,5 @@
-"""Beam search as fairseq and Marian document it, for one sentence, in plain Python: what the profiles are held against
-where the toolkit itself cannot be installed.
+"""Beam search as fairseq, Marian and JoeyNMT document it, for one sentence, in plain Python: what the profiles are held
+against where the toolkit itself cannot be installed.
 
 Nothing here is shared with the search under test: hypotheses are tuples, and a step is a sort of all continuations.
 """
@@ -70,5 +70,39 @@ def marian(model: NextLogProbs, *, eos: int, unk: int, beam: int, max_length: in
         finished += [(tokens, total / length**normalize) for tokens, total in ended]
         width = len(live)
         if not live:
+            break
+    return sorted(finished, key=lambda hypothesis: -hypothesis[1])
+
+
+def joeynmt(
+    model: NextLogProbs,
+    *,
+    eos: int,
+    never: set[int],
+    beam: int,
+    max_output_length: int,
+    beam_alpha: float = -1.0,
+    min_output_length: int = 1,
+) -> NBest:
+    """`testing` of a JoeyNMT configuration: beam_size, beam_alpha, max_output_length and min_output_length.
+
+    - bos, pad, separator and language tags (`never`) do not come, and eos not in the first min_output_length steps;
+    - the best `beam` continuations are the next beam, in this order, also those that end in eos: what follows eos competes;
+    - where a continuation's only eos is its last token, it is an output, as is at the limit one without any;
+    - a sentence is done when each place of the beam has held an eos that had just come, at some step;
+    - the score is the sum of the log-probabilities, eos included, / ((5 + number of tokens) / 6) ** beam_alpha where
+      beam_alpha is above 0, and the sum elsewhere.
+    """
+    live: NBest = [((), 0.0)]
+    finished: NBest = []
+    ended: set[int] = set()
+    for length in range(1, max_output_length + 1):
+        live = continuations(model, live, never=never | {eos} if length <= min_output_length else never)[:beam]
+        for place, (tokens, total) in enumerate(live):
+            if tokens[-1] == eos:
+                ended.add(place)
+            if eos not in tokens[:-1] and (tokens[-1] == eos or length == max_output_length):
+                finished.append((tokens, total / ((5 + length) / 6) ** max(beam_alpha, 0.0)))
+        if len(ended) == beam:
             break
     return sorted(finished, key=lambda hypothesis: -hypothesis[1])

@@ -92,7 +92,9 @@ def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
     text = read_text(file.parent, told.inner("data"), options)
     notes = [*text.notes]
     if search := _search(told.inner("testing")):
-        notes.append(f"its own search is told {search}; give `decode` what you want of that, and --min-length 1")
+        notes.append(
+            f"its own search is told {search}; give `decode` what you want of that, and --search-profile joeynmt"
+        )
     known = _HARMLESS.split()
     if unread := [name for side in ("encoder", "decoder") for name in model.inner(side).others([*known, *_READ])]:
         notes.append(f"its model has settings that were not read: {', '.join(dict.fromkeys(unread))}")

@@ -1,4 +1,5 @@
-"""Checkpoints of OpenNMT-py's Transformers, versions 1 to 3: options, vocabularies and weights in one file.
+"""Checkpoints of OpenNMT-py's Transformers, versions 1 to 3: options, vocabularies and weights in one file, or, as version 3
+can write them (save_format safetensors), the weights in files beside it.
 
 Read without OpenNMT-py. What is said here of its arithmetic is that of version 3.5 (`encoders/transformer.py`,
 `decoders/transformer.py`, `modules`), which reads the files of version 2 too; those of version 1 have the same layout.
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from tfexport.errors import CheckpointError, ConfigError
 from tfexport.models.arguments import Arguments
+from tfexport.models.files import read_file, some
 from tfexport.models.inert import InertObject, holds, plain, read_inert
 from tfexport.models.native import Tokenizers
 from tfexport.models.toolkit import (
@@ -63,7 +65,7 @@ def read(path: Path, options: TextOptions) -> ToolkitCheckpoint:
     """Read options, vocabularies and weights.
 
     Raises:
-        CheckpointError: the file cannot be read, or lacks something.
+        CheckpointError: a file cannot be read, or lacks something.
         ConfigError: an option of the model is not supported.
     """
     if options.source_language or options.target_language:
@@ -118,28 +120,87 @@ def _check(arguments: Arguments) -> None:
 
 def _weights(path: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:
     """Those of the model and of its output layer, under the names of version 3."""
-    model, generator = content.get("model"), content.get("generator")  # version 3 can write safetensors beside
-    if not isinstance(model, Mapping) or not isinstance(generator, Mapping):
-        raise CheckpointError(
-            f"{path} has options and vocabularies, and no whole model (`model` and `generator`)"
-            f"{''.join(f'; weights are in {file.name}' for file in sorted(path.parent.glob('*.safetensors'))[:1])}. Save it "
-            "with OpenNMT-py's save_format pytorch, which puts all into one .pt."
-        )
+    files = [path] if _has_weights(content) else _parts(path)
+    found = _of_one(path, content) if _has_weights(content) else _of_parts(files)
+    where = f"the model in {some([str(file) for file in files])}"
     weights: dict[str, Tensor] = {}
-    for name, tensor in (*model.items(), *((f"generator.{name}", tensor) for name, tensor in generator.items())):
+    for name, tensor in found.items():
         if not isinstance(tensor, Tensor):
-            raise CheckpointError(f"the model in {path} has {name!r}, which is no tensor. Check that it is complete.")
+            raise CheckpointError(f"{where} has {name!r}, which is no tensor. Check that it is complete.")
         name = str(name).replace("generator.0.", "generator.")  # before version 3 it is the first of several modules
         old = _LAYER_NORM.fullmatch(name)
         # A copy: the file may be written to later.
         weights[f"{old[1]}.{'weight' if old[2] == 'a' else 'bias'}" if old else name] = tensor.clone()
     if "generator.bias" not in weights:
-        raise CheckpointError(f"the model in {path} has no generator.bias. Check that it was saved completely.")
+        raise CheckpointError(f"{where} has no generator.bias. Check that it was saved completely.")
     for name in _TABLES.values():
         if name in weights and weights[name].dim() == 3:
             weights[name] = weights[name].flatten(1)  # [length, 1, d_model]
-    require_matrices(weights, (_SOURCE, _TARGET, "generator.weight", *_TABLES.values()), f"the model in {path}")
+    require_matrices(weights, (_SOURCE, _TARGET, "generator.weight", *_TABLES.values()), where)
     return weights
+
+
+def _has_weights(content: Any) -> bool:
+    return not {"model", "generator"}.isdisjoint(content)
+
+
+def _of_one(path: Path, content: Mapping[str, Any]) -> dict[Any, Any]:
+    """The weights that lie in the file itself."""
+    model, generator = content.get("model"), content.get("generator")
+    if not isinstance(model, Mapping) or not isinstance(generator, Mapping):
+        raise CheckpointError(
+            f"{path} has options and vocabularies, and no whole model (`model` and `generator`). Check that it was saved "
+            "completely."
+        )
+    return {**model, **{f"generator.{name}": tensor for name, tensor in generator.items()}}
+
+
+def _parts(path: Path) -> list[Path]:
+    """The files of weights beside `model.pt`: `model.safetensors`, which OpenNMT-py writes, or `model.00.safetensors` and
+    so on, which it reads (`model_saver.py` and `load_safe_state_dict` of version 3.5).
+
+    Raises:
+        CheckpointError: there are none, or both, or their numbers are not 0, 1, 2 and so on.
+    """
+    stem = path.name.removesuffix(".pt")
+    beside = sorted(path.parent.glob("*.safetensors"))
+    whole = [file for file in beside if file.name == f"{stem}.safetensors"]
+    named = re.compile(re.escape(stem) + r"\.([0-9]{1,9})\.safetensors")
+    numbered = sorted((int(match[1]), file) for file in beside if (match := named.fullmatch(file.name)))
+    parts = [file for _, file in numbered]
+    if whole and parts:
+        raise CheckpointError(
+            f"the weights of {path} are in {whole[0].name} and in {some([file.name for file in parts])}. Leave those beside "
+            "it that are meant."
+        )
+    absent = next((wanted for wanted, (number, _) in enumerate(numbered) if number != wanted), None)
+    if absent is not None:
+        raise CheckpointError(
+            f"the weights of {path} are in {some([file.name for file in parts])}, and part {absent} is missing. Put "
+            f"{stem}.{absent:02d}.safetensors beside it."
+        )
+    if whole or parts:
+        return whole or parts
+    others = f" (there is {some([file.name for file in beside], 4)})" if beside else ""
+    raise CheckpointError(
+        f"{path} has options and vocabularies, and no weights: OpenNMT-py's save_format safetensors puts them into "
+        f"{stem}.safetensors or {stem}.00.safetensors and so on beside it{others}. Put them there, or save with save_format "
+        "pytorch."
+    )
+
+
+def _of_parts(files: list[Path]) -> dict[str, Tensor]:
+    weights: dict[str, Tensor] = {}
+    for file in files:
+        part = read_file(file, unwrap=False).weights
+        if twice := sorted(weights.keys() & part.keys()):
+            raise CheckpointError(f"{file} has {twice[0]}, as another part has. Check where the parts came from.")
+        weights.update(part)
+    return weights
+
+
+def _files(path: Path) -> list[Path]:
+    return [path] if holds(path, _has_weights) else [path, *_parts(path)]
 
 
 def _fields(arguments: Arguments, weights: dict[str, Tensor]) -> dict[str, Any]:
@@ -286,4 +347,4 @@ _NAMES = {
     "generator.bias": "output_bias",
 }
 
-TOOLKIT = Toolkit(recognises=lambda path: holds(path, _is_opennmt), read=read, files=lambda path: [path])
+TOOLKIT = Toolkit(recognises=lambda path: holds(path, _is_opennmt), read=read, files=_files)

@@ -17,7 +17,7 @@ from tfexport.models.transformer import Transformer
 def in_precision(
     model: Transformer | EncoderClassifier, precision: Precision, keep: Collection[str] = ()
 ) -> Transformer | EncoderClassifier:
-    """A copy of `model` with its weights in `precision`, but for `contract.FLOAT32_ISLANDS`; logits are float32 in any case.
+    """A copy of `model` with its weights in `precision`, but for the output projection; logits are float32 in any case.
 
     Args:
         keep: modules whose weights nobody reads in this precision, so that they may be too large for it.

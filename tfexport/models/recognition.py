@@ -57,8 +57,8 @@ def _no_family(path: Path, weights: Mapping[str, Tensor]) -> str:
         )
     if any(".make_embedding.emb_luts." in name for name in weights):
         return (
-            f"{path} has the weights of an OpenNMT-py model alone. Give the .pt that has its options and vocabularies too; "
-            "where it was saved with save_format safetensors, save it with save_format pytorch."
+            f"{path} has the weights of an OpenNMT-py model alone. Give the .pt beside it, which has its options and "
+            "vocabularies."
         )
     nearest = max(FAMILIES, key=likeness)
     other = [name for name in weights if not nearest.known(name)]

@@ -128,6 +128,24 @@ class Runtime(Protocol[State]):
 
 
 @runtime_checkable
+class Ranking(Protocol):
+    """A runtime that may find the best token without its log-probability, which is faster."""
+
+    @property
+    def ranks(self) -> bool:
+        """Whether it does, with the graphs that it has."""
+        ...
+
+    def best_alone(self, state: Any, tokens: IntArray, banned: Sequence[int]) -> tuple[Best, Any]:
+        """`step`, of whose logits only the largest of each row leaves the device, those of the ids `banned` aside.
+
+        Returns:
+            The best tokens [rows, 1], with logits or log-probabilities (-inf where nothing may come), and the next state.
+        """
+        ...
+
+
+@runtime_checkable
 class Shortlisting(Protocol):
     """A runtime that computes logits of a shortlist alone."""
 

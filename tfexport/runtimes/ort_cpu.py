@@ -4,8 +4,9 @@ the states (`ort_cpu_states.py`)."""
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import onnxruntime
@@ -16,12 +17,15 @@ from tfexport.config import ModelConfig
 from tfexport.contract import ATTENTION_ROLES, Precision, Role, attention_graphs_of, graphs_of
 from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, Runtime
-from tfexport.runtimes.binding import Binding
 from tfexport.runtimes.buffers import Buffers
 from tfexport.runtimes.ort import cpu_session, ort_cpu_portable
 from tfexport.runtimes.ort_cpu_states import BeamState, CacheLayout, GreedyState
+from tfexport.runtimes.ort_cpu_steps import Binding
 from tfexport.runtimes.packed import PRECISIONS, shared_session
 from tfexport.shortlist_contract import shortlist_graphs_of
+
+if TYPE_CHECKING:
+    from tfexport.search_options import SearchOptions
 
 DEFAULT_LAYOUT = CacheLayout()
 
@@ -94,6 +98,7 @@ class OrtCpuRuntime:
         self._loading = threading.Lock()
         self._greedy: Literal["decoder_step", "beam_step"]
         self._greedy = "decoder_step" if bundle.has_graph("decoder_step", precision, "ort") else "beam_step"
+        self.ranks = self._greedy == "decoder_step" and bundle.has_graph("greedy_step", precision, "ort")
         self.session("encoder")
 
     @property
@@ -127,15 +132,17 @@ class OrtCpuRuntime:
                 self._sessions[role] = session
             return self._sessions[role]
 
-    def prepare(self, beam: int, *, attention: bool = False) -> bool:
-        """Load the graphs that a search with this beam runs, telling its attention or not; whether this process may be
-        forked then.
+    def prepare(self, options: SearchOptions) -> bool:
+        """Load the graphs that such a search runs; whether this process may be forked then.
 
         Sessions of one thread have none of their own, which a fork would be without.
         """
         self.session("encoder")
-        step = self.step_role(beam)
-        self.session(ATTENTION_ROLES[step] if attention else step)
+        step = self.step_role(options.width)
+        if options.ranks_alone and self.ranks:
+            self.session("greedy_step")
+        else:
+            self.session(ATTENTION_ROLES[step] if options.tells_attention else step)
         return self._threads == 1
 
     def step_role(self, beam: int) -> Literal["decoder_step", "beam_step"]:
@@ -179,6 +186,9 @@ class OrtCpuRuntime:
 
     def step(self, state: Any, tokens: IntArray) -> tuple[FloatArray, Any]:
         return state.step(tokens), state
+
+    def best_alone(self, state: Any, tokens: IntArray, banned: Sequence[int]) -> tuple[Best, Any]:
+        return state.best_alone(tokens, banned), state
 
     def best(self, state: Any, tokens: IntArray, count: int) -> tuple[Best, Any]:
         return state.best(tokens, min(count, self.config.tgt_vocab_size)), state

@@ -7,16 +7,19 @@ own -inf is added. So the words of a sentence are its own, and so are its probab
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tfexport.contract import SHORTLIST_ROLES, Role, shape
 from tfexport.runtimes.base import Best, IntArray, best_of
-from tfexport.runtimes.binding import Binding
 from tfexport.runtimes.ort_cpu import OrtCpuRuntime
-from tfexport.runtimes.ort_cpu_states import BeamState, GreedyState, Listed
+from tfexport.runtimes.ort_cpu_states import BeamState, GreedyState
+from tfexport.runtimes.ort_cpu_steps import Binding, Listed
 from tfexport.shortlist_contract import shortlist_graphs_of
+
+if TYPE_CHECKING:
+    from tfexport.search_options import SearchOptions
 
 FEWEST = 512
 """Candidates of a batch, where the vocabulary has so many; others fill up, and are left out. ONNX Runtime adds up the
@@ -26,10 +29,10 @@ products of narrow matrices in another order, and the last bits of a sentence's 
 class ShortlistRuntime(OrtCpuRuntime):
     """The runtime `ort-cpu` for bundles with graphs for shortlists. Searches without one are as ever."""
 
-    def prepare(self, beam: int, *, attention: bool = False) -> bool:
-        if attention:  # which these graphs do not tell
-            return super().prepare(beam, attention=True)
-        roles: tuple[Role, ...] = ("encoder", "shortlist", SHORTLIST_ROLES[self.step_role(beam)])
+    def prepare(self, options: SearchOptions) -> bool:
+        if options.tells_attention:  # which these graphs do not
+            return super().prepare(options)
+        roles: tuple[Role, ...] = ("encoder", "shortlist", SHORTLIST_ROLES[self.step_role(options.width)])
         for role in roles:
             self.session(role)
         return self._threads == 1

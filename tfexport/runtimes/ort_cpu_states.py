@@ -12,17 +12,17 @@ behind: beams share all but their last few tokens, so that a cache holds little 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tfexport.contract import ATTENTION_ROLES, SHORTLIST_ROLES, Role, cache_names
+from tfexport.contract import cache_names
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Best, FloatArray, IntArray
-from tfexport.runtimes.binding import Binding
+from tfexport.runtimes.ort_cpu_steps import Listed, RankingStep, Step
 
 if TYPE_CHECKING:
     from tfexport.runtimes.ort_cpu import OrtCpuRuntime
@@ -58,106 +58,8 @@ class CacheLayout:
         return [self.tensor(runtime, places, size) for _ in cache_names(runtime.config, "past")]
 
 
-@dataclass(frozen=True)
-class Listed:
-    """The words of a batch that has a shortlist, and the output projection for them alone."""
-
-    ids: IntArray
-    """[candidates]"""
-    weights: Mapping[str, NDArray[Any]]
-    """By the names of the step graphs' inputs."""
-    left_out: FloatArray
-    """[sentences, candidates]: added to logits, -inf for words that are other sentences' alone."""
-
-    def of(self, sentences: IntArray) -> Listed:
-        return replace(self, left_out=self.left_out[sentences])
-
-
 COMPACT_BELOW = 0.75
 """Finished sentences leave a beam search's buffers when the live ones are at most this part of them: it costs a copy."""
-
-
-class Step:
-    """A step graph bound to the arrays of a batch, and what both kinds of it have.
-
-    Args:
-        shape: of `tokens` and `position`: [rows], or [batch, beam].
-        attention: whether the graph is the one that tells it.
-        listed: the words that a shortlist leaves; the graph is then the one for shortlists.
-    """
-
-    def __init__(
-        self,
-        runtime: OrtCpuRuntime,
-        role: Role,
-        cross: Sequence[FloatArray],
-        src_len: NDArray[np.int32],
-        shape: Any,
-        *,
-        attention: bool,
-        listed: Listed | None,
-    ):
-        self.config, self._listed = runtime.config, listed
-        self._past, self._present = cache_names(self.config, "past"), cache_names(self.config, "present")
-        role = ATTENTION_ROLES[role] if attention else role if listed is None else SHORTLIST_ROLES[role]
-        self.binding = Binding(runtime.session(role))
-        self.tokens = np.empty(shape, dtype=np.int64)
-        self.position = np.empty(shape, dtype=np.int32)
-        self._count = np.zeros(1, dtype=np.int64)
-        self._log_probs, self._ids = np.empty((0, 0), dtype=np.float32), np.empty((0, 0), dtype=np.int64)
-        self._logits: FloatArray | None = None
-        for name, array in (("tokens", self.tokens), ("position", self.position), ("count", self._count)):
-            self.binding.input(name, array)
-        self.binding.input("src_len", src_len)
-        for name, array in zip(cache_names(self.config, "cross"), cross, strict=True):
-            self.binding.input(name, array)
-        self.attention: FloatArray | None = None
-        """[layers, rows, heads, src], written by each run."""
-        if attention:
-            layers, (_, heads, src, _) = self.config.n_decoder_layers, cross[0].shape
-            self.attention = np.empty((layers, self.tokens.size, heads, src), dtype=np.float32)
-            self.binding.output("attention", self.attention)
-        if listed is not None:
-            for name, array in listed.weights.items():
-                self.binding.input(name, array)
-            beam = self.tokens.size // len(src_len)
-            self.binding.input("left_out", np.repeat(listed.left_out, beam, axis=0))
-
-    def use(self, index: int, tensor: FloatArray) -> None:
-        """Let past and present number `index` of the cache be `tensor`, which is written in place."""
-        self.binding.in_place(self._past[index], self._present[index], tensor)
-
-    def run(self, tokens: IntArray, position: int, count: int = 1) -> None:
-        np.copyto(self.tokens, tokens.reshape(self.tokens.shape))
-        self.position.fill(position)
-        if self._count[0] != count:
-            self._count[0] = count
-            self._log_probs = np.empty((self.tokens.size, count), dtype=np.float32)
-            self._ids = np.empty((self.tokens.size, count), dtype=np.int64)
-            self.binding.output("best.log_probs", self._log_probs)
-            self.binding.output("best.ids", self._ids)
-        self.binding.run()
-
-    def best(self) -> Best:
-        """What the last run found, [rows, count], copied: the next run overwrites it."""
-        ids = self._ids.copy() if self._listed is None else self._listed.ids[self._ids]
-        return Best(self._log_probs.copy(), ids)
-
-    def wants_logits(self) -> None:
-        """Let runs write logits from now on."""
-        if self._logits is None:
-            words = self.config.tgt_vocab_size if self._listed is None else len(self._listed.ids)
-            self._logits = np.empty((self.tokens.size, words), dtype=np.float32)
-            self.binding.output("logits", self._logits)
-
-    def logits(self) -> FloatArray:
-        """Those of the last run, [rows, vocab], copied."""
-        assert self._logits is not None
-        if self._listed is None:
-            return self._logits.copy()
-        every = np.full((len(self._logits), self.config.tgt_vocab_size), -np.inf, dtype=np.float32)
-        every[:, self._listed.ids] = self._logits
-        return every
 
 
 def _moved(tensors: Sequence[FloatArray], rows: IntArray) -> list[FloatArray]:
@@ -186,14 +88,21 @@ class GreedyState:
         self._attention, self._listed = attention, listed
         self._cache = runtime.layout.cache(runtime, len(src_len), runtime.layout.block)
         self._total = np.zeros(1, dtype=np.int32)
-        self._bind()
+        self._unbind()
 
-    def _bind(self) -> None:
-        sizes = (self._cross, self._src_len, len(self._src_len))
-        self._step = Step(self._runtime, "decoder_step", *sizes, attention=self._attention, listed=self._listed)
-        self._step.binding.input("total", self._total)
-        for index, tensor in enumerate(self._cache):
-            self._step.use(index, tensor)
+    def _unbind(self) -> None:
+        self._bound: Step | None = None
+        self._ranking: RankingStep | None = None
+
+    @property
+    def _step(self) -> Step:
+        if self._bound is None:
+            sizes = (self._cross, self._src_len, len(self._src_len))
+            step = Step(self._runtime, "decoder_step", *sizes, attention=self._attention, listed=self._listed)
+            step.binding.input("total", self._total)
+            step.use(self._cache)
+            self._bound = step
+        return self._bound
 
     @property
     def rows(self) -> int:
@@ -208,33 +117,44 @@ class GreedyState:
         return _told(self._step.attention)
 
     def best(self, tokens: IntArray, count: int) -> Best:
-        self._run(tokens, count)
+        self._step.run(tokens, self._next_slot(), count)
         return self._step.best()
 
     def step(self, tokens: IntArray) -> FloatArray:
         self._step.wants_logits()
-        self._run(tokens, 1)
+        self._step.run(tokens, self._next_slot())
         return self._step.logits()
 
-    def _run(self, tokens: IntArray, count: int) -> None:
+    def best_alone(self, tokens: IntArray, banned: Sequence[int]) -> Best:
+        """The best token of each row that is not `banned`, with its logit, by the graph that tells no more."""
+        if self._ranking is None:
+            self._ranking = RankingStep(self._runtime, self._cross, self._src_len)
+            self._ranking.binding.input("total", self._total)
+            self._ranking.use(self._cache)
+        return self._ranking.best(tokens, self._next_slot(), banned)
+
+    def _next_slot(self) -> int:
+        """Make room for one more token; its position."""
         _require_position(self._runtime, self._filled)
         if self._filled == self._cache[0].shape[2]:
             self._grow()
-        self._total[0] = self._filled + 1
-        self._step.run(tokens, self._filled, count)
         self._filled += 1
+        self._total[0] = self._filled
+        return self._filled - 1
 
     def _grow(self) -> None:
         layout = self._runtime.layout
+        steps = [step for step in (self._bound, self._ranking) if step is not None]
         for index, tensor in enumerate(self._cache):  # one by one, so that no two caches are in memory
             self._cache[index] = layout.tensor(self._runtime, self.rows, self._filled + layout.block, tensor)
-            self._step.use(index, self._cache[index])
+            for step in steps:
+                step.replace(index, self._cache[index])
 
     def select(self, rows: IntArray) -> GreedyState:
         self._cross, self._cache = _moved(self._cross, rows), _moved(self._cache, rows)
         self._src_len = self._src_len[rows]
         self._listed = self._listed and self._listed.of(rows)
-        self._bind()
+        self._unbind()
         return self
 
 
@@ -272,8 +192,7 @@ class BeamState:
         self._step.tokens.fill(self._runtime.config.bos_id)  # what places that are left go on reading
         self._step.binding.input("slot", self._slot)
         self._step.binding.input("mask", self._mask)
-        for index, tensor in enumerate(cache):
-            self._step.use(index, tensor)
+        self._step.use(cache)
 
     @property
     def rows(self) -> int:
@@ -340,7 +259,7 @@ class BeamState:
         for index, tensor in enumerate(self._cache):  # one by one, so that no two caches are in memory
             moved = tensor.reshape(-1, head_dim).take(lies, axis=0)
             self._cache[index] = layout.tensor(self._runtime, places, size, moved)
-            self._step.use(index, self._cache[index])
+            self._step.replace(index, self._cache[index])
         mask = np.zeros((*self._mask.shape[:3], size), dtype=bool)
         mask[..., :most] = np.take_along_axis(self._mask, order[:, None, None], axis=3)
         self._mask = mask

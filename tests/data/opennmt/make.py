@@ -3,8 +3,9 @@
     PYTHONPATH=opennmt-py:../.. python make.py v1
 
 `v1` needs OpenNMT-py 1.2.0 and torchtext 0.5.0, `v2` OpenNMT-py 2.3.0 and torchtext 0.5.0, `v3` and `v3-biases` OpenNMT-py
-3.5.1. Weights are random, norms and biases too; of some random models the one is taken that says most different things of
-different sentences, and ends some of them. The position tables of 5000 rows are cut to 40, which keeps the files small.
+3.5.1; `v3` also writes the same model as `v3-parts`, with save_format safetensors. Weights are random, norms and biases too;
+of some random models the one is taken that says most different things of different sentences, and ends some of them. The
+position tables of 5000 rows are cut to 40, which keeps the files small.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from onmt.model_builder import build_base_model
 from onmt.models.model_saver import ModelSaver
 from onmt.utils.parse import ArgumentParser
 from references.decode import beam, greedy
+from safetensors.torch import load_file, save_file
 
 HERE = Path(__file__).parent
 SPECIALS = ["<unk>", "<blank>", "<s>", "</s>"]
@@ -110,12 +112,25 @@ def runner(model: Any, version: int) -> Any:
     return run
 
 
-def cut_positions(path: Path) -> None:
+def cut_positions(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    tables = {f"{side}.embeddings.make_embedding.pe.pe" for side in ("encoder", "decoder")}
+    return {name: tensor[:N_ROWS].clone() if name in tables else tensor for name, tensor in weights.items()}
+
+
+def save(saver: ModelSaver, model: Any, path: Path) -> None:
+    saver._save(1, model)
+    (HERE / f"{path.stem}_step_1.pt").rename(path)
     content = torch.load(path, weights_only=False)
-    for side in ("encoder", "decoder"):
-        name = f"{side}.embeddings.make_embedding.pe.pe"
-        content["model"][name] = content["model"][name][:N_ROWS].clone()
-    torch.save(content, path)
+    torch.save({**content, "model": cut_positions(content["model"])}, path)
+
+
+def save_parts(saver: ModelSaver, model: Any, path: Path) -> None:
+    """`path` and the file of weights beside it."""
+    saver._st_save(1, model)
+    for suffix in (".pt", ".safetensors"):
+        (HERE / f"{Path(saver.base_path).name}_step_1{suffix}").rename(path.with_suffix(suffix))
+    weights = path.with_suffix(".safetensors")
+    save_file(cut_positions(load_file(weights)), weights)
 
 
 def main(name: str) -> None:
@@ -142,10 +157,9 @@ def main(name: str) -> None:
     seed = max(range(20), key=variety)
     randomise(model, seed)
     saver = ModelSaver(str(HERE / name), model, options, words, Optimizer())
-    saver._save(1, model)
-    path = HERE / f"{name}.pt"
-    (HERE / f"{name}_step_1.pt").rename(path)
-    cut_positions(path)
+    save(saver, model, HERE / f"{name}.pt")
+    if name == "v3":
+        save_parts(saver, model, HERE / "v3-parts.pt")
     with torch.no_grad():
         logits = [
             run(torch.tensor([source]), torch.tensor([target]))[0]

@@ -1,0 +1,188 @@
+"""Graphs of the dialect `ort` bound to NumPy arrays, so that a step is one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from tfexport.contract import ATTENTION_ROLES, SHORTLIST_ROLES, Role, cache_names
+from tfexport.errors import BundleError
+from tfexport.runtimes.base import Best, FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from tfexport.runtimes.ort_cpu import OrtCpuRuntime
+
+
+@dataclass(frozen=True)
+class Listed:
+    """The words of a batch that has a shortlist, and the output projection for them alone."""
+
+    ids: IntArray
+    """[candidates]"""
+    weights: Mapping[str, NDArray[Any]]
+    """By the names of the step graphs' inputs."""
+    left_out: FloatArray
+    """[sentences, candidates]: added to logits, -inf for words that are other sentences' alone."""
+
+    def of(self, sentences: IntArray) -> Listed:
+        return replace(self, left_out=self.left_out[sentences])
+
+
+class Binding:
+    """A session bound to arrays, which are read and written where they lie."""
+
+    def __init__(self, session: onnxruntime.InferenceSession):
+        self._session, self._binding = session, session.io_binding()
+        self._values: dict[str, Any] = {}  # kept alive, and with them their arrays
+
+    def input(self, name: str, array: NDArray[Any]) -> None:
+        self._values[name] = value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
+        self._binding.bind_ortvalue_input(name, value)
+
+    def output(self, name: str, array: NDArray[Any]) -> None:
+        self._values[name] = value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
+        self._binding.bind_ortvalue_output(name, value)
+
+    def in_place(self, past: str, present: str, array: NDArray[Any]) -> None:
+        """Let an input and an output be one array."""
+        self.input(past, array)
+        self._binding.bind_ortvalue_output(present, self._values[past])
+
+    def run(self) -> None:
+        """Raises BundleError where ONNX Runtime cannot compute the graph."""
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:  # the library's errors have no common base
+            raise BundleError(
+                f"ONNX Runtime cannot run this graph: {str(error).splitlines()[0]} If memory is short, use a smaller "
+                "--batch-size or --beam; if not, export again."
+            ) from error
+
+
+class _Bound:
+    """A step graph bound to the arrays of a batch.
+
+    Args:
+        shape: of `tokens` and `position`: [rows], or [batch, beam].
+    """
+
+    def __init__(
+        self, runtime: OrtCpuRuntime, role: Role, cross: Sequence[FloatArray], src_len: NDArray[np.int32], shape: Any
+    ):
+        self.config = runtime.config
+        self._past, self._present = cache_names(self.config, "past"), cache_names(self.config, "present")
+        self.binding = Binding(runtime.session(role))
+        self.tokens = np.empty(shape, dtype=np.int64)
+        self._position = np.empty(shape, dtype=np.int32)
+        for name, array in (("tokens", self.tokens), ("position", self._position), ("src_len", src_len)):
+            self.binding.input(name, array)
+        for name, array in zip(cache_names(self.config, "cross"), cross, strict=True):
+            self.binding.input(name, array)
+
+    def use(self, cache: Sequence[FloatArray]) -> None:
+        """Let past and present be the tensors of `cache`, which are written in place."""
+        for index, tensor in enumerate(cache):
+            self.replace(index, tensor)
+
+    def replace(self, index: int, tensor: FloatArray) -> None:
+        """Go on with another tensor of the cache in the place of this one."""
+        self.binding.in_place(self._past[index], self._present[index], tensor)
+
+    def _run(self, tokens: IntArray, position: int) -> None:
+        np.copyto(self.tokens, tokens.reshape(self.tokens.shape))
+        self._position.fill(position)
+        self.binding.run()
+
+
+class Step(_Bound):
+    """A graph that tells logits, and the best tokens with their log-probabilities.
+
+    Args:
+        role: without what more is asked of it.
+        attention: whether the graph is the one that tells it.
+        listed: the words that a shortlist leaves; the graph is then the one for shortlists.
+    """
+
+    def __init__(
+        self,
+        runtime: OrtCpuRuntime,
+        role: Role,
+        cross: Sequence[FloatArray],
+        src_len: NDArray[np.int32],
+        shape: Any,
+        *,
+        attention: bool,
+        listed: Listed | None,
+    ):
+        role = ATTENTION_ROLES[role] if attention else role if listed is None else SHORTLIST_ROLES[role]
+        super().__init__(runtime, role, cross, src_len, shape)
+        self._listed = listed
+        self._count = np.zeros(1, dtype=np.int64)
+        self.binding.input("count", self._count)
+        self._log_probs, self._ids = np.empty((0, 0), dtype=np.float32), np.empty((0, 0), dtype=np.int64)
+        self._logits: FloatArray | None = None
+        self.attention: FloatArray | None = None
+        """[layers, rows, heads, src], written by each run."""
+        if attention:
+            layers, (_, heads, src, _) = self.config.n_decoder_layers, cross[0].shape
+            self.attention = np.empty((layers, self.tokens.size, heads, src), dtype=np.float32)
+            self.binding.output("attention", self.attention)
+        if listed is not None:
+            for name, array in listed.weights.items():
+                self.binding.input(name, array)
+            beam = self.tokens.size // len(src_len)
+            self.binding.input("left_out", np.repeat(listed.left_out, beam, axis=0))
+
+    def run(self, tokens: IntArray, position: int, count: int = 1) -> None:
+        if self._count[0] != count:
+            self._count[0] = count
+            self._log_probs = np.empty((self.tokens.size, count), dtype=np.float32)
+            self._ids = np.empty((self.tokens.size, count), dtype=np.int64)
+            self.binding.output("best.log_probs", self._log_probs)
+            self.binding.output("best.ids", self._ids)
+        self._run(tokens, position)
+
+    def best(self) -> Best:
+        """What the last run found, [rows, count], copied: the next run overwrites it."""
+        ids = self._ids.copy() if self._listed is None else self._listed.ids[self._ids]
+        return Best(self._log_probs.copy(), ids)
+
+    def wants_logits(self) -> None:
+        """Let runs write logits from now on."""
+        if self._logits is None:
+            words = self.config.tgt_vocab_size if self._listed is None else len(self._listed.ids)
+            self._logits = np.empty((self.tokens.size, words), dtype=np.float32)
+            self.binding.output("logits", self._logits)
+
+    def logits(self) -> FloatArray:
+        """Those of the last run, [rows, vocab], copied."""
+        assert self._logits is not None
+        if self._listed is None:
+            return self._logits.copy()
+        every = np.full((len(self._logits), self.config.tgt_vocab_size), -np.inf, dtype=np.float32)
+        every[:, self._listed.ids] = self._logits
+        return every
+
+
+class RankingStep(_Bound):
+    """The graph that tells the best token and its logit alone."""
+
+    def __init__(self, runtime: OrtCpuRuntime, cross: Sequence[FloatArray], src_len: NDArray[np.int32]):
+        super().__init__(runtime, "greedy_step", cross, src_len, len(src_len))
+        self._logits, self._ids = np.empty((len(src_len), 1), np.float32), np.empty((len(src_len), 1), np.int64)
+        self.binding.output("best.logits", self._logits)
+        self.binding.output("best.ids", self._ids)
+        self._banned: tuple[int, ...] | None = None
+
+    def best(self, tokens: IntArray, position: int, banned: Sequence[int]) -> Best:
+        """The best token of each row that is not `banned`, with its logit, each [rows, 1]."""
+        if self._banned != tuple(banned):
+            self._banned = tuple(banned)
+            self.binding.input("banned", np.array(self._banned, dtype=np.int64))
+        self._run(tokens, position)
+        return Best(self._logits.copy(), self._ids.copy())

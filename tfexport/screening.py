@@ -1,0 +1,161 @@
+"""The best next tokens of float32, proven, without float32's product with the whole vocabulary.
+
+In a decoder step no matrix is larger than the output projection, and greedy search wants one number of its product: which
+word is best. Here 8-bit logits of all words choose a few candidates, and float32 decides among them:
+
+    states ── 7 bits, a scale a row ── x 8-bit projection, + bounds ──> at most so large is each logit ── TopK ──> candidates
+           ── x the candidates' rows of the float32 projection ──> their logits ── TopK ──> best.logits, best.ids
+           ── Compress: rows whose best are not proven ── Gemm with all of the projection ── TopK ── ScatterND ──> the same
+
+The proof: let x be the states, w the row of a word, x' and w' what they are rounded to. By Cauchy and Schwarz
+
+    x w = x' w' + (x - x') w + x' (w - w') <= x' w' + |x - x'| |w| + |x'| |w - w'|
+
+where |w| and |w - w'| of each word are stored, and of |x - x'| and |x'| the largest of all rows is taken. The candidates are
+the words with the largest such bounds. So if the best logits among them are above the least of their bounds, no other word
+has a better one. It is a proof up to the rounding of float32 itself, for which |w - w'| is stored with some room.
+
+When it must not fire: to rows that are not proven the whole projection is applied, in float32; so it is with states that are
+not numbers. Vocabularies below `FEWEST_WORDS` are multiplied whole, which takes no longer there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from numpy.typing import NDArray
+
+from tfexport.config import ModelConfig
+from tfexport.contract import Precision, groups_queries
+from tfexport.emitter import CONTRIB, Emitter
+from tfexport.errors import TfexportError
+from tfexport.models.files import save_weights
+from tfexport.projections import Projection
+from tfexport.quantize import stored_int8
+
+CANDIDATES = 16
+"""Words that float32 decides among. With so many all rows of trained and random models were proven; with 8 words 95 % of the
+random ones'. From about 32 on ONNX Runtime's TopK takes twice the time."""
+
+FEWEST_WORDS = 1024
+
+LEVELS = 63
+"""States are rounded to -63 .. 63 and not to 127: then no kernel overflows the 16 bits in which some of them (without VNNI)
+add up two products of 8-bit numbers. The proof rests on exact sums."""
+
+CHUNK = 4096
+"""Rows that are in memory in float64 at once."""
+
+FILE = "weights.screening.safetensors"
+
+
+def is_screened(config: ModelConfig, precision: Precision) -> bool:
+    """Whether the graphs of a model screen its vocabulary. In quantized ones the whole product is as cheap."""
+    return precision == "float32" and groups_queries(config) and config.tgt_vocab_size >= FEWEST_WORDS
+
+
+def write_screening(weight: NDArray[np.float32], folder: Path) -> None:
+    """Write what screening adds to the output projection `weight` [vocab, d_model].
+
+    Raises:
+        TfexportError: a weight is not a finite number.
+    """
+    if not np.isfinite(weight).all():
+        raise TfexportError("the output projection has weights that are not finite numbers. Check the training.")
+    stored = stored_int8(weight)
+    norms, errors = _lengths(weight), _lengths(weight, stored)
+    # What float32 may lose in a dot product is relative to |x| |w| (Higham 2002, section 3.1), and it is computed twice;
+    # `tiny` is for what is lost below its range.
+    numbers = np.finfo(np.float32)
+    errors += 2 * (weight.shape[1] + 8) * float(numbers.eps) * norms + float(numbers.tiny)
+    bounds = {"norm": norms, "error": errors}
+    up = {name: np.nextafter(values.astype(np.float32), np.float32(np.inf)) for name, values in bounds.items()}
+    arrays = {**stored, **up}
+    tensors = {f"screening.{name}": torch.from_numpy(array) for name, array in arrays.items()}
+    save_weights(tensors, folder / FILE, {"format": "pt"})
+
+
+def _lengths(
+    weight: NDArray[np.float32], rounded: Mapping[str, NDArray[np.generic]] | None = None
+) -> NDArray[np.float64]:
+    """|w|, or |w - w'|, of each row, in float64: squares may leave the range of float32."""
+    lengths = np.empty(len(weight))
+    for start in range(0, len(weight), CHUNK):
+        rows = slice(start, start + CHUNK)
+        difference = weight[rows].astype(np.float64)
+        if rounded is not None:
+            numbers = np.asarray(rounded["int8"][:, rows].T, np.float64)
+            difference -= numbers * np.asarray(rounded["scale"][rows, None], np.float64)
+        lengths[rows] = np.linalg.norm(difference, axis=1)
+    return lengths
+
+
+def screened(emitter: Emitter, output: Projection, states: ir.Value, banned: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """The largest logit of `states` [rows, d_model], words that are `banned` [n] aside, and its word, each [rows, 1]."""
+    with emitter.at("screening"):
+        weight = emitter.joined(output.weights)
+        bias = emitter.joined(output.biases) if output.biases else None
+        allowed = _without(emitter, bias, banned)
+        words, least = _candidates(emitter, states, allowed, biased=bias is not None)
+        rows = emitter.node("Gather", weight, words)  # [rows, CANDIDATES, d_model]
+        logits = emitter.node("MatMul", rows, emitter.node("Unsqueeze", states, emitter.sizes(-1)))
+        logits = emitter.node(
+            "Add", emitter.node("Squeeze", logits, emitter.sizes(-1)), emitter.node("Gather", allowed, words)
+        )
+        best, places = emitter.nodes("TopK", logits, emitter.sizes(1), outputs=2)
+        ids = emitter.node("GatherElements", words, places, attributes={"axis": 1})
+
+        # So written that a row with a NaN is not proven.
+        unproven = emitter.node("Not", emitter.node("Squeeze", emitter.node("Greater", best, least), emitter.sizes(1)))
+        rest = emitter.node("Compress", states, unproven, attributes={"axis": 0})  # hardly ever any rows
+        whole = emitter.node("Gemm", rest, weight, allowed, attributes={"transB": 1})
+        where = emitter.node("Transpose", emitter.node("NonZero", unproven), attributes={"perm": (1, 0)})
+        best, ids = (
+            emitter.node("ScatterND", old, where, new)
+            for old, new in zip((best, ids), emitter.nodes("TopK", whole, emitter.sizes(1), outputs=2), strict=True)
+        )
+    return best, ids
+
+
+def _without(emitter: Emitter, bias: ir.Value | None, banned: ir.Value) -> ir.Value:
+    """What is added to logits, [vocab]: the projection's bias, or 0, and -inf for words that are banned."""
+    if bias is None:
+        size = emitter.sizes(emitter.config.tgt_vocab_size)
+        bias = emitter.node("Expand", emitter.constant(0.0, np.float32), size)
+    hidden = emitter.node("Expand", emitter.constant(-np.inf, np.float32), emitter.shape_of(banned))
+    return emitter.node("ScatterElements", bias, banned, hidden, attributes={"axis": 0})
+
+
+def _candidates(emitter: Emitter, states: ir.Value, allowed: ir.Value, *, biased: bool) -> tuple[ir.Value, ir.Value]:
+    """The candidates [rows, CANDIDATES], and what no other word's logit is above, [rows, 1].
+
+    Until a bias is added, everything is in units of a row's scale.
+    """
+    constant, axis = emitter.constant, emitter.constant([1], np.int64)
+    one, zero = constant(1.0, np.float32), constant(LEVELS + 1, np.uint8)
+    largest = emitter.node("ReduceMax", emitter.node("Abs", states), axis, attributes={"keepdims": 1})
+    scale = emitter.node("Mul", largest, constant(1 / LEVELS, np.float32))  # [rows, 1]
+    exact = emitter.node("Div", states, scale)
+    numbers = emitter.node("QuantizeLinear", exact, one, zero)
+    rounded = emitter.node("DequantizeLinear", numbers, one, zero)
+    parts = []
+    for part, words in ((emitter.node("Sub", exact, rounded), "norm"), (rounded, "error")):
+        length = emitter.node("ReduceMax", emitter.node("ReduceL2", part, axis), attributes={"keepdims": 0})
+        parts.append(emitter.node("Mul", emitter.weight(f"screening.{words}"), length))  # [vocab]
+    room = emitter.node("Add", *parts)
+    if not biased:
+        room = emitter.node("Add", room, allowed)
+    weight, columns = (emitter.weight(f"screening.{kind}") for kind in ("int8", "scale"))
+    bounds = emitter.node("MatMulIntegerToFloat", numbers, weight, one, columns, zero, None, room, domain=CONTRIB)
+    if biased:
+        bounds = emitter.node("Add", emitter.node("Mul", bounds, scale), allowed)
+    values, words = emitter.nodes(
+        "TopK", bounds, emitter.sizes(min(CANDIDATES, emitter.config.tgt_vocab_size)), outputs=2
+    )
+    if not biased:
+        values = emitter.node("Mul", values, scale)
+    return words, emitter.node("ReduceMin", values, axis, attributes={"keepdims": 1})
