@@ -72,13 +72,13 @@ def test_padding_that_is_seen_is_found(tiny_bundle: Path, monkeypatch: pytest.Mo
 
 
 def test_unused_slots_that_are_seen_are_found(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    remember = BeamState._remember
+    see = BeamState._see
 
-    def seeing_all(self: BeamState, cache: Any, mask: Any) -> None:
+    def seeing_all(self: BeamState, mask: Any) -> None:
         mask[...] = True
-        remember(self, cache, mask)
+        see(self, mask)
 
-    monkeypatch.setattr(BeamState, "_remember", seeing_all)
+    monkeypatch.setattr(BeamState, "_see", seeing_all)
     assert {"other cache", "poisoned cache"} <= failing(of(tiny_bundle, "float32", 3))
 
 

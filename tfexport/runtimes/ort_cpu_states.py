@@ -178,11 +178,17 @@ class BeamState:
         layout = runtime.layout
         self._position, self._room_until = 0, layout.room
         size = layout.slots(layout.room * beam)
-        self._mask = np.zeros((len(src_len), 1, beam, size), dtype=bool)
-        self._use(cross, src_len, layout.cache(runtime, len(src_len), size), np.zeros(len(src_len), dtype=np.int64))
+        mask = np.zeros((len(src_len), 1, beam, size), dtype=bool)
+        slot = np.zeros(len(src_len), dtype=np.int64)
+        self._use(cross, src_len, layout.cache(runtime, len(src_len), size), mask, slot)
 
     def _use(
-        self, cross: Sequence[FloatArray], src_len: NDArray[np.int32], cache: list[FloatArray], slot: IntArray
+        self,
+        cross: Sequence[FloatArray],
+        src_len: NDArray[np.int32],
+        cache: list[FloatArray],
+        mask: NDArray[np.bool_],
+        slot: IntArray,
     ) -> None:
         """Go on in these buffers, all of whose places are live and have their next free slot at `slot` [sentences]."""
         self._cross, self._src_len, self._cache, self._slot = cross, src_len, cache, slot
@@ -191,8 +197,13 @@ class BeamState:
         self._step = Step(self._runtime, "beam_step", *sizes, attention=self._attention, listed=self._listed)
         self._step.tokens.fill(self._runtime.config.bos_id)  # what places that are left go on reading
         self._step.binding.input("slot", self._slot)
-        self._step.binding.input("mask", self._mask)
         self._step.use(cache)
+        self._see(mask)
+
+    def _see(self, mask: NDArray[np.bool_]) -> None:
+        """Let each hypothesis see the slots of `mask` [places, 1, beam, slots]."""
+        self._mask = mask
+        self._step.binding.input("mask", mask)
 
     @property
     def rows(self) -> int:
@@ -262,8 +273,7 @@ class BeamState:
             self._step.replace(index, self._cache[index])
         mask = np.zeros((*self._mask.shape[:3], size), dtype=bool)
         mask[..., :most] = np.take_along_axis(self._mask, order[:, None, None], axis=3)
-        self._mask = mask
-        self._step.binding.input("mask", mask)
+        self._see(mask)
         self._slot[:] = count
         self._room_until += steps
 
@@ -280,8 +290,8 @@ class BeamState:
         if len(self._places) <= COMPACT_BELOW * len(self._src_len):
             cross, cache = _moved(self._cross, self._places), _moved(self._cache, self._places)
             self._listed = self._listed and self._listed.of(self._places)
-            self._mask = self._mask[self._places]
-            self._use(cross, self._src_len[self._places], cache, self._slot[self._places])
+            mask, slot = self._mask[self._places], self._slot[self._places]
+            self._use(cross, self._src_len[self._places], cache, mask, slot)
         return self
 
 
