@@ -52,6 +52,9 @@ class NextTokens:
             # What a source asks for beside its ids needs logits, or is another graph's.
             plain = all(not source.prefix and not source.least and source.candidates is None for source in sources)
             self._ranking = runtime if plain else None
+        self._bans: dict[tuple[bool, bool], list[int]] = {}
+        self._always_needs_logits = bool(options.samples or options.repetition_penalty != 1 or options.no_repeat_ngram)
+        self._may_have_to_end = options.rules.at_limit == "eos" or options.force_eos
         # Transformers penalises log-probabilities in beam search; the paper and all others logits.
         self._penalises_logits = options.beam == 1 or options.rules.renormalises
 
@@ -99,26 +102,28 @@ class NextTokens:
 
     def _banned(self, length: int) -> list[int]:
         """Ids that no row may have as token `length`, each once."""
-        early = [self.config.eos_id] if length <= self._options.min_length else []
-        begin = 2 if self.config.forced_first_id >= 0 else 1
-        first = (*self._options.suppress_first, *self.config.suppressed_first_ids) if length == begin else ()
-        return list(dict.fromkeys([*early, *self._never, *first]))
+        is_early, is_first = (
+            length <= self._options.min_length,
+            length == (2 if self.config.forced_first_id >= 0 else 1),
+        )
+        if (is_early, is_first) not in self._bans:
+            early = [self.config.eos_id] * is_early
+            first = (*self._options.suppress_first, *self.config.suppressed_first_ids) * is_first
+            self._bans[is_early, is_first] = list(dict.fromkeys([*early, *self._never, *first]))
+        return self._bans[is_early, is_first]
 
     def _needs_logits(self, length: int, sentence: IntArray, banned: list[int]) -> bool:
-        options = self._options
         return bool(
-            options.samples
-            or options.repetition_penalty != 1
-            or options.no_repeat_ngram
+            self._always_needs_logits
             or length <= self._forced.shape[1]
+            or (banned and self._options.rules.renormalises)
             or (length <= self._least[sentence]).any()
-            or (banned and options.rules.renormalises)
             or self._must_end(length, sentence).any()
         )
 
     def _must_end(self, length: int, rows: IntArray) -> NDArray[np.bool_]:
         """Which of these sources may have nothing but eos as token `length`."""
-        return (self._limits[rows] == length) & (self._options.rules.at_limit == "eos" or self._options.force_eos)
+        return (self._limits[rows] == length) & self._may_have_to_end
 
     def said(self, length: int, source: IntArray) -> IntArray:
         """Token `length` of these sources where it comes whatever the model says of it, -1 elsewhere; both are [sources]."""
@@ -189,7 +194,9 @@ def without(best: Best, banned: Sequence[int], count: int, *, end: int) -> Best:
     `best` has as many more as are banned, where the vocabulary has: each is one token of a row at most. The
     log-probabilities stay the model's own.
     """
-    if not banned or not (is_banned := np.isin(best.ids, banned)).any():
+    # Mostly eos alone, for which NumPy's `isin` takes as long as a small model's layer.
+    is_banned = best.ids == banned[0] if len(banned) == 1 else np.isin(best.ids, banned)
+    if not is_banned.any():
         return Best(best.log_probs[:, :count], best.ids[:, :count])
     # Such a row has every possible token, as it has more than are banned: `end` too.
     stuck = ~((best.log_probs > -np.inf) & ~is_banned).any(axis=1)

@@ -22,7 +22,8 @@ class Output:
     ids: tuple[int, ...]
     """Without bos, with eos when it came."""
     score: float
-    """What outputs of one sentence are ranked by: the log-probability after length normalisation."""
+    """What outputs of one sentence are ranked by: the log-probability after length normalisation. NaN, as `log_prob`, where
+    `scores=False` asked for none."""
     log_prob: float
     """Natural logarithm of the probability of all tokens together."""
     finished: bool

@@ -125,8 +125,8 @@ def _greedy(
 
     for length in range(1, limits.max() + 1):
         best, state = next_tokens.best(state, tokens, 1, length, sentence, history)
-        impossible = live & (best.log_probs.reshape(-1, width) == -np.inf)
-        if impossible[next_tokens.said(length, sentence) < 0].any():
+        impossible = best.log_probs.reshape(-1, width) == -np.inf
+        if impossible.any() and (live & impossible)[next_tokens.said(length, sentence) < 0].any():
             raise _nothing_may_come()
         if attended:
             attended.add(state.attention, sentence)
@@ -246,10 +246,11 @@ def _beam(
             totals[np.arange(totals.shape[1]) >= places[:, None]] = -np.inf
         is_eos, at_limit = found == config.eos_id, limits[sentence] == length
         every = np.arange(len(sentence))[:, None]
-        # A row ends once, so at least `beam` of the 2 * `beam` go on. The sort keeps their order.
-        leaves = is_eos & (not rules.goes_past_end)
-        going_on = np.argsort(leaves, axis=1, kind="stable")[:, :beam]
-        scores, parent, token = totals[every, going_on], origin[every, going_on], found[every, going_on]
+        scores, parent, token = totals[:, :beam], origin[:, :beam], found[:, :beam]
+        if not rules.goes_past_end and is_eos[:, :beam].any():
+            # A row ends once, so at least `beam` of the 2 * `beam` go on. The sort keeps their order.
+            going_on = np.argsort(is_eos, axis=1, kind="stable")[:, :beam]
+            scores, parent, token = totals[every, going_on], origin[every, going_on], found[every, going_on]
         words[length - 1, sentence], parents[length - 1, sentence] = token, parent
         sums[length - 1, sentence] = scores
 
@@ -285,8 +286,7 @@ def _best_continuations(
     best: Best, scores: NDArray[np.float64], count: int
 ) -> tuple[NDArray[np.float64], IntArray, IntArray]:
     """The `count` best continuations of each sentence: summed log-probabilities, parent beams and tokens."""
-    batch = len(scores)
-    totals = (scores.reshape(-1, 1) + best.log_probs).reshape(batch, -1)
+    totals = (scores.reshape(-1, 1) + best.log_probs).reshape(len(scores), -1)
     order = np.argsort(-totals, axis=1, kind="stable")[:, :count]
-    every = np.arange(batch)[:, None]
-    return totals[every, order], order // best.ids.shape[1], best.ids.reshape(batch, -1)[every, order]
+    places = order + np.arange(0, totals.size, totals.shape[1])[:, None]  # in the flat arrays
+    return totals.take(places), order // best.ids.shape[1], best.ids.take(places)

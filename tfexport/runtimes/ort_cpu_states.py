@@ -177,6 +177,7 @@ class BeamState:
         self._runtime, self._beam, self._attention, self._listed = runtime, beam, attention, listed
         layout = runtime.layout
         self._position, self._room_until = 0, layout.room
+        self._every = np.arange(beam)
         size = layout.slots(layout.room * beam)
         mask = np.zeros((len(src_len), 1, beam, size), dtype=bool)
         slot = np.zeros(len(src_len), dtype=np.int64)
@@ -234,13 +235,13 @@ class BeamState:
         """The rows of the buffers that are searched; None for all in their order."""
         if self._in_order:
             return None
-        return (self._places[:, None] * self._beam + np.arange(self._beam)).ravel()
+        return (self._places[:, None] * self._beam + self._every).ravel()
 
     def _run(self, tokens: IntArray, count: int) -> None:
         _require_position(self._runtime, self._position)
         if self._position == self._room_until:
             self._make_room()
-        live, new = self._places[:, None], np.arange(self._beam)
+        live, new = self._places[:, None], self._every
         self._mask[live, 0, new, self._slot[live] + new] = True
         if not self._in_order:
             every = self._step.tokens.copy()
@@ -281,12 +282,14 @@ class BeamState:
         groups = rows.reshape(-1, self._beam)
         sentences, parents = groups[:, 0] // self._beam, groups % self._beam
         left = len(sentences) < len(self._places)
-        self._places = self._places[sentences]
-        self._in_order = len(self._places) == len(self._src_len) and bool((np.diff(self._places) == 1).all())
-        mask = self._mask[self._places[:, None], :, parents].swapaxes(1, 2)
+        if left or (sentences != np.arange(len(sentences))).any():
+            self._places = self._places[sentences]
+            self._in_order = len(self._places) == len(self._src_len) and bool((np.diff(self._places) == 1).all())
+        seen = self._mask[:, 0]
+        moved = seen[self._places[:, None], parents]
         if left:
-            self._mask[...] = False  # those that are left see nothing more, so that they need no room
-        self._mask[self._places] = mask
+            seen[...] = False  # those that are left see nothing more, so that they need no room
+        seen[self._places] = moved
         if len(self._places) <= COMPACT_BELOW * len(self._src_len):
             cross, cache = _moved(self._cross, self._places), _moved(self._cache, self._places)
             self._listed = self._listed and self._listed.of(self._places)
