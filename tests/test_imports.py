@@ -28,6 +28,7 @@ EXPORT_SIDE = (
     "tfexport.ort_graphs",
     "tfexport.ort_cases",
     "tfexport.quantize",
+    "tfexport.screening",
     "tfexport.calibrate",
     "tfexport.rounded",
     "tfexport.stored_weights",
@@ -234,6 +235,7 @@ def test_onnx_is_imported_only_by_what_makes_and_changes_graphs() -> None:
         "tfexport.ort_graphs",
         "tfexport.islands",
         "tfexport.quantize",
+        "tfexport.screening",
         "tfexport.explicit_rounding",
     }
     assert found == {*graphs, "tfexport.selfcheck", "tfexport.stored_weights", "tfexport.engine", "tfexport.bisect"}
