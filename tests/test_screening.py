@@ -33,7 +33,7 @@ from tfexport.models.transformer import Transformer
 from tfexport.parity import check
 from tfexport.quantize import stored_int8
 from tfexport.runtimes.ort_cpu import OrtCpuRuntime
-from tfexport.screening import FEWEST_WORDS, FILE, LEVELS, write_screening
+from tfexport.screening import FEWEST_WORDS, FILE, LEVELS, screening_of
 from tfexport.search import Hypothesis, SearchOptions, Source, search
 from tfexport.selfcheck import self_check
 
@@ -172,9 +172,7 @@ def test_no_logit_is_above_its_bound(seed: int, width: int, spread: float, outli
 
 
 def stored_of(weight: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-    with tempfile.TemporaryDirectory() as folder:
-        write_screening(weight, Path(folder))
-        return {name.removeprefix("screening."): t for name, t in load_file(Path(folder) / FILE).items()}
+    return {name.removeprefix("screening."): tensor for name, tensor in screening_of(weight).items()}
 
 
 @settings(max_examples=5, deadline=None)
@@ -237,9 +235,9 @@ def test_numbers_that_are_none_are_told(tmp_path: Path, where: str) -> None:
         search(OrtCpuRuntime(bundle, threads=1), [[5, 6]], ALONE)
 
 
-def test_a_projection_that_is_no_numbers_is_refused(tmp_path: Path) -> None:
+def test_a_projection_that_is_no_numbers_is_refused() -> None:
     with pytest.raises(TfexportError, match="output projection has weights that are not finite"):
-        write_screening(np.array([[1.0, np.inf]], np.float32), tmp_path)
+        screening_of(np.array([[1.0, np.inf]], np.float32))
 
 
 def plant(monkeypatch: pytest.MonkeyPatch) -> None:

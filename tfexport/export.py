@@ -31,7 +31,7 @@ from tfexport.projections import decoder_projections, encoder_projections
 from tfexport.quantize import has_fixed_scale, quantized
 from tfexport.rounded import rounded
 from tfexport.screening import FILE as SCREENING_FILE
-from tfexport.screening import is_screened, write_screening
+from tfexport.screening import is_screened, screening_of
 from tfexport.selfcheck import ONNX_RUNTIME, TOLERANCE, self_check
 from tfexport.shortlist_contract import shortlist_graphs_of
 from tfexport.stored_weights import StoredWeights
@@ -199,7 +199,10 @@ def write_weights(model: Model, precision: contract.Precision, folder: Path) -> 
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     save_weights(tensors, folder / contract.weights_file(precision), {"format": "pt"})
     if isinstance(model, Transformer) and is_screened(model.config, precision):
-        write_screening(model.output_matrix().detach().numpy(), folder)
+        arrays = screening_of(model.output_matrix().detach().numpy())
+        save_weights(
+            {n: torch.from_numpy(array) for n, array in arrays.items()}, folder / SCREENING_FILE, {"format": "pt"}
+        )
 
 
 def write_quantized(

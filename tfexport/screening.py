@@ -22,18 +22,15 @@ not numbers. Vocabularies below `FEWEST_WORDS` are multiplied whole, which takes
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-import torch
 from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision, groups_queries
 from tfexport.emitter import CONTRIB, Emitter
 from tfexport.errors import TfexportError
-from tfexport.models.files import save_weights
 from tfexport.projections import Projection
 from tfexport.quantize import stored_int8
 
@@ -58,8 +55,8 @@ def is_screened(config: ModelConfig, precision: Precision) -> bool:
     return precision == "float32" and groups_queries(config) and config.tgt_vocab_size >= FEWEST_WORDS
 
 
-def write_screening(weight: NDArray[np.float32], folder: Path) -> None:
-    """Write what screening adds to the output projection `weight` [vocab, d_model].
+def screening_of(weight: NDArray[np.float32]) -> dict[str, NDArray[np.generic]]:
+    """The stored tensors that screening adds to the output projection `weight` [vocab, d_model].
 
     Raises:
         TfexportError: a weight is not a finite number.
@@ -74,9 +71,7 @@ def write_screening(weight: NDArray[np.float32], folder: Path) -> None:
     errors += 2 * (weight.shape[1] + 8) * float(numbers.eps) * norms + float(numbers.tiny)
     bounds = {"norm": norms, "error": errors}
     up = {name: np.nextafter(values.astype(np.float32), np.float32(np.inf)) for name, values in bounds.items()}
-    arrays = {**stored, **up}
-    tensors = {f"screening.{name}": torch.from_numpy(array) for name, array in arrays.items()}
-    save_weights(tensors, folder / FILE, {"format": "pt"})
+    return {f"screening.{name}": array for name, array in {**stored, **up}.items()}
 
 
 def _lengths(
