@@ -394,6 +394,7 @@ def test_runtime_that_gives_no_numbers_fails_and_says_so(tiny_bundle: Path, monk
     runtime = load_runtime("ort-cpu", bundle, threads=1)
     step, best = runtime.step, runtime.best
     monkeypatch.setattr(runtime, "step", lambda *given: (np.full_like(step(*given)[0], np.nan), given[0]))
+    monkeypatch.setattr(runtime, "ranks", False)
     monkeypatch.setattr(
         runtime, "best", lambda *given: (Best(best(*given)[0].log_probs * np.nan, best(*given)[0].ids), given[0])
     )

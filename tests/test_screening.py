@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from fakes import ScriptedRuntime, tiny_config
@@ -26,16 +27,19 @@ from tfexport.bisect import bisect
 from tfexport.bundle import Bundle, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.demo import embedded_checkpoint
+from tfexport.emitter import Emitter
 from tfexport.errors import TfexportError
 from tfexport.export import export
 from tfexport.models.checkpoint import load_checkpoint
 from tfexport.models.transformer import Transformer
 from tfexport.parity import check
+from tfexport.projections import Projection
 from tfexport.quantize import stored_int8
 from tfexport.runtimes.ort_cpu import OrtCpuRuntime
-from tfexport.screening import FEWEST_WORDS, FILE, LEVELS, screening_of
+from tfexport.screening import FEWEST_WORDS, FILE, LEVELS, screened, screening_of
 from tfexport.search import Hypothesis, SearchOptions, Source, search
 from tfexport.selfcheck import self_check
+from tfexport.stored_weights import StoredWeights
 
 WIDE = CONFIG.replace(tgt_vocab_size=1030, output_bias=True)
 LENGTHS = [7, 1, 20, 3, 12, 5]
@@ -341,3 +345,62 @@ def test_the_self_check_finds_wrong_rows(tmp_path: Path, monkeypatch: pytest.Mon
     graphs = write_graphs(model, tmp_path)
     with pytest.raises(TfexportError, match=r"greedy_step\.ort\.onnx computes best"):
         self_check(model, graphs, tmp_path)
+
+
+def ranked(tmp_path: Path, weight: NDArray[np.float32], states: NDArray[np.float32]) -> list[int]:
+    """The words that screening finds for `states` [rows, d_model], by a graph that is nothing else."""
+    vocab, width = weight.shape
+    config = CONFIG.replace(tgt_vocab_size=vocab, d_model=width, n_heads=1)
+    given = contract.TensorSpec("states", "float32", ("rows", "d_model"), "")
+    greedy = contract.ORT_GREEDY_STEP
+    spec = contract.GraphSpec("greedy_step", (given, greedy.inputs[3]), greedy.outputs[:2], dialect="ort")
+    save_file({"output_weight": weight}, tmp_path / contract.WEIGHTS_FILE)
+    save_file(screening_of(weight), tmp_path / FILE)
+    stored = StoredWeights(tmp_path / contract.WEIGHTS_FILE, tmp_path / FILE)
+    output = Projection("output", ("output_weight",), ())
+    emitter = Emitter(spec, config, stored, [output], lambda *_: pytest.fail("the whole projection"))
+    logits, ids = screened(emitter, output, emitter.inputs["states"], emitter.inputs["banned"])
+    emitter.is_output(logits, "best.logits")
+    emitter.is_output(ids, "best.ids")
+    ir.save(emitter.model(), tmp_path / "screening.onnx")
+    session = session_of(tmp_path / "screening.onnx")
+    found: list[int] = session.run(["best.ids"], {"states": states, "banned": np.zeros(0, np.int64)})[0][:, 0].tolist()
+    return found
+
+
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("small", [0.0, 1e-44, 1e-39])
+def test_a_row_of_zeros_changes_no_other(tmp_path: Path, place: int, small: float) -> None:
+    """A NaN among the lengths would be lost in ONNX Runtime's ReduceMax, and with it the largest of other rows."""
+    weight = np.zeros((1100, 24), np.float32)
+    weight[:, 0] = np.linspace(1e-6, 1e-4, 1100)  # decoys, all better than the right word as 8 bits see it
+    weight[500, 1:] = 1.0
+    states = np.zeros((4, 24), np.float32)
+    states[:, 0] = 1.0
+    states[(place + 1) % 4, 1:] = 0.49 / LEVELS  # which are rounded to 0
+    states[place] = small
+    best = ranked(tmp_path, weight, states)
+    assert best[(place + 1) % 4] == 500
+    if small == 0.0:
+        assert best[place] == 0  # all are equal
+
+
+def test_of_equal_logits_the_lower_id_is_best(tmp_path: Path) -> None:
+    """Whatever their bounds are."""
+    weight = np.zeros((1100, 24), np.float32)
+    weight[20, 0] = weight[30, 0] = 1.0
+    weight[30, 5] = 3.0
+    states = np.zeros((2, 24), np.float32)
+    states[:, 0], states[1, 7] = 1.0, 0.5
+    assert ranked(tmp_path, weight, states) == [20, 20]
+
+
+@pytest.mark.parametrize("vocab", [37, 1030])
+def test_a_model_that_begins_with_one_token_needs_no_other_graph(tmp_path: Path, vocab: int) -> None:
+    config = WIDE.replace(tgt_vocab_size=vocab, forced_first_id=6)
+    runtime = OrtCpuRuntime(write_bundle(random_model(config), tmp_path / "bundle"), threads=1)
+    sources = random_sources(config, LENGTHS)
+    alone = ids_of(search(runtime, sources, ALONE))
+    assert "decoder_step" not in runtime._sessions
+    assert alone == ids_of(search(runtime, sources, SCORED))
+    assert {ids[0] for ids in alone} == {6}

@@ -7,6 +7,7 @@ same numbers. PyTorch is not needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import tee
 from pathlib import Path
 from typing import Any, Unpack, overload
@@ -232,6 +233,8 @@ class Model:
         if batch_size < 1 or workers < 1:
             raise TfexportError(f"batch_size is {batch_size} and workers {workers}. Give numbers above 0.")
         options = self._options(search)
+        if outputs is not None:
+            options = replace(options, scores=True)  # what begins with a prefix needs their graph
         require_workers(self._runtime.name, self._bundle, self._runtime.precision, workers)
         reader, writer = Reader.of(self._bundle, format), Writer.of(self._bundle, "jsonl")
         results = translate(

@@ -211,7 +211,8 @@ def decode(
             top_k=top_k,
             top_p=top_p,
             seed=seed,
-            scores=stream or output_format == "jsonl",  # nothing else tells them
+            # Nothing but jsonl tells them; what begins with a prefix needs their graph.
+            scores=stream or output_format == "jsonl" or prefix_column or prefix_file is not None,
             token_scores=token_scores,
             attention=bool(aligned or replace_unk),
             alignment_layer=alignment_layer,

@@ -74,7 +74,10 @@ class NextTokens:
             TfexportError: the runtime gave something that is not a number.
         """
         if length == 1 and self.config.forced_first_id >= 0:
-            best, state = self._runtime.best(state, tokens, count)
+            if self._ranking is not None:
+                best, state = self._ranking.best_alone(state, tokens, ())
+            else:
+                best, state = self._runtime.best(state, tokens, count)
             require_numbers(best.log_probs[:, 0])
             return certain(best, self.config.forced_first_id, count), state
         banned = self._banned(length)

@@ -70,7 +70,8 @@ def screening_of(weight: NDArray[np.float32]) -> dict[str, NDArray[np.generic]]:
     numbers = np.finfo(np.float32)
     errors += 2 * (weight.shape[1] + 8) * float(numbers.eps) * norms + float(numbers.tiny)
     bounds = {"norm": norms, "error": errors}
-    up = {name: np.nextafter(values.astype(np.float32), np.float32(np.inf)) for name, values in bounds.items()}
+    with np.errstate(over="ignore"):  # nothing is proven of a word whose length is out of range
+        up = {name: np.nextafter(values.astype(np.float32), np.float32(np.inf)) for name, values in bounds.items()}
     return {f"screening.{name}": array for name, array in {**stored, **up}.items()}
 
 
@@ -134,6 +135,8 @@ def _candidates(emitter: Emitter, states: ir.Value, allowed: ir.Value, *, biased
     one, zero = constant(1.0, np.float32), constant(LEVELS + 1, np.uint8)
     largest = emitter.node("ReduceMax", emitter.node("Abs", states), axis, attributes={"keepdims": 1})
     scale = emitter.node("Mul", largest, constant(1 / LEVELS, np.float32))  # [rows, 1]
+    # Not 0: in a row of zeros 0 / 0 would be a NaN, over which ONNX Runtime's ReduceMax loses the largest of other rows.
+    scale = emitter.node("Max", scale, constant(np.finfo(np.float32).tiny, np.float32))
     exact = emitter.node("Div", states, scale)
     numbers = emitter.node("QuantizeLinear", exact, one, zero)
     rounded = emitter.node("DequantizeLinear", numbers, one, zero)
@@ -148,9 +151,10 @@ def _candidates(emitter: Emitter, states: ir.Value, allowed: ir.Value, *, biased
     bounds = emitter.node("MatMulIntegerToFloat", numbers, weight, one, columns, zero, None, room, domain=CONTRIB)
     if biased:
         bounds = emitter.node("Add", emitter.node("Mul", bounds, scale), allowed)
-    values, words = emitter.nodes(
-        "TopK", bounds, emitter.sizes(min(CANDIDATES, emitter.config.tgt_vocab_size)), outputs=2
-    )
+    size = emitter.sizes(min(CANDIDATES, emitter.config.tgt_vocab_size))
+    values, found = emitter.nodes("TopK", bounds, size, outputs=2)
     if not biased:
         values = emitter.node("Mul", values, scale)
+    # In the order of their ids, so that the first of equal logits is the one with the lowest.
+    words, _ = emitter.nodes("TopK", found, size, outputs=2, attributes={"largest": 0})
     return words, emitter.node("ReduceMin", values, axis, attributes={"keepdims": 1})

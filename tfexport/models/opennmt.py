@@ -163,7 +163,7 @@ def _parts(path: Path) -> list[Path]:
         CheckpointError: there are none, or both, or their numbers are not 0, 1, 2 and so on.
     """
     stem = path.name.removesuffix(".pt")
-    beside = sorted(path.parent.glob("*.safetensors"))
+    beside = sorted(file for file in path.parent.glob("*.safetensors") if file.is_file())
     whole = [file for file in beside if file.name == f"{stem}.safetensors"]
     named = re.compile(re.escape(stem) + r"\.([0-9]{1,9})\.safetensors")
     numbered = sorted((int(match[1]), file) for file in beside if (match := named.fullmatch(file.name)))
@@ -172,6 +172,12 @@ def _parts(path: Path) -> list[Path]:
         raise CheckpointError(
             f"the weights of {path} are in {whole[0].name} and in {some([file.name for file in parts])}. Leave those beside "
             "it that are meant."
+        )
+    numbers = [number for number, _ in numbered]
+    if len(set(numbers)) < len(numbers):
+        raise CheckpointError(
+            f"the weights of {path} are in {some([file.name for file in parts])}, two of which have one number. Leave those "
+            "beside it that are meant."
         )
     absent = next((wanted for wanted, (number, _) in enumerate(numbered) if number != wanted), None)
     if absent is not None:
