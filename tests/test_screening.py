@@ -377,10 +377,10 @@ def test_a_row_of_zeros_changes_no_other(tmp_path: Path, place: int, small: floa
     weight[500, 1:] = 1.0
     states = np.zeros((4, 24), np.float32)
     states[:, 0] = 1.0
-    states[(place + 1) % 4, 1:] = 0.49 / LEVELS  # which are rounded to 0
+    states[(place + 2) % 4, 1:] = 0.49 / LEVELS  # which are rounded to 0
     states[place] = small
     best = ranked(tmp_path, weight, states)
-    assert best[(place + 1) % 4] == 500
+    assert best[(place + 2) % 4] == 500
     if small == 0.0:
         assert best[place] == 0  # all are equal
 
