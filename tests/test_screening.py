@@ -373,8 +373,8 @@ def ranked(tmp_path: Path, weight: NDArray[np.float32], states: NDArray[np.float
 def test_a_row_of_zeros_changes_no_other(tmp_path: Path, place: int, small: float) -> None:
     """A NaN among the lengths would be lost in ONNX Runtime's ReduceMax, and with it the largest of other rows."""
     weight = np.zeros((1100, 24), np.float32)
-    weight[:, 0] = np.linspace(1e-6, 1e-4, 1100)  # decoys, all better than the right word as 8 bits see it
-    weight[500, 1:] = 1.0
+    weight[:, 0] = np.linspace(1e-6, 1e-2, 1100)  # decoys, all better than the right word as 8 bits see it
+    weight[500, 0], weight[500, 1:] = 0.0, 1.0
     states = np.zeros((4, 24), np.float32)
     states[:, 0] = 1.0
     states[(place + 2) % 4, 1:] = 0.49 / LEVELS  # which are rounded to 0
