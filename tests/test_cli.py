@@ -995,7 +995,7 @@ def test_parity_names_where_graphs_depart(run: Run, own_bundle: Path) -> None:
     clean = run("parity", own_bundle, "--bisect", "--beam", "1", "--json")
     found = json.loads(clean.stdout)["bisections"]
     assert [bisection["file"] for bisection in found] == [
-        f"{role}.ort.onnx" for role in ("encoder", "decoder_step", "greedy_step", "beam_step")
+        f"{role}.ort.onnx" for role in ("encoder", "decoder_step", "beam_step", "greedy_step")
     ]
     assert all(bisection["first"] is None for bisection in found)
     assert clean.code == 0

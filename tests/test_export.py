@@ -61,7 +61,7 @@ FILES = [
 ]
 ORT_FILES = [
     f"{role}{precision}.ort.onnx"
-    for role in ("encoder", "decoder_step", "beam_step")
+    for role in ("encoder", "decoder_step", "beam_step", "greedy_step")
     for precision in ("", ".int8", ".int4")
 ]
 """What these are made of is in test_ort_graphs.py."""

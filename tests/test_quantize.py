@@ -548,6 +548,9 @@ def test_quantized_graphs_compute_the_rounded_arithmetic(precision: Any, config:
                 with torch.inference_mode():
                     checked = case(twin, graph, sizes, random)
                 found = outputs_of(session, checked.inputs)
+                if graph.role == "greedy_step":
+                    assert checked.logits is not None
+                    checked.outputs["best.logits"] = checked.logits.max(dim=1, keepdim=True).values
                 errors.append(by_row(checked.outputs, found, graph.role))
             error = np.concatenate(errors)
             assert (error < 1e-4).mean() >= 0.5, (graph.role, error)
@@ -557,6 +560,7 @@ def test_quantized_graphs_compute_the_rounded_arithmetic(precision: Any, config:
 def by_row(wanted: dict[str, Tensor], found: Arrays, role: str) -> Matrix:
     """The largest error of each row of logits, or of the cross keys and values of each source."""
     name, axes = ("cross", (0, 2, 3, 4)) if role == "encoder" else ("logits", (1,))
+    name = "best.logits" if role == "greedy_step" else name
     exact = wanted[name].numpy()
     return np.abs(found[name] - exact).max(axis=axes) / max(1.0, np.sqrt((exact**2).mean()))
 

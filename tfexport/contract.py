@@ -258,8 +258,8 @@ def graphs_of(
     """
     if dialect == "ort":
         wanted = not config.is_classifier and (precision == "float32" or precision in QUANTIZED)
-        greedy = (ORT_DECODER_STEP, ORT_GREEDY_STEP) if groups_queries(config) else ()
-        roles = (ORT_ENCODER, *greedy, ORT_BEAM_STEP) if wanted else ()
+        steps = (ORT_DECODER_STEP, ORT_BEAM_STEP, ORT_GREEDY_STEP) if groups_queries(config) else (ORT_BEAM_STEP,)
+        roles = (ORT_ENCODER, *steps) if wanted else ()
     elif precision in QUANTIZED:
         roles = ()
     elif config.is_classifier:
