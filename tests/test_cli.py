@@ -1242,3 +1242,16 @@ def test_output_may_be_a_pipe(decode: Run, tiny_checkpoint: TinyCheckpoint, tmp_
         assert decode("-o", tmp_path / "pipe", stdin=TEXT).code == 0
         assert read.result(timeout=10) == wanted_text(tiny_checkpoint)
     assert [path.name for path in tmp_path.iterdir() if path.is_fifo()] == ["pipe"]
+
+
+@pytest.mark.parametrize("command", [["decode"], ["score", "OTHER"]], ids=["decode", "score"])
+def test_an_output_that_is_the_input_is_refused(
+    run: Run, tiny_bundle: Path, tmp_path: Path, command: list[str]
+) -> None:
+    source, other = tmp_path / "in.txt", tmp_path / "other.txt"
+    for path in (source, other):
+        path.write_bytes(TEXT)
+    name, *more = command
+    error = one_error(run(name, tiny_bundle, source, *([other] * len(more)), "-o", source))
+    assert "would be replaced" in error
+    assert source.read_bytes() == TEXT

@@ -17,7 +17,7 @@ from tiny import SRC_VOCAB
 
 import tfexport.output
 from tfexport.errors import TfexportError
-from tfexport.output import writing
+from tfexport.output import refuse_to_replace, writing
 
 ABOUT = {"bundle": "x", "search": {"beam": 1}}
 
@@ -234,3 +234,16 @@ def test_a_decode_that_is_killed_again_and_again_loses_and_doubles_no_line(tiny_
         assert process.returncode == 0 or kills, said
     assert out.read_bytes() == (tmp_path / "whole").read_bytes()
     assert len(out.read_text(encoding="utf-8").splitlines()) == 6000
+
+
+def test_what_is_read_is_not_replaced(tmp_path: Path) -> None:
+    source, link, other = (tmp_path / name for name in ("in", "link", "other"))
+    source.write_text("text\n", encoding="utf-8")
+    other.write_text("text\n", encoding="utf-8")
+    link.symlink_to(source)
+    for output, inputs in ((source, (source,)), (link, (None, source)), (source, (other, link))):
+        with pytest.raises(TfexportError, match=r"is read, and would be replaced .* Give another file with -o"):
+            refuse_to_replace(output, *inputs)
+    refuse_to_replace(other, source, None)
+    refuse_to_replace(tmp_path / "new", source)
+    refuse_to_replace(None, source)

@@ -20,7 +20,7 @@ from tfexport.options import (
     Resume,
     Threads,
 )
-from tfexport.output import content_of, writing
+from tfexport.output import content_of, refuse_to_replace, writing
 
 
 def classify(
@@ -52,6 +52,7 @@ def classify(
     from tfexport.runtimes import load_classifier
     from tfexport.translate import window_size
 
+    refuse_to_replace(output, source, labels)
     bundle = open_bundle(directory)
     chosen = precisions_of(precision)[0] if precision else None
     model = load_classifier(runtime, bundle, precision=chosen, threads=threads)

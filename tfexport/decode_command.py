@@ -25,7 +25,7 @@ from tfexport.options import (
     Threads,
     Workers,
 )
-from tfexport.output import content_of, writing
+from tfexport.output import content_of, refuse_to_replace, writing
 
 
 def decode(
@@ -172,6 +172,7 @@ def decode(
         raise TfexportError("--prefix-column and --prefix-file both say what outputs begin with. Give one of them.")
     if shortlist is None and not shortlist_first is shortlist_best is None:
         raise TfexportError("--shortlist-first and --shortlist-best are of a --shortlist. Give one, or leave them out.")
+    refuse_to_replace(output, source, prefix_file, shortlist, unk_dictionary)
     if prefix_file is not None:
         require_one_stdin(source, prefix_file)
     if token_scores and output_format != "jsonl":

@@ -32,6 +32,17 @@ class Output:
     """Lines that an earlier run has written: the next line is that of the input line after so many."""
 
 
+def refuse_to_replace(output: Path | None, *inputs: Path | None) -> None:
+    """Raises TfexportError where an output would take the place of a file that is read."""
+    if output is None or not output.is_file():
+        return
+    for source in inputs:
+        if source is not None and source.is_file() and output.samefile(source):
+            raise TfexportError(
+                f"{output} is read, and would be replaced by what is written. Give another file with -o."
+            )
+
+
 @contextlib.contextmanager
 def writing(
     output: Path | None, about: Mapping[str, Any], *, resume: bool = False, window: int = 1

@@ -21,7 +21,7 @@ from tfexport.options import (
     Threads,
     Workers,
 )
-from tfexport.output import content_of, writing
+from tfexport.output import content_of, refuse_to_replace, writing
 
 if TYPE_CHECKING:
     from tfexport.translate import Result, Writer
@@ -59,6 +59,7 @@ def score(
     from tfexport.translate import Writer, scored, translate, window_size
 
     require_one_stdin(source, target)
+    refuse_to_replace(output, source, target)
     bundle = open_bundle(directory)
     chosen = precisions_of(precision)[0] if precision else None
     reader, writer = Reader.of(bundle, input_format), Writer.of(bundle, target_format)
