@@ -39,7 +39,7 @@ def random_config(chosen: random.Random) -> ModelConfig:
     # At least 6 in all: a LayerNorm of two numbers is a step, which the last bit of a float decides.
     d_model = heads * chosen.choice((2 if heads > 2 else 6, 4 if heads > 1 else 6, 8, 8, 12, 16))
     tied = chosen.random() < 0.3
-    words = chosen.randint(6, 60)
+    words, others = (chosen.randint(*chosen.choice(((6, 60), (6, 60), (1024, 1300)))) for _ in range(2))  # or screened
     return ModelConfig(
         d_model=d_model,
         n_heads=heads,
@@ -47,7 +47,7 @@ def random_config(chosen: random.Random) -> ModelConfig:
         n_encoder_layers=chosen.randint(1, 4),
         n_decoder_layers=chosen.randint(1, 4),
         src_vocab_size=words,
-        tgt_vocab_size=words if tied else chosen.randint(6, 60),
+        tgt_vocab_size=words if tied else others,
         max_source_length=chosen.choice((1, 7, 40)),
         max_target_length=chosen.choice((1, 9, 40, 70)),
         unk_id=0,
