@@ -108,6 +108,30 @@ def test_a_folder_that_a_killed_process_has_left_is_removed(tmp_path: Path) -> N
     assert names(tmp_path) == []
 
 
+def test_a_signal_while_a_partial_folder_is_removed_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, rmtree = [], shutil.rmtree
+
+    def interrupted(path: Path, ignore_errors: bool) -> None:
+        calls.append(path)
+        if len(calls) == 1:
+            (path / "one").unlink()
+            raise KeyboardInterrupt
+        rmtree(path, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(durable.shutil, "rmtree", interrupted)
+
+    def write() -> None:
+        with partial_folder(tmp_path / "b") as folder:
+            (folder / "one").touch()
+            (folder / "two").touch()
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert names(tmp_path) == []
+
+
 def test_a_folder_that_a_live_process_writes_stays(tmp_path: Path) -> None:
     holding = (
         "import sys, pathlib; from tfexport.durable import partial_folder\n"

@@ -70,9 +70,18 @@ def partial_folder(place: Path) -> Iterator[Path]:
         yield folder
     finally:
         if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
         if lock is not None:
             os.close(lock)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, also where a signal comes meanwhile, which is raised when that is done."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _remove_abandoned(place: Path) -> None:
