@@ -7,6 +7,7 @@ INPUTS ?= 50000
 TEXT ?= benchmarks/sentences.de
 MODELS ?= 300
 KILLS ?= 200
+KERNELS = setup.py $(wildcard tfexport/kernels/*.h tfexport/kernels/*.cpp)
 
 .PHONY: demo test engines fuzz kills load gpu constraints clean
 
@@ -49,12 +50,12 @@ gpu:
 		$(GPU_FLAGS) || status=$$?; \
 	exit $$status
 
-$(VENV)/export.done: pyproject.toml constraints.txt
+$(VENV)/export.done: pyproject.toml constraints.txt $(KERNELS)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[export,cpu]'
 	touch $@
 
-$(VENV)/dev.done: pyproject.toml constraints.txt
+$(VENV)/dev.done: pyproject.toml constraints.txt $(KERNELS)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[export,cpu,tensorrt-rtx,train,spacy,dev]'
 	touch $@

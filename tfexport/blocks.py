@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -83,16 +84,14 @@ def target_distances(emitter: Emitter, distance: Value) -> Value:
 
 def encoder_stack(emitter: Emitter, states: Value, attention: Sublayer) -> Value:
     """All encoder layers, whose self-attention is `attention`, and the norm after them."""
-    for i in range(emitter.config.n_encoder_layers):
-        states = _layer(emitter, f"encoder.layers.{i}", states, (attention, partial(_fed_forward, emitter)))
-    return emitter.normed("encoder.norm", states) if emitter.config.final_norm else states
+    sublayers = (attention, partial(_fed_forward, emitter))
+    return _stack(emitter, "encoder", emitter.config.n_encoder_layers, states, sublayers)
 
 
 def decoder_stack(emitter: Emitter, states: Value, own: Sublayer, cross: Sublayer) -> Value:
     """All decoder layers, whose self- and cross-attention are `own` and `cross`, and the norm after them."""
-    for i in range(emitter.config.n_decoder_layers):
-        states = _layer(emitter, f"decoder.layers.{i}", states, (own, cross, partial(_fed_forward, emitter)))
-    return emitter.normed("decoder.norm", states) if emitter.config.final_norm else states
+    sublayers = (own, cross, partial(_fed_forward, emitter))
+    return _stack(emitter, "decoder", emitter.config.n_decoder_layers, states, sublayers)
 
 
 def attention_weights(emitter: Emitter, path: str, query: Value, key: Value, mask: Value) -> Value:
@@ -123,19 +122,30 @@ def tell_attention(emitter: Emitter, weights: Sequence[Value]) -> None:
     emitter.node("Concat", *weights, attributes={"axis": 0}, output="attention")
 
 
-def _layer(emitter: Emitter, path: str, states: Value, sublayers: Sequence[Sublayer]) -> Value:
-    """A layer, its norms before or after the sublayers, as `models.transformer.Layer` has them."""
+def _stack(emitter: Emitter, side: str, n_layers: int, states: Value, sublayers: Sequence[Sublayer]) -> Value:
+    """The layers of a side and the norm after them, their norms before or after the sublayers, as `models.transformer.Layer`
+    has them."""
     config = emitter.config
-    for index, sublayer in enumerate(sublayers):
-        norm = f"{path}.norms.{0 if config.shared_norm else index}"
-        inner = emitter.normed(norm, states) if config.norm_first else states
-        branch = sublayer(path, inner)
-        with emitter.at(path):
-            # Not SkipLayerNormalization, whose kernel in ONNX Runtime is the slower of the two.
-            states = emitter.node("Add", states, branch)
-        if not config.norm_first:
-            states = emitter.normed(norm, states)
-    return states
+    last = f"{side}.norm" if config.final_norm else None
+    branches = [
+        (f"{side}.layers.{i}", f"{side}.layers.{i}.norms.{0 if config.shared_norm else index}", sublayer)
+        for i in range(n_layers)
+        for index, sublayer in enumerate(sublayers)
+    ]
+    if not config.norm_first:
+        for layer, norm, sublayer in branches:
+            _, states = emitter.added_and_normed(layer, norm, states, sublayer(layer, states))
+        return emitter.normed(last, states) if last else states
+    # The norm after a sum is that of the next sublayer.
+    inner = emitter.normed(branches[0][1], states)
+    for (layer, _, sublayer), (_, norm, _) in pairwise(branches):
+        states, inner = emitter.added_and_normed(layer, norm, states, sublayer(layer, inner))
+    layer, _, sublayer = branches[-1]
+    branch = sublayer(layer, inner)
+    if last:
+        return emitter.added_and_normed(layer, last, states, branch)[1]
+    with emitter.at(layer):
+        return emitter.added(states, branch)
 
 
 def _fed_forward(emitter: Emitter, path: str, inner: Value) -> Value:

@@ -62,7 +62,7 @@ SHAPE_NODE = "shape/"
 BEST = 17
 """Best tokens of a row that a step tells: 2 * beam + 1 for beams up to 8, one more for an eos that may not come yet."""
 
-DType = Literal["int64", "int32", "bool", "float32", "float16", "bfloat16", "int8", "float"]
+DType = Literal["int64", "int32", "bool", "float32", "float16", "bfloat16", "int8", "uint8", "float"]
 
 
 @dataclass(frozen=True)

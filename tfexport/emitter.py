@@ -21,6 +21,8 @@ from tfexport.shortlist_contract import LISTED
 from tfexport.stored_weights import StoredWeights
 
 CONTRIB = "com.microsoft"
+OWN = "tfexport"
+"""The domain of functions for which there may be a kernel; see `kernels`."""
 OPSET = 24
 
 Value: TypeAlias = ir.Value
@@ -30,6 +32,7 @@ _TYPES = {
     "int32": ir.DataType.INT32,
     "bool": ir.DataType.BOOL,
     "int8": ir.DataType.INT8,
+    "uint8": ir.DataType.UINT8,
     "float32": ir.DataType.FLOAT,
     "float16": ir.DataType.FLOAT16,
     "bfloat16": ir.DataType.BFLOAT16,
@@ -65,6 +68,7 @@ class Emitter:
         self._numbers: Counter[str] = Counter()
         self._known: dict[Any, Value] = {}
         self._initializers: dict[str, Value] = {}
+        self._functions: dict[str, ir.Function] = {}
         self.inputs = {tensor.name: self._boundary(tensor) for tensor in graph.inputs}
         self._outputs: dict[str, Value] = {}
         self._rectified: set[Value] = set()
@@ -119,6 +123,41 @@ class Emitter:
                 self.is_output(value, outputs[index])
         self._nodes.append(node)
         return node.outputs
+
+    def called(
+        self,
+        name: str,
+        *inputs: Value,
+        body: Callable[..., Sequence[Value]],
+        outputs: Sequence[str],
+        dtypes: Sequence[contract.DType] = (),
+    ) -> Sequence[Value]:
+        """`body(*inputs)` as a call of a function, which ONNX Runtime computes by a kernel where it has one; see `kernels`.
+
+        What `body` emits becomes the function's definition, so it must be the same for all calls of a name in a graph, and
+        take all it needs from its inputs.
+
+        Args:
+            outputs: as `nodes` takes them.
+            dtypes: of the outputs; float32 when empty.
+        """
+        if name not in self._functions:
+            outer = self._nodes, self._known, self._initializers
+            self._nodes, self._known, self._initializers = [], {}, {}
+            given = [ir.Value(name=f"input.{index}") for index in range(len(inputs))]
+            found = body(*given)
+            constants = [
+                ir.node("Constant", [], {"value": value.const_value}, outputs=[value], name=value.name)
+                for value in self._initializers.values()
+            ]
+            graph = ir.Graph(given, found, nodes=[*constants, *self._nodes], opset_imports={"": OPSET, CONTRIB: 1})
+            self._functions[name] = ir.Function(OWN, name, graph=graph, attributes=())
+            self._nodes, self._known, self._initializers = outer
+        values = self.nodes(name, *inputs, outputs=outputs, domain=OWN)
+        for value, dtype in zip(values, dtypes or ["float32"] * len(values), strict=True):
+            # The checker cannot see through a function that has operators it does not know.
+            value.type = ir.TensorType(_TYPES[dtype])
+        return values
 
     def is_output(self, value: Value, name: str) -> None:
         """`value` is the output `name` of the graph."""
@@ -212,13 +251,37 @@ class Emitter:
 
     def normed(self, path: str, states: Value) -> Value:
         """The norm of the module at `path`."""
+        return self._norm(path, states, *self._norm_weights(path))
+
+    def _norm_weights(self, path: str) -> list[Value]:
+        return [self.weight(f"{path}.{part}") for part in (("weight",) if self.config.norm == "rms" else ("weight", "bias"))]
+
+    def _norm(self, path: str, states: Value, *weights: Value) -> Value:
         attributes = {"axis": -1, "epsilon": float(self.config.norm_eps)}
         with self.at(path):
-            scale = self.weight(f"{path}.weight")
-            if self.config.norm == "rms":
-                return self.node("RMSNormalization", states, scale, attributes=attributes)
-            bias = self.weight(f"{path}.bias")
-            return self.node("LayerNormalization", states, scale, bias, attributes=attributes)
+            name = "RMSNormalization" if self.config.norm == "rms" else "LayerNormalization"
+            return self.node(name, states, *weights, attributes=attributes)
+
+    def added(self, states: Value, branch: Value) -> Value:
+        # Not SkipLayerNormalization, whose kernel in ONNX Runtime is slower than Add and LayerNormalization.
+        return self.node("Add", states, branch)
+
+    def added_and_normed(self, layer: str, norm: str, states: Value, branch: Value) -> tuple[Value, Value]:
+        """What a residual branch of a layer gives: the sum, and the norm of it that follows."""
+        if self.graph.dialect != "ort" or self.config.norm == "rms":
+            with self.at(layer):
+                total = self.added(states, branch)
+            return total, self.normed(norm, total)
+
+        def body(states: Value, branch: Value, scale: Value, bias: Value, epsilon: Value) -> Sequence[Value]:
+            total = self.added(states, branch)
+            return total, self._norm("", total, scale, bias)
+
+        epsilon = self.constant([self.config.norm_eps], np.float32)
+        with self.at(norm):
+            inputs = (states, branch, *self._norm_weights(norm), epsilon)
+            total, normed = self.called("ResidualNorm", *inputs, body=body, outputs=("", ""))
+        return total, normed
 
     def model(self) -> ir.Model:
         domains = {node.domain for node in self._nodes}
@@ -227,7 +290,7 @@ class Emitter:
             [self._outputs[tensor.name] for tensor in self.graph.outputs],
             nodes=self._nodes,
             initializers=list(self._initializers.values()),
-            opset_imports={"": OPSET} | ({CONTRIB: 1} if CONTRIB in domains else {}),
+            opset_imports={"": OPSET} | {domain: 1 for domain in (CONTRIB, OWN) if domain in domains},
             name=self.graph.role,
         )
-        return ir.Model(graph, ir_version=10)
+        return ir.Model(graph, ir_version=10, functions=self._functions.values())

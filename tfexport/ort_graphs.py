@@ -13,7 +13,8 @@ What was measured for these choices is in docs/design.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -33,6 +34,7 @@ from tfexport.blocks import (
 from tfexport.config import ModelConfig
 from tfexport.emitter import CONTRIB, Emitter, Linear, Value
 from tfexport.projections import Projection, decoder_projections, encoder_projections
+from tfexport.kernels import takes_heads
 from tfexport.quantize import int4_linear, int8_linear
 from tfexport.screening import is_screened, screened
 from tfexport.shortlist_contract import LISTED
@@ -122,9 +124,7 @@ def _step(emitter: Emitter, self_attention: SelfAttention, output: Projection) -
     # The hypotheses of a sentence are so many queries to its one set of cross keys and values.
     if emitter.graph.step == "beam_step":
         states = _two_axes(emitter, states)
-        grid = _shape(emitter, emitter.shape_of(inputs["tokens"]), config.d_attention)
     else:
-        grid = emitter.sizes(-1, 1, config.d_attention)
         states = states if _is_flat(emitter) else emitter.reshaped(states, -1, 1, config.d_model)
 
     def attended(path: str, inner: Value) -> Value:
@@ -138,11 +138,11 @@ def _step(emitter: Emitter, self_attention: SelfAttention, output: Projection) -
         layer = path.rpartition(".")[2]
         query = emitter.projected(f"{path}.cross_attention.query", inner)
         with emitter.at(f"{path}.cross_attention"):
-            query = _three_axes(emitter, query, grid)
             key, value = (inputs[f"cross.{layer}.{part}"] for part in ("key", "value"))
-            mixed = _attention(emitter, query, key, value, length=inputs["src_len"], bias=None)
+            mixed = _called(emitter, "CrossAttention", query, key, value, inputs["src_len"], body=_cross, outputs=("",))[0]
         if emitter.graph.tells_attention:
-            weights.append(_weights(emitter, f"{path}.cross_attention", query, key))
+            grid = _shape(emitter, emitter.shape_of(key, 0, 1), -1, config.d_attention)
+            weights.append(_weights(emitter, f"{path}.cross_attention", _three_axes(emitter, query, grid), key))
         return emitter.projected(f"{path}.cross_attention.output", mixed)
 
     weights: list[Value] = []
@@ -157,8 +157,18 @@ def _step(emitter: Emitter, self_attention: SelfAttention, output: Projection) -
     if "left_out" in inputs:
         logits = emitter.node("Add", logits, inputs["left_out"])
     emitter.is_output(logits, "logits")
+    emitter.called(
+        "BestTokens",
+        *(logits, inputs["count"]),
+        body=partial(_best_tokens, emitter),
+        outputs=("best.log_probs", "best.ids"),
+        dtypes=("float32", "int64"),
+    )
+
+
+def _best_tokens(emitter: Emitter, logits: Value, count: Value) -> Sequence[Value]:
     log_probs = emitter.node("LogSoftmax", logits, attributes={"axis": -1})
-    emitter.nodes("TopK", log_probs, inputs["count"], outputs=("best.log_probs", "best.ids"))
+    return emitter.nodes("TopK", log_probs, count, outputs=2)
 
 
 def _best_alone(emitter: Emitter, output: Projection, states: Value) -> None:
@@ -235,6 +245,28 @@ def _attention(
     return _mixed(emitter, mixed)
 
 
+def _called(
+    emitter: Emitter, name: str, *inputs: Value, body: Callable[..., Sequence[Value]], outputs: Sequence[str]
+) -> Sequence[Value]:
+    """Attention as `body(emitter, *inputs)` says, in a function where there may be a kernel for it.
+
+    Not with relative positions: what they add to the scores is no part of the kernels.
+    """
+    if takes_heads(emitter.config.head_dim) and emitter.config.positions != "relative":
+        return emitter.called(name, *inputs, body=partial(body, emitter), outputs=outputs)
+    found = body(emitter, *inputs)
+    for value, output in zip(found, outputs, strict=True):
+        if output:
+            emitter.is_output(value, output)
+    return found
+
+
+def _cross(emitter: Emitter, query: Value, key: Value, value: Value, length: Value) -> Sequence[Value]:
+    """Cross-attention of all queries of a sentence, [batch, queries, d_attention] or flat, to its keys and values."""
+    grid = _shape(emitter, emitter.shape_of(key, 0, 1), -1, emitter.config.d_attention)
+    return (_attention(emitter, _three_axes(emitter, query, grid), key, value, length=length, bias=None),)
+
+
 def _own_caches(emitter: Emitter, layer: int, query_key_value: Value) -> Value:
     """Each row has a cache of its own, of which `position` slots are filled.
 
@@ -243,17 +275,30 @@ def _own_caches(emitter: Emitter, layer: int, query_key_value: Value) -> Value:
 
     As many key heads as query heads: the operator is taken for its in-place cache, and because it reads no empty slot.
     """
-    config, inputs = emitter.config, emitter.inputs
-    mixed, *_ = emitter.nodes(
+    inputs = emitter.inputs
+    return _called(
+        emitter,
+        "GreedyAttention",
+        *(query_key_value, inputs[f"past.{layer}.key"], inputs[f"past.{layer}.value"]),
+        *(inputs["position"], inputs["total"]),
+        body=_greedy_attention,
+        outputs=("", f"present.{layer}.key", f"present.{layer}.value"),
+    )[0]
+
+
+def _greedy_attention(
+    emitter: Emitter, query_key_value: Value, past_key: Value, past_value: Value, position: Value, total: Value
+) -> Sequence[Value]:
+    config = emitter.config
+    mixed, *present = emitter.nodes(
         "GroupQueryAttention",
         _three_axes(emitter, query_key_value, emitter.sizes(-1, 1, 3 * config.d_attention)),
-        *(None, None, inputs[f"past.{layer}.key"], inputs[f"past.{layer}.value"]),
-        *(inputs["position"], inputs["total"]),
-        outputs=("", f"present.{layer}.key", f"present.{layer}.value"),
+        *(None, None, past_key, past_value, position, total),
+        outputs=3,
         attributes={"num_heads": config.n_heads, "kv_num_heads": config.n_heads},
         domain=CONTRIB,
     )
-    return _mixed(emitter, mixed)
+    return _mixed(emitter, mixed), *present
 
 
 def _shared_cache(emitter: Emitter, layer: int, query_key_value: Value) -> Value:
@@ -263,26 +308,33 @@ def _shared_cache(emitter: Emitter, layer: int, query_key_value: Value) -> Value
           ── key, value [batch, heads, beam, head_dim] ── TensorScatter at `slot` ──>    keys, values [.., cache, ..]
     mask ── Where(mask, 0, HIDDEN) ───────────────────────────────────────────────>      bias [batch, 1, beam, cache]
     """
-    config, inputs = emitter.config, emitter.inputs
+    inputs = emitter.inputs
+    return _called(
+        emitter,
+        "BeamAttention",
+        *(query_key_value, inputs[f"past.{layer}.key"], inputs[f"past.{layer}.value"]),
+        *(inputs["slot"], inputs["mask"]),
+        body=_beam_attention,
+        outputs=("", f"present.{layer}.key", f"present.{layer}.value"),
+    )[0]
+
+
+def _beam_attention(
+    emitter: Emitter, query_key_value: Value, past_key: Value, past_value: Value, slot: Value, mask: Value
+) -> Sequence[Value]:
+    config = emitter.config
     parts = emitter.nodes("Split", query_key_value, outputs=3, attributes={"axis": -1, "num_outputs": 3})
-    size = emitter.shape_of(inputs["tokens"])
-    query = _three_axes(emitter, parts[0], _shape(emitter, size, config.d_attention))
-    heads = _shape(emitter, size, config.n_heads, config.head_dim)
+    batch = emitter.shape_of(past_key, 0, 1)
+    query = _three_axes(emitter, parts[0], _shape(emitter, batch, -1, config.d_attention))
+    heads = _shape(emitter, batch, -1, config.n_heads, config.head_dim)
     present = []
-    for part, new in zip(("key", "value"), parts[1:], strict=True):
+    for past, new in zip((past_key, past_value), parts[1:], strict=True):
         new = emitter.node("Transpose", emitter.node("Reshape", new, heads), attributes={"perm": (0, 2, 1, 3)})
-        present.append(
-            emitter.node(
-                "TensorScatter",
-                *(inputs[f"past.{layer}.{part}"], new, inputs["slot"]),
-                attributes={"axis": -2, "mode": "linear"},
-                output=f"present.{layer}.{part}",
-            )
-        )
+        present.append(emitter.node("TensorScatter", past, new, slot, attributes={"axis": -2, "mode": "linear"}))
     hidden = emitter.constant(HIDDEN, np.float32)
     seen = _slot_distances(emitter) if config.positions == "relative" else emitter.constant(0.0, np.float32)
-    bias = emitter.node("Where", inputs["mask"], seen, hidden)
-    return _attention(emitter, query, present[0], present[1], length=None, bias=bias)
+    bias = emitter.node("Where", mask, seen, hidden)
+    return _attention(emitter, query, present[0], present[1], length=None, bias=bias), *present
 
 
 def _slot_distances(emitter: Emitter) -> Value:

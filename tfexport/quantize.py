@@ -7,6 +7,7 @@ depends on no other row. (ONNX Runtime's DynamicQuantizeMatMul, which is a littl
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -132,22 +133,36 @@ def int8_linear(emitter: Emitter, projection: Projection, states: ir.Value) -> i
     """
     constant = emitter.constant
     weight, columns = (emitter.weight(f"{projection.name}.{kind}") for kind in ("int8", "scale"))
-    one, zero = constant(1.0, np.float32), constant(128, np.uint8)
+    one = constant(1.0, np.float32)
     if emitter.has(f"{projection.name}.input_scale"):
         fixed = emitter.weight(f"{projection.name}.input_scale")
+        zero = constant(128, np.uint8)
         rounded = emitter.node("QuantizeLinear", states, fixed, zero)
         bias = [None, emitter.joined(projection.biases)] if projection.biases else []
         return emitter.node("MatMulIntegerToFloat", rounded, weight, fixed, columns, zero, *bias, domain=CONTRIB)
-    magnitudes, most = states, 255
-    if emitter.is_rectified(states):
-        zero = constant(0, np.uint8)
-    else:
-        magnitudes, most = emitter.node("Abs", states), 127
-    largest = emitter.node("ReduceMax", magnitudes, constant([-1], np.int64), attributes={"keepdims": 1})
-    scale = emitter.node("Mul", largest, constant(1 / most, np.float32))
-    rounded = emitter.node("QuantizeLinear", emitter.node("Div", states, scale), one, zero)
-    product = emitter.node("MatMulIntegerToFloat", rounded, weight, one, columns, zero, domain=CONTRIB)
-    return _plus_bias(emitter, projection, emitter.node("Mul", product, scale))
+    name, zero, most = ("RowQuantizeRectified", 0, 255) if emitter.is_rectified(states) else ("RowQuantize", 128, 127)
+    rounded, scale = emitter.called(
+        name, states, body=partial(_row_quantize, emitter, zero, most), outputs=("", ""), dtypes=("uint8", "float32")
+    )
+    product = emitter.node(
+        "MatMulIntegerToFloat", rounded, weight, one, columns, constant(zero, np.uint8), domain=CONTRIB
+    )
+    if not projection.biases:
+        return emitter.node("Mul", product, scale)
+    inputs = (product, scale, emitter.joined(projection.biases))
+    return emitter.called("RowScale", *inputs, body=partial(_row_scale, emitter), outputs=("",))[0]
+
+
+def _row_quantize(emitter: Emitter, zero: int, most: int, states: ir.Value) -> tuple[ir.Value, ir.Value]:
+    magnitudes = emitter.node("Abs", states) if zero else states
+    largest = emitter.node("ReduceMax", magnitudes, emitter.constant([-1], np.int64), attributes={"keepdims": 1})
+    scale = emitter.node("Mul", largest, emitter.constant(1 / most, np.float32))
+    one, zero_point = emitter.constant(1.0, np.float32), emitter.constant(zero, np.uint8)
+    return emitter.node("QuantizeLinear", emitter.node("Div", states, scale), one, zero_point), scale
+
+
+def _row_scale(emitter: Emitter, product: ir.Value, scale: ir.Value, bias: ir.Value) -> tuple[ir.Value]:
+    return (emitter.node("Add", emitter.node("Mul", product, scale), bias),)
 
 
 def int4_linear(emitter: Emitter, projection: Projection, states: ir.Value) -> ir.Value:

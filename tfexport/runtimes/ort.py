@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from tfexport import kernels
 from tfexport.bundle import Bundle
 from tfexport.contract import SHAPE_NODE, Dialect, Precision, Role, aligned_length
 from tfexport.cpus import usable_cpus
@@ -264,6 +265,8 @@ def _session(
     options.intra_op_num_threads = threads or usable_cpus()
     options.log_severity_level = 3
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    if device.name == "cpu":
+        kernels.register(options)
     if configure is not None:
         configure(options)
     providers: list[Any] = [CPU]

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import onnxruntime
 
-from tfexport import kept
+from tfexport import kept, kernels
 from tfexport.bundle import Bundle, file_sha256
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
@@ -88,7 +88,9 @@ def shared_session(bundle: Bundle, graph: Path, threads: int | None) -> onnxrunt
 
 def _key(bundle: Bundle, graph: Path) -> str:
     """Stands for all that packed weights depend on."""
-    facts = [FORMAT, graph.name, sorted(bundle.files.items()), onnxruntime.__version__, cpu_identity()]
+    library = kernels.library()
+    computes = None if library is None else file_sha256(library)  # the graph is kept with or without calls of kernels
+    facts = [FORMAT, graph.name, sorted(bundle.files.items()), onnxruntime.__version__, cpu_identity(), computes]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 

@@ -1,0 +1,65 @@
+"""Kernels for ONNX Runtime's CPU provider, which compute in one pass what its own operators take several nodes for.
+
+The graphs of the dialect `ort` call functions of the domain `tfexport`, each with its definition in ONNX Runtime's operators:
+
+    decoder.layers.0.self_attention ── tfexport.BeamAttention ──> its kernel, where this library is registered
+                                                             └──> Split, Reshape, .., MultiHeadAttention, where it is not
+
+So a bundle runs wherever ONNX Runtime does, and faster where this package was installed on a machine with a C++ compiler (GCC
+or Clang). TFEXPORT_KERNELS=0 in the environment leaves the kernels out.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+LARGEST_HEAD = 128
+
+
+def takes_heads(head_dim: int) -> bool:
+    """Whether the kernels of attention take heads of so many numbers (`has_kernel` in attention.h)."""
+    return head_dim % 16 == 0 and head_dim <= LARGEST_HEAD
+
+
+def library() -> Path | None:
+    """The library of the kernels; None where it was not built, or is not wanted."""
+    if os.environ.get("TFEXPORT_KERNELS") == "0":
+        return None
+    return _built()
+
+
+@functools.cache
+def _built() -> Path | None:
+    """The library if it was built and can be loaded, which is said once if not."""
+    folder = Path(__file__).parent
+    for suffix in EXTENSION_SUFFIXES:
+        path = folder / f"_library{suffix}"
+        if path.exists():
+            return path if _loads(path) else None
+    return None
+
+
+def _loads(path: Path) -> bool:
+    import onnxruntime
+
+    try:
+        onnxruntime.SessionOptions().register_custom_ops_library(str(path))
+    except Exception as error:  # the library's errors have no common base
+        logging.getLogger(__name__).warning(
+            "warning: the kernels in %s cannot be loaded: %s. Decoding is slower without them; install tfexport again.",
+            path,
+            str(error).splitlines()[0],
+        )
+        return False
+    return True
+
+
+def register(options: Any) -> None:
+    """Let sessions of these options (onnxruntime.SessionOptions) use the kernels, where there are any."""
+    if (path := library()) is not None:
+        options.register_custom_ops_library(str(path))

@@ -1,0 +1,212 @@
+// Attention of the few queries of a decoder step, each to its own keys.
+//
+// ONNX Runtime's operators call a matrix product for each row and head, which costs more than the products; and beams need six
+// operators a layer to write their cache and to hide of it what is not their past. Here a head's keys and values are read
+// once into the cache of the CPU, for all hypotheses of a sentence; only what a hypothesis sees is computed with.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "floats.h"
+#include "runtime.h"
+
+namespace tfexport {
+
+// The attention of one place of a cache: a row of greedy search, or a sentence with the hypotheses of its beam.
+struct Place {
+  const float* query;     // [queries, stride]
+  const float* keys;      // [heads, slots, dim]
+  const float* values;    // the same
+  float* mixed;           // [queries, heads * dim]
+  const int32_t* seen;    // [queries, slots], the first `counts` of each are slots; null for the first `counts` slots
+  const int32_t* counts;  // [queries]
+  int64_t queries, stride, slots, heads, dim;
+};
+
+// softmax(query * keys / sqrt(dim)) * values of one query and head. A query that sees nothing gives 0.
+template <int kDim>
+INLINED void attend(const float* query, const float* keys, const float* values, const int32_t* seen, int32_t count,
+                    float* scores, float* mixed) {
+  constexpr int kParts = kDim / kLanes;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(kDim));
+  Floats scaled[kParts], sums[kParts] = {};
+  for (int part = 0; part < kParts; ++part) scaled[part] = load(query + part * kLanes) * scale;
+  float most = -3.4e38f;
+  for (int32_t i = 0; i < count; ++i) {
+    const float* key = keys + static_cast<int64_t>(seen ? seen[i] : i) * kDim;
+    Floats products = scaled[0] * load(key);
+    for (int part = 1; part < kParts; ++part) products += scaled[part] * load(key + part * kLanes);
+    scores[i] = sum(products);
+    most = scores[i] > most ? scores[i] : most;
+  }
+  for (int32_t i = count; i % kLanes; ++i) scores[i] = -3.4e38f;
+  Floats totals = {};
+  for (int32_t i = 0; i < count; i += kLanes) {
+    const Floats weights = exp_of_negative(load(scores + i) - most);
+    store(scores + i, weights);
+    totals += weights;
+  }
+  for (int32_t i = 0; i < count; ++i) {
+    const float* value = values + static_cast<int64_t>(seen ? seen[i] : i) * kDim;
+    for (int part = 0; part < kParts; ++part) sums[part] += scores[i] * load(value + part * kLanes);
+  }
+  const float norm = count ? 1.0f / sum(totals) : 0.0f;
+  for (int part = 0; part < kParts; ++part) store(mixed + part * kLanes, sums[part] * norm);
+}
+
+template <int kDim>
+INLINED void every_head(const Place& place, float* scores) {
+  for (int64_t head = 0; head < place.heads; ++head) {
+    const int64_t start = head * place.slots * kDim;
+    for (int64_t query = 0; query < place.queries; ++query) {
+      attend<kDim>(place.query + query * place.stride + head * kDim, place.keys + start, place.values + start,
+                   place.seen ? place.seen + query * place.slots : nullptr, place.counts[query], scores,
+                   place.mixed + (query * place.heads + head) * kDim);
+    }
+  }
+}
+
+// Whether there is a kernel for heads of so many numbers: `kernels.py` says the same.
+inline bool has_kernel(int64_t dim) { return dim > 0 && dim % kLanes == 0 && dim <= 128; }
+
+FOR_EACH_CPU void attend_place(const Place& place, float* scores) {
+  switch (place.dim) {
+    case 16: return every_head<16>(place, scores);
+    case 32: return every_head<32>(place, scores);
+    case 48: return every_head<48>(place, scores);
+    case 64: return every_head<64>(place, scores);
+    case 80: return every_head<80>(place, scores);
+    case 96: return every_head<96>(place, scores);
+    case 112: return every_head<112>(place, scores);
+    case 128: return every_head<128>(place, scores);
+  }
+}
+
+// Memory that a thread uses again.
+struct Scratch {
+  std::vector<float> scores;
+  std::vector<int32_t> seen, counts;
+
+  static Scratch& of(int64_t queries, int64_t slots) {
+    static thread_local Scratch scratch;
+    scratch.scores.resize(slots + kLanes);
+    scratch.seen.resize(queries * slots + 1);  // and one that may be written behind the last
+    scratch.counts.resize(queries);
+    return scratch;
+  }
+};
+
+// A cache [places, heads, slots, dim], and what it says of the rows that attend to it.
+struct CacheShape {
+  int64_t places, heads, slots, dim, width, queries;
+
+  // Args: rows [.., parts * width], which are those of all queries of all places.
+  CacheShape(Context& context, const Tensor& rows, int64_t parts, const Tensor& keys, const Tensor& values) {
+    if (!context.require(keys.dims.size() == 4 && keys.dims == values.dims && keys.size > 0 && keys.size < INT32_MAX,
+                         "keys and values are [places, heads, slots, head_dim], of the same size")) {
+      return;
+    }
+    places = keys.dims[0], heads = keys.dims[1], slots = keys.dims[2], dim = keys.dims[3], width = heads * dim;
+    queries = rows.size / (places * parts * width);
+    context.require(has_kernel(dim), "head_dim is a multiple of 16 up to 128");
+    context.require(!rows.dims.empty() && rows.last() == parts * width && queries > 0 &&
+                        rows.size == places * queries * parts * width,
+                    "the rows are not those of this cache");
+  }
+};
+
+inline float* like(Context& context, size_t index, const Tensor& rows, int64_t width) {
+  std::vector<int64_t> dims = rows.dims;
+  dims.back() = width;
+  return static_cast<float*>(context.output(index, dims));
+}
+
+// The cache as an output: the same buffer, where past and present are bound to one, or a copy.
+inline float* present(Context& context, size_t index, const Tensor& past) {
+  auto* data = static_cast<float*>(context.output(index, past.dims));
+  if (data && data != past.data) std::memcpy(data, past.data, past.size * sizeof(float));
+  return data;
+}
+
+// Writes the new keys and values of all queries of a place from `slots[place]` on, and attends.
+//
+// Args: query_key_value float [.., 3 * width]; past keys and values; slot [places]; with `kMasked` what each query sees of the
+// cache, its own new slot included, bool [places, 1, queries, slots]: without, all up to its own.
+template <typename Index, bool kMasked>
+void self_attention(Context& context) {
+  const Tensor rows = context.input(0), key = context.input(1), value = context.input(2), slot = context.input(3);
+  const Tensor mask = kMasked ? context.input(4) : Tensor();
+  const CacheShape cache(context, rows, 3, key, value);
+  if (context.status()) return;
+  context.require(slot.size == cache.places, "there is one slot a place");
+  context.require(kMasked ? mask.size == cache.places * cache.queries * cache.slots : cache.queries == 1,
+                  "the mask is not of this cache");
+  if (context.status()) return;
+  for (int64_t place = 0; place < cache.places; ++place) {
+    const int64_t at = slot.as<Index>()[place];
+    if (!context.require(at >= 0 && at <= cache.slots - cache.queries, "the cache is full")) return;
+  }
+  float* mixed = like(context, 0, rows, cache.width);
+  float* keys = present(context, 1, key);
+  float* values = present(context, 2, value);
+  if (context.status()) return;
+
+  Scratch& scratch = Scratch::of(cache.queries, cache.slots);
+  const int64_t stride = 3 * cache.width, size = cache.heads * cache.slots * cache.dim;
+  for (int64_t place = 0; place < cache.places; ++place) {
+    const int64_t at = slot.as<Index>()[place];
+    const float* own = rows.as<float>() + place * cache.queries * stride;
+    for (int64_t query = 0; query < cache.queries; ++query) {
+      const float* row = own + query * stride;
+      for (int64_t head = 0; head < cache.heads; ++head) {
+        const int64_t to = place * size + (head * cache.slots + at + query) * cache.dim;
+        std::memcpy(keys + to, row + cache.width + head * cache.dim, cache.dim * sizeof(float));
+        std::memcpy(values + to, row + 2 * cache.width + head * cache.dim, cache.dim * sizeof(float));
+      }
+      int32_t count = static_cast<int32_t>(at + cache.queries);
+      if (kMasked) {
+        const bool* sees = mask.as<bool>() + (place * cache.queries + query) * cache.slots;
+        int32_t* seen = scratch.seen.data() + query * cache.slots;
+        int32_t found = 0;
+        for (int32_t i = 0; i < count; ++i) {
+          seen[found] = i;
+          found += sees[i];
+        }
+        count = found;
+      }
+      scratch.counts[query] = count;
+    }
+    attend_place({own, keys + place * size, values + place * size, mixed + place * cache.queries * cache.width,
+                  kMasked ? scratch.seen.data() : nullptr, scratch.counts.data(), cache.queries, stride, cache.slots,
+                  cache.heads, cache.dim},
+                 scratch.scores.data());
+  }
+}
+
+// Args: query float [.., width]; keys and values; length int32 [places], the slots that count.
+inline void cross_attention(Context& context) {
+  const Tensor rows = context.input(0), key = context.input(1), value = context.input(2), length = context.input(3);
+  const CacheShape cache(context, rows, 1, key, value);
+  if (context.status()) return;
+  if (!context.require(length.size == cache.places, "there is one length a place")) return;
+  for (int64_t place = 0; place < cache.places; ++place) {
+    const int32_t count = length.as<int32_t>()[place];
+    if (!context.require(count >= 0 && count <= cache.slots, "a length is larger than there are keys")) return;
+  }
+  float* mixed = like(context, 0, rows, cache.width);
+  if (context.status()) return;
+
+  Scratch& scratch = Scratch::of(cache.queries, cache.slots);
+  const int64_t size = cache.heads * cache.slots * cache.dim, own = cache.queries * cache.width;
+  for (int64_t place = 0; place < cache.places; ++place) {
+    scratch.counts.assign(cache.queries, length.as<int32_t>()[place]);
+    attend_place({rows.as<float>() + place * own, key.as<float>() + place * size, value.as<float>() + place * size,
+                  mixed + place * own, nullptr, scratch.counts.data(), cache.queries, cache.width, cache.slots,
+                  cache.heads, cache.dim},
+                 scratch.scores.data());
+  }
+}
+
+}  // namespace tfexport

@@ -1,0 +1,65 @@
+// Sixteen floats at a time. GCC and Clang make of these whatever registers the CPU has; a sum has the same order on all of them.
+#pragma once
+
+#include <cstdint>
+
+#define INLINED inline __attribute__((always_inline))
+
+#define INLINED_LAMBDA __attribute__((always_inline))
+
+// A function that is compiled for several CPUs, of which the one that runs is taken when the library is loaded.
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+#define FOR_EACH_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FOR_EACH_CPU
+#endif
+
+namespace tfexport {
+
+constexpr int kLanes = 16;
+
+typedef float Floats __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t Ints __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint8_t Bytes __attribute__((vector_size(16), aligned(1), may_alias));
+typedef float Half __attribute__((vector_size(32)));
+typedef float Quarter __attribute__((vector_size(16)));
+
+INLINED Floats load(const float* from) { return *reinterpret_cast<const Floats*>(from); }
+INLINED void store(float* to, Floats numbers) { *reinterpret_cast<Floats*>(to) = numbers; }
+INLINED Floats all(float number) { return Floats{} + number; }
+INLINED Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+INLINED Floats magnitude(Floats a) { return reinterpret_cast<Floats>(reinterpret_cast<Ints>(a) & 0x7fffffff); }
+
+INLINED float sum(Floats x) {
+  const Half half = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
+                    __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
+  Quarter quarter = __builtin_shufflevector(half, half, 0, 1, 2, 3) + __builtin_shufflevector(half, half, 4, 5, 6, 7);
+  quarter += __builtin_shufflevector(quarter, quarter, 2, 3, 0, 1);
+  return quarter[0] + quarter[1];
+}
+
+INLINED float largest(Floats x) {
+  x = larger(x, __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  x = larger(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+  x = larger(x, __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+  return x[0] > x[1] ? x[0] : x[1];
+}
+
+// `number` rounded to a whole one (half to even), for magnitudes below 2^22: what does not fit beside this constant falls off.
+INLINED Floats rounded(Floats number) { return (number + 12582912.0f) - 12582912.0f; }
+
+// e^x for x <= 0, within 2e-7 of it (at -87 for what is less). By x = n log 2 + r, |r| <= log(2) / 2, and the polynomial of Cephes' expf.
+INLINED Floats exp_of_negative(Floats x) {
+  x = x < -87.0f ? all(-87.0f) : x;  // below, the power of two would be no normal number; NaN stays NaN
+  const Floats n = rounded(x * 1.44269504f);
+  const Floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // log 2 in two parts, the first exact
+  Floats p = 1.9875691500e-4f * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  return p * reinterpret_cast<Floats>((__builtin_convertvector(n, Ints) + 127) << 23);
+}
+
+}  // namespace tfexport

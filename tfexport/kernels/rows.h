@@ -1,0 +1,195 @@
+// What is done to the rows of a matrix one by one: norms, rounding to 8 bits, and finding the best tokens. Each is one pass or
+// two over a row that is in the cache of the CPU, where ONNX Runtime's operators take two to five nodes.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "floats.h"
+#include "runtime.h"
+
+namespace tfexport {
+
+// Calls `each(i)` for the starts of groups of lanes, and `rest(i)` for what is left of `size`.
+template <typename Each, typename Rest>
+INLINED void by_lanes(int64_t size, Each each, Rest rest) {
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) each(i);
+  for (; i < size; ++i) rest(i);
+}
+
+// `total` is the sum of two rows, `normed` its LayerNorm (Ba et al. 2016), of which the sums are in float32.
+FOR_EACH_CPU void add_and_norm(const float* a, const float* b, const float* scale, const float* bias, float epsilon,
+                               int64_t size, float* total, float* normed) {
+  Floats sums = {}, squares = {};
+  float last_sum = 0, last_squares = 0;
+  by_lanes(
+      size,
+      [&](int64_t i) INLINED_LAMBDA {
+        const Floats both = load(a + i) + load(b + i);
+        store(total + i, both);
+        sums += both;
+      },
+      [&](int64_t i) INLINED_LAMBDA { last_sum += total[i] = a[i] + b[i]; });
+  const float mean = (sum(sums) + last_sum) / size;
+  by_lanes(
+      size,
+      [&](int64_t i) INLINED_LAMBDA {
+        const Floats off = load(total + i) - mean;
+        squares += off * off;
+      },
+      [&](int64_t i) INLINED_LAMBDA { last_squares += (total[i] - mean) * (total[i] - mean); });
+  const float factor = 1.0f / std::sqrt((sum(squares) + last_squares) / size + epsilon);
+  by_lanes(
+      size,
+      [&](int64_t i) INLINED_LAMBDA {
+        store(normed + i, (load(total + i) - mean) * factor * load(scale + i) + load(bias + i));
+      },
+      [&](int64_t i) INLINED_LAMBDA { normed[i] = (total[i] - mean) * factor * scale[i] + bias[i]; });
+}
+
+// Args: two tensors float [.., size]; scale and bias [size]; epsilon [1]. Gives their sum, and its LayerNorm.
+inline void residual_norm(Context& context) {
+  const Tensor a = context.input(0), b = context.input(1), scale = context.input(2), bias = context.input(3);
+  const Tensor epsilon = context.input(4);
+  const int64_t size = a.last();
+  context.require(a.dims == b.dims && size > 0 && scale.size == size && bias.size == size && epsilon.size == 1,
+                  "ResidualNorm takes two tensors of one shape, and a scale and a bias for each of the last axis");
+  if (context.status()) return;
+  auto* total = static_cast<float*>(context.output(0, a.dims));
+  auto* normed = static_cast<float*>(context.output(1, a.dims));
+  if (context.status()) return;
+  for (int64_t row = 0; row < a.size; row += size) {
+    add_and_norm(a.as<float>() + row, b.as<float>() + row, scale.as<float>(), bias.as<float>(), *epsilon.as<float>(),
+                 size, total + row, normed + row);
+  }
+}
+
+// Numbers to `zero` + whole multiples of a scale, of which the largest magnitude is `most` of it. Returns the scale.
+FOR_EACH_CPU float quantize(const float* numbers, int64_t size, int32_t zero, float most, uint8_t* rounded_to) {
+  Floats magnitudes = {};
+  float last = 0;
+  by_lanes(
+      size, [&](int64_t i) INLINED_LAMBDA { magnitudes = larger(magnitudes, magnitude(load(numbers + i))); },
+      [&](int64_t i) INLINED_LAMBDA { last = std::max(last, std::fabs(numbers[i])); });
+  const float scale = std::max(largest(magnitudes), last) * (1.0f / most);
+  // Of a row of zeros, or of the least floats, the scale is 0: then it does not matter what is written.
+  const float divisor = scale > 0 ? scale : 1.0f;
+  by_lanes(
+      size,
+      [&](int64_t i) INLINED_LAMBDA {
+        const Ints whole = __builtin_convertvector(rounded(load(numbers + i) / divisor), Ints) + zero;
+        *reinterpret_cast<Bytes*>(rounded_to + i) = __builtin_convertvector(whole, Bytes);
+      },
+      [&](int64_t i) INLINED_LAMBDA {
+        rounded_to[i] = static_cast<uint8_t>(static_cast<int32_t>(std::nearbyint(numbers[i] / divisor)) + zero);
+      });
+  return scale;
+}
+
+// Args: states float [.., size]. Gives uint8 [.., size], and the scale of each row, [.., 1].
+template <int kZero, int kMost>
+void row_quantize(Context& context) {
+  const Tensor states = context.input(0);
+  const int64_t size = states.last();
+  if (!context.require(!states.dims.empty() && size > 0, "RowQuantize takes rows")) return;
+  std::vector<int64_t> dims = states.dims;
+  dims.back() = 1;
+  auto* numbers = static_cast<uint8_t*>(context.output(0, states.dims));
+  auto* scales = static_cast<float*>(context.output(1, dims));
+  if (context.status()) return;
+  for (int64_t row = 0; row * size < states.size; ++row) {
+    scales[row] = quantize(states.as<float>() + row * size, size, kZero, kMost, numbers + row * size);
+  }
+}
+
+FOR_EACH_CPU void scale_and_add(const float* numbers, float scale, const float* bias, int64_t size, float* result) {
+  by_lanes(
+      size, [&](int64_t i) INLINED_LAMBDA { store(result + i, load(numbers + i) * scale + load(bias + i)); },
+      [&](int64_t i) INLINED_LAMBDA { result[i] = numbers[i] * scale + bias[i]; });
+}
+
+// Args: product float [.., size]; scale of each row [.., 1]; bias [size].
+inline void row_scale(Context& context) {
+  const Tensor product = context.input(0), scale = context.input(1), bias = context.input(2);
+  const int64_t size = product.last();
+  context.require(size > 0 && bias.size == size && scale.size * size == product.size,
+                  "RowScale takes a scale for each row, and a bias for each column");
+  if (context.status()) return;
+  auto* result = static_cast<float*>(context.output(0, product.dims));
+  if (context.status()) return;
+  for (int64_t row = 0; row < scale.size; ++row) {
+    scale_and_add(product.as<float>() + row * size, scale.as<float>()[row], bias.as<float>(), size, result + row * size);
+  }
+}
+
+// The largest of a row, and the log of the sum of e^(x - largest).
+FOR_EACH_CPU void log_sum_exp(const float* row, int64_t size, float& most, float& log_sum) {
+  Floats mosts = all(-INFINITY);
+  float last = -INFINITY;
+  by_lanes(
+      size, [&](int64_t i) INLINED_LAMBDA { mosts = larger(mosts, load(row + i)); },
+      [&](int64_t i) INLINED_LAMBDA { last = std::max(last, row[i]); });
+  most = std::max(largest(mosts), last);
+  Floats sums = {};
+  float last_sum = 0;
+  by_lanes(
+      size,
+      [&](int64_t i) INLINED_LAMBDA {
+        const Floats off = load(row + i) - most;
+        sums += off < -87.0f ? Floats{} : exp_of_negative(off);
+      },
+      [&](int64_t i) INLINED_LAMBDA { last_sum += std::exp(row[i] - most); });
+  log_sum = std::log(sum(sums) + last_sum);
+}
+
+struct Found {
+  float log_prob;
+  int64_t id;
+};
+
+// Puts the best `count` of a row into `found`, best first; of equal ones the first in the row.
+FOR_EACH_CPU void best_of(const float* row, int64_t size, float most, float log_sum, int64_t count, Found* found) {
+  int64_t have = 0;
+  float least = -INFINITY;  // to be better than, once there are so many
+  const auto take = [&](int64_t id) INLINED_LAMBDA {
+    const float log_prob = (row[id] - most) - log_sum;
+    if (have == count && !(log_prob > least)) return;
+    int64_t place = have < count ? have++ : count - 1;
+    for (; place > 0 && log_prob > found[place - 1].log_prob; --place) found[place] = found[place - 1];
+    found[place] = {log_prob, id};
+    if (have == count) least = found[count - 1].log_prob;
+  };
+  by_lanes(
+      size,
+      [&](int64_t i) INLINED_LAMBDA {
+        if (have == count && !(largest((load(row + i) - most) - log_sum) > least)) return;
+        for (int lane = 0; lane < kLanes; ++lane) take(i + lane);
+      },
+      [&](int64_t i) INLINED_LAMBDA { take(i); });
+}
+
+// Args: logits float [rows, vocab]; count int64 [1]. Gives log-probabilities and ids of the best tokens, [rows, count].
+inline void best_tokens(Context& context) {
+  const Tensor logits = context.input(0), counts = context.input(1);
+  if (!context.require(logits.dims.size() == 2 && counts.size == 1, "BestTokens takes rows, and how many to find")) return;
+  const int64_t rows = logits.dims[0], vocab = logits.dims[1], count = *counts.as<int64_t>();
+  if (!context.require(count >= 0 && count <= vocab, "there are not so many tokens")) return;
+  auto* log_probs = static_cast<float*>(context.output(0, {rows, count}));
+  auto* ids = static_cast<int64_t*>(context.output(1, {rows, count}));
+  if (context.status()) return;
+  std::vector<Found> found(count);
+  for (int64_t row = 0; row < rows && count > 0; ++row) {
+    const float* own = logits.as<float>() + row * vocab;
+    float most, log_sum;
+    log_sum_exp(own, vocab, most, log_sum);
+    best_of(own, vocab, most, log_sum, count, found.data());
+    for (int64_t i = 0; i < count; ++i) {
+      log_probs[row * count + i] = found[i].log_prob;
+      ids[row * count + i] = found[i].id;
+    }
+  }
+}
+
+}  // namespace tfexport

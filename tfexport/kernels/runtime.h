@@ -1,0 +1,182 @@
+// What of ONNX Runtime's C interface a library of operators needs, so that it builds without ONNX Runtime's headers, which no
+// Python package has. Its table of functions and its struct of an operator only ever grow at their ends: the numbers below are
+// those of its first version, and an operator says how much of the struct it fills in.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <vector>
+
+struct OrtStatus;
+struct OrtSessionOptions;
+struct OrtKernelContext;
+struct OrtKernelInfo;
+struct OrtValue;
+struct OrtTensorTypeAndShapeInfo;
+struct OrtCustomOpDomain;
+
+using OrtApi = void*;  // the table is an array of functions
+
+struct OrtApiBase {
+  const OrtApi* (*GetApi)(uint32_t version);
+  const char* (*GetVersionString)();
+};
+
+struct OrtCustomOp {
+  uint32_t version;
+  void* (*CreateKernel)(const OrtCustomOp*, const OrtApi*, const OrtKernelInfo*);
+  const char* (*GetName)(const OrtCustomOp*);
+  const char* (*GetExecutionProviderType)(const OrtCustomOp*);
+  int (*GetInputType)(const OrtCustomOp*, size_t);
+  size_t (*GetInputTypeCount)(const OrtCustomOp*);
+  int (*GetOutputType)(const OrtCustomOp*, size_t);
+  size_t (*GetOutputTypeCount)(const OrtCustomOp*);
+  void (*KernelCompute)(void*, OrtKernelContext*);
+  void (*KernelDestroy)(void*);
+  int (*GetInputCharacteristic)(const OrtCustomOp*, size_t);
+  int (*GetOutputCharacteristic)(const OrtCustomOp*, size_t);
+  int (*GetInputMemoryType)(const OrtCustomOp*, size_t);
+  int (*GetVariadicInputMinArity)(const OrtCustomOp*);
+  int (*GetVariadicInputHomogeneity)(const OrtCustomOp*);
+  int (*GetVariadicOutputMinArity)(const OrtCustomOp*);
+  int (*GetVariadicOutputHomogeneity)(const OrtCustomOp*);
+  OrtStatus* (*CreateKernelV2)(const OrtCustomOp*, const OrtApi*, const OrtKernelInfo*, void** kernel);
+  OrtStatus* (*KernelComputeV2)(void* kernel, OrtKernelContext*);
+};
+
+namespace tfexport {
+
+constexpr uint32_t kVersion = 16;  // the first with operators that can return an error
+
+enum Function {
+  kCreateStatus = 0,
+  kCreateCustomOpDomain = 26,
+  kCustomOpDomain_Add = 27,
+  kAddCustomOpDomain = 28,
+  kGetTensorMutableData = 51,
+  kGetDimensionsCount = 61,
+  kGetDimensions = 62,
+  kGetTensorTypeAndShape = 65,
+  kKernelContext_GetInput = 90,
+  kKernelContext_GetOutput = 91,
+  kReleaseTensorTypeAndShapeInfo = 99,
+};
+
+enum Type { kFloat = 1, kUint8 = 2, kInt32 = 6, kInt64 = 7, kBool = 9 };
+
+template <typename... Arguments>
+OrtStatus* call(const OrtApi* api, Function function, Arguments... arguments) {
+  return reinterpret_cast<OrtStatus* (*)(Arguments...)>(api[function])(arguments...);
+}
+
+// A dense tensor. `data` belongs to ONNX Runtime.
+struct Tensor {
+  void* data = nullptr;
+  std::vector<int64_t> dims;
+  int64_t size = 1;
+
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
+  int64_t last() const { return dims.empty() ? 1 : dims.back(); }
+};
+
+// The inputs and outputs of one run of an operator. The first failure is kept, and is what the operator returns.
+class Context {
+ public:
+  Context(const OrtApi* api, OrtKernelContext* context) : api_(api), context_(context) {}
+
+  Tensor input(size_t index) {
+    Tensor tensor;
+    const OrtValue* value = nullptr;
+    OrtTensorTypeAndShapeInfo* info = nullptr;
+    size_t rank = 0;
+    if (failed(call(api_, kKernelContext_GetInput, const_cast<const OrtKernelContext*>(context_), index, &value)) ||
+        failed(call(api_, kGetTensorTypeAndShape, value, &info))) {
+      return tensor;
+    }
+    const auto* shape = const_cast<const OrtTensorTypeAndShapeInfo*>(info);
+    if (!failed(call(api_, kGetDimensionsCount, shape, &rank))) {
+      tensor.dims.resize(rank);
+      failed(call(api_, kGetDimensions, shape, tensor.dims.data(), rank));
+    }
+    reinterpret_cast<void (*)(OrtTensorTypeAndShapeInfo*)>(api_[kReleaseTensorTypeAndShapeInfo])(info);
+    for (int64_t dim : tensor.dims) tensor.size *= dim;
+    failed(call(api_, kGetTensorMutableData, const_cast<OrtValue*>(value), &tensor.data));
+    return tensor;
+  }
+
+  void* output(size_t index, const std::vector<int64_t>& dims) {
+    OrtValue* value = nullptr;
+    void* data = nullptr;
+    if (!failed(call(api_, kKernelContext_GetOutput, context_, index, dims.data(), dims.size(), &value))) {
+      failed(call(api_, kGetTensorMutableData, value, &data));
+    }
+    return data;
+  }
+
+  // `holds`, or else the operator fails.
+  bool require(bool holds, const char* otherwise) {
+    constexpr int kInvalidArgument = 2;
+    if (status_ == nullptr && !holds) status_ = call(api_, kCreateStatus, kInvalidArgument, otherwise);
+    return status_ == nullptr;
+  }
+
+  OrtStatus* status() const { return status_; }
+
+ private:
+  bool failed(OrtStatus* status) {
+    if (status_ == nullptr) status_ = status;
+    return status != nullptr;
+  }
+
+  const OrtApi* api_;
+  OrtKernelContext* context_;
+  OrtStatus* status_ = nullptr;
+};
+
+// An operator that keeps nothing between its runs.
+class Operator : public OrtCustomOp {
+ public:
+  using Compute = void (*)(Context&);
+
+  Operator(const char* name, Compute compute, std::initializer_list<Type> inputs, std::initializer_list<Type> outputs)
+      : OrtCustomOp{}, name_(name), compute_(compute), inputs_(inputs), outputs_(outputs) {
+    version = kVersion;
+    GetName = [](const OrtCustomOp* op) { return self(op).name_; };
+    GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };  // the CPU's
+    GetInputType = [](const OrtCustomOp* op, size_t index) { return static_cast<int>(self(op).inputs_[index]); };
+    GetInputTypeCount = [](const OrtCustomOp* op) { return self(op).inputs_.size(); };
+    GetOutputType = [](const OrtCustomOp* op, size_t index) { return static_cast<int>(self(op).outputs_[index]); };
+    GetOutputTypeCount = [](const OrtCustomOp* op) { return self(op).outputs_.size(); };
+    KernelDestroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
+    GetInputCharacteristic = GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return 0; };  // required
+    GetInputMemoryType = [](const OrtCustomOp*, size_t) { return 0; };                                // the default
+    GetVariadicInputMinArity = GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 1; };
+    GetVariadicInputHomogeneity = GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 1; };
+    CreateKernelV2 = [](const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo*, void** kernel) {
+      *kernel = new Kernel{api, self(op).compute_};
+      return static_cast<OrtStatus*>(nullptr);
+    };
+    KernelComputeV2 = [](void* kernel, OrtKernelContext* context) {
+      Context run(static_cast<Kernel*>(kernel)->api, context);
+      static_cast<Kernel*>(kernel)->compute(run);
+      return run.status();
+    };
+  }
+
+ private:
+  struct Kernel {
+    const OrtApi* api;
+    Compute compute;
+  };
+  static const Operator& self(const OrtCustomOp* op) { return *static_cast<const Operator*>(op); }
+
+  const char* name_;
+  Compute compute_;
+  std::vector<Type> inputs_, outputs_;
+};
+
+}  // namespace tfexport
