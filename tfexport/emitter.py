@@ -254,7 +254,9 @@ class Emitter:
         return self._norm(path, states, *self._norm_weights(path))
 
     def _norm_weights(self, path: str) -> list[Value]:
-        return [self.weight(f"{path}.{part}") for part in (("weight",) if self.config.norm == "rms" else ("weight", "bias"))]
+        return [
+            self.weight(f"{path}.{part}") for part in (("weight",) if self.config.norm == "rms" else ("weight", "bias"))
+        ]
 
     def _norm(self, path: str, states: Value, *weights: Value) -> Value:
         attributes = {"axis": -1, "epsilon": float(self.config.norm_eps)}

@@ -33,8 +33,8 @@ from tfexport.blocks import (
 )
 from tfexport.config import ModelConfig
 from tfexport.emitter import CONTRIB, Emitter, Linear, Value
-from tfexport.projections import Projection, decoder_projections, encoder_projections
 from tfexport.kernels import takes_heads
+from tfexport.projections import Projection, decoder_projections, encoder_projections
 from tfexport.quantize import int4_linear, int8_linear
 from tfexport.screening import is_screened, screened
 from tfexport.shortlist_contract import LISTED
@@ -139,7 +139,9 @@ def _step(emitter: Emitter, self_attention: SelfAttention, output: Projection) -
         query = emitter.projected(f"{path}.cross_attention.query", inner)
         with emitter.at(f"{path}.cross_attention"):
             key, value = (inputs[f"cross.{layer}.{part}"] for part in ("key", "value"))
-            mixed = _called(emitter, "CrossAttention", query, key, value, inputs["src_len"], body=_cross, outputs=("",))[0]
+            mixed = _called(
+                emitter, "CrossAttention", query, key, value, inputs["src_len"], body=_cross, outputs=("",)
+            )[0]
         if emitter.graph.tells_attention:
             grid = _shape(emitter, emitter.shape_of(key, 0, 1), -1, config.d_attention)
             weights.append(_weights(emitter, f"{path}.cross_attention", _three_axes(emitter, query, grid), key))

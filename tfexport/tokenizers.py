@@ -99,6 +99,7 @@ class TextTokenizer:
             normal = inner.normalizer  # of upper case, before words are split
             words = text.strip("\r\n ").split(" ") if isinstance(words, str) else words
             words = self.subwords.split([normal.normalize_str(word) for word in words] if normal else words)
+            words = " ".join(words).split()  # as toolkits read the line: some control characters are white space then
         return words
 
     def ids(self, tokens: Sequence[str]) -> list[int]:

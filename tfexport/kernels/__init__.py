@@ -1,12 +1,12 @@
 """Kernels for ONNX Runtime's CPU provider, which compute in one pass what its own operators take several nodes for.
 
-The graphs of the dialect `ort` call functions of the domain `tfexport`, each with its definition in ONNX Runtime's operators:
+The graphs of the dialect `ort` call functions of the domain `tfexport`, each defined in ONNX Runtime's operators:
 
     decoder.layers.0.self_attention ── tfexport.BeamAttention ──> its kernel, where this library is registered
                                                              └──> Split, Reshape, .., MultiHeadAttention, where it is not
 
-So a bundle runs wherever ONNX Runtime does, and faster where this package was installed on a machine with a C++ compiler (GCC
-or Clang). TFEXPORT_KERNELS=0 in the environment leaves the kernels out.
+So a bundle runs wherever ONNX Runtime does, and faster where this package was installed on a machine with a C++ compiler
+(GCC or Clang). TFEXPORT_KERNELS=0 in the environment leaves the kernels out.
 """
 
 from __future__ import annotations

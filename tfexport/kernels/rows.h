@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <vector>
 
@@ -68,14 +69,21 @@ inline void residual_norm(Context& context) {
 
 // Numbers to `zero` + whole multiples of a scale, of which the largest magnitude is `most` of it. Returns the scale.
 FOR_EACH_CPU float quantize(const float* numbers, int64_t size, int32_t zero, float most, uint8_t* rounded_to) {
-  Floats magnitudes = {};
-  float last = 0;
+  Floats magnitudes = {}, zeros = {};
+  float last = 0, last_zero = 0;
   by_lanes(
-      size, [&](int64_t i) INLINED_LAMBDA { magnitudes = larger(magnitudes, magnitude(load(numbers + i))); },
-      [&](int64_t i) INLINED_LAMBDA { last = std::max(last, std::fabs(numbers[i])); });
-  const float scale = std::max(largest(magnitudes), last) * (1.0f / most);
-  // Of a row of zeros, or of the least floats, the scale is 0: then it does not matter what is written.
-  const float divisor = scale > 0 ? scale : 1.0f;
+      size,
+      [&](int64_t i) INLINED_LAMBDA {
+        magnitudes = larger(magnitudes, magnitude(load(numbers + i)));
+        zeros += load(numbers + i) * 0.0f;  // NaN where a number is not finite, which a comparison may not see
+      },
+      [&](int64_t i) INLINED_LAMBDA {
+        last = std::max(last, std::fabs(numbers[i]));
+        last_zero += numbers[i] * 0.0f;
+      });
+  const float scale = std::max(largest(magnitudes), last) * (1.0f / most) + (sum(zeros) + last_zero);
+  // Of a row of zeros the scale is 0, and of the least floats it has few bits: both are rounded to 0.
+  const float divisor = scale >= FLT_MIN ? scale : 1.0f;
   by_lanes(
       size,
       [&](int64_t i) INLINED_LAMBDA {

@@ -1,0 +1,334 @@
+"""The kernels: each computes what its function is defined as, refuses what it cannot, and is used where it is built."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+from ort_bundles import CONFIG, random_model, random_sources, session_of, write_bundle, write_graphs
+
+from tfexport import kernels
+from tfexport.emitter import OWN
+from tfexport.models.transformer import Transformer
+from tfexport.runtimes.ort_cpu import OrtCpuRuntime
+from tfexport.search import SearchOptions, search
+
+pytestmark = pytest.mark.skipif(
+    kernels.library() is None and shutil.which("c++") is None, reason="there is no C++ compiler here: no kernel was run"
+)
+
+Arrays = Mapping[str, NDArray[Any]]
+
+TYPES = {
+    "float32": TensorProto.FLOAT,
+    "uint8": TensorProto.UINT8,
+    "int32": TensorProto.INT32,
+    "int64": TensorProto.INT64,
+    "bool": TensorProto.BOOL,
+}
+
+HEADS, DIM = 3, 16
+WIDTH = HEADS * DIM
+
+
+def model_of(head_dim: int = DIM, **changes: Any) -> Transformer:
+    return random_model(CONFIG.replace(d_model=HEADS * head_dim, n_heads=HEADS, **changes), seed=5)
+
+
+@cache
+def definitions() -> dict[str, onnx.FunctionProto]:
+    """The functions of graphs in float32 and int8, by name."""
+    found = {}
+    with TemporaryDirectory() as folder:
+        for precision in ("int8", "float32"):  # the rows of attention are flat in float32
+            for graph in write_graphs(model_of(), Path(folder), precision):
+                proto = onnx.load(Path(folder) / graph.file, load_external_data=False)
+                found |= {function.name: function for function in proto.functions}
+    return found
+
+
+def called(name: str, feeds: Arrays, *, kernel: bool) -> list[NDArray[Any]]:
+    """The outputs of a function: by its kernel, or by its definition."""
+    function = definitions()[name]
+    graph = helper.make_graph(
+        [helper.make_node(name, list(feeds), list(function.output), domain=OWN)],
+        name,
+        [helper.make_tensor_value_info(n, TYPES[str(array.dtype)], [None] * array.ndim) for n, array in feeds.items()],
+        [helper.make_empty_tensor_value_info(output) for output in function.output],
+    )
+    imports = [helper.make_opsetid(OWN, 1), *function.opset_import]
+    model = helper.make_model(graph, functions=[function], opset_imports=imports, ir_version=10)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    if kernel:
+        kernels.register(options)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return list(session.run(None, dict(feeds)))
+
+
+def numbers(seed: int, *shape: int, scale: float = 1.0) -> NDArray[np.float32]:
+    return (np.random.default_rng(seed).normal(size=shape) * scale).astype(np.float32)
+
+
+def cache_of(seed: int, places: int, slots: int) -> Arrays:
+    return {
+        "key": numbers(seed + 1, places, HEADS, slots, DIM),
+        "value": numbers(seed + 2, places, HEADS, slots, DIM),
+    }
+
+
+def greedy_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
+    position = np.random.default_rng(seed).integers(0, slots, places).astype(np.int32)
+    total = np.array([position.max() + 1], np.int32)
+    return {
+        "rows": numbers(seed, places, 3 * WIDTH),
+        **cache_of(seed, places, slots),
+        "position": position,
+        "total": total,
+    }
+
+
+def beam_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
+    random = np.random.default_rng(seed)
+    slot = random.integers(0, slots, places)
+    mask = random.random((places, 1, queries, slots + queries)) < 0.5
+    mask &= np.arange(slots + queries) < slot[:, None, None, None]
+    for query in range(queries):
+        mask[np.arange(places), 0, query, slot + query] = True
+    rows = numbers(seed, places * queries, 3 * WIDTH)
+    return {"rows": rows, **cache_of(seed, places, slots + queries), "slot": slot, "mask": mask}
+
+
+def cross_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
+    length = np.random.default_rng(seed).integers(1, slots + 1, places).astype(np.int32)
+    return {"rows": numbers(seed, places * queries, WIDTH), **cache_of(seed, places, slots), "length": length}
+
+
+def norm_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
+    shape = (places, queries, slots)
+    pair = {"states": numbers(seed, *shape), "branch": numbers(seed + 1, *shape, scale=3)}
+    weights = {"scale": numbers(seed + 2, slots), "bias": numbers(seed + 3, slots)}
+    return {**pair, **weights, "epsilon": np.array([CONFIG.norm_eps], np.float32)}
+
+
+def states_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
+    return {"states": numbers(seed, places, queries, slots, scale=10 ** (seed % 7 - 3))}
+
+
+def rectified_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
+    return {"states": np.maximum(states_case(seed, places, slots, queries)["states"], 0) + np.float32(1e-6)}
+
+
+def scale_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
+    product = numbers(seed, places, queries, slots)
+    return {"product": product, "scale": numbers(seed + 1, places, queries, 1), "bias": numbers(seed + 2, slots)}
+
+
+def logits_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
+    logits = numbers(seed, places, slots, scale=4)
+    if seed % 3 == 0:
+        logits = np.round(logits)  # many are equal
+    if seed % 4 == 0:
+        logits[:, ::3] = -np.inf  # as words are that a shortlist leaves out
+        logits[:, -1] = 1
+    return {"logits": logits, "count": np.array([min(queries, slots)])}
+
+
+CASES = {
+    "GreedyAttention": greedy_case,
+    "BeamAttention": beam_case,
+    "CrossAttention": cross_case,
+    "ResidualNorm": norm_case,
+    "RowQuantize": states_case,
+    "RowQuantizeRectified": rectified_case,
+    "RowScale": scale_case,
+    "BestTokens": logits_case,
+}
+
+
+def test_every_kernel_has_a_function_and_a_case() -> None:
+    assert set(CASES) == set(definitions())
+    source = (Path(kernels.__file__).parent / "kernels.cpp").read_text(encoding="utf-8")
+    assert {name for name in CASES if f'{{"{name}"' in source} == set(CASES)
+    assert kernels.library() is not None, "there is a compiler, and yet the kernels were not built: pip install -e . -v"
+
+
+@pytest.mark.parametrize("name", CASES)
+@given(st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 70), st.integers(1, 5))
+@settings(max_examples=40, deadline=None)
+def test_a_kernel_computes_what_its_definition_says(
+    name: str, seed: int, places: int, slots: int, queries: int
+) -> None:
+    feeds = CASES[name](seed, places, slots, queries)
+    ours, defined = (called(name, feeds, kernel=kernel) for kernel in (True, False))
+    if name == "GreedyAttention":  # whose definition leaves open what is behind the new slot
+        behind = np.arange(slots) > feeds["position"][:, None, None]  # [places, 1, slots]
+        for tensor in (*ours[1:], *defined[1:]):
+            tensor[np.broadcast_to(behind, tensor.shape[:3])] = 0
+    for found, wanted in zip(ours, defined, strict=True):
+        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+        if found.dtype == np.float32:
+            np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
+        else:
+            np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("head_dim", range(16, 144, 16))
+def test_every_size_of_heads_that_there_is_a_kernel_for(head_dim: int, tmp_path: Path) -> None:
+    assert kernels.takes_heads(head_dim) == (head_dim <= 128)
+    _decodes_the_same(model_of(head_dim), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"norm_first": True}, {"norm": "rms"}, {"final_norm": False}, {"positions": "relative", "max_distance": 9}],
+)
+def test_search_finds_the_same_with_kernels_and_without(changes: dict[str, Any], tmp_path: Path) -> None:
+    _decodes_the_same(model_of(**changes), tmp_path)
+
+
+def _decodes_the_same(model: Transformer, folder: Path) -> None:
+    bundle = write_bundle(model, folder)
+    sources = random_sources(model.config, [7, 1, 20, 3, 12, 5])
+    found = []
+    for wanted in ("1", "0"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TFEXPORT_KERNELS", wanted)
+            runtime = OrtCpuRuntime(bundle, threads=1)
+            every = [
+                SearchOptions(max_length=30),
+                SearchOptions(max_length=30, scores=False),
+                SearchOptions(beam=4, max_length=30),
+            ]
+            found.append(
+                [hypothesis for options in every for line in search(runtime, sources, options) for hypothesis in line]
+            )
+    ours, plain = found
+    assert [hypothesis.ids for hypothesis in ours] == [hypothesis.ids for hypothesis in plain]
+    np.testing.assert_allclose([h.score for h in ours], [h.score for h in plain], atol=1e-4)
+
+
+def _operators(session: onnxruntime.InferenceSession) -> set[str]:
+    """The operators of a session that runs, by its own profile."""
+    return {
+        event["args"]["op_name"]
+        for event in json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+        if event["name"].endswith("_kernel_time")
+    }
+
+
+def test_sessions_run_the_kernels_where_they_are_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = write_bundle(model_of(), tmp_path / "bundle", ("int8",))
+    made = onnxruntime.InferenceSession
+
+    def profiled(path: Any, options: onnxruntime.SessionOptions, **more: Any) -> onnxruntime.InferenceSession:
+        options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
+        return made(path, options, **more)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", profiled)
+    seen = {}
+    for wanted in ("1", "0"):
+        monkeypatch.setenv("TFEXPORT_KERNELS", wanted)
+        runtime = OrtCpuRuntime(bundle, precision="int8", threads=1)
+        for beam in (1, 3):
+            search(runtime, random_sources(runtime.config, [4, 6]), SearchOptions(beam=beam, max_length=5))
+        seen[wanted] = set().union(
+            *(_operators(runtime.session(role)) for role in ("encoder", "decoder_step", "beam_step"))
+        )
+    assert set(CASES) <= seen["1"]
+    assert not set(CASES) & seen["0"]
+    assert "MultiHeadAttention" in seen["0"]
+
+
+@pytest.mark.parametrize("name", CASES)
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_inputs_of_any_shape_are_computed_or_refused(name: str, data: st.DataObject) -> None:
+    """A hostile graph may call a kernel with anything of the right types. Whatever it gives: not a byte out of bounds."""
+    feeds = dict(CASES[name](1, 2, 6, 2))
+    for key in data.draw(st.sets(st.sampled_from(sorted(feeds)), min_size=1)):
+        shape = data.draw(st.lists(st.sampled_from([0, 1, 2, 3, 16, 48, 144]), max_size=5))
+        feeds[key] = np.resize(feeds[key], min(np.prod(shape, dtype=int), 100_000)).copy()
+        if feeds[key].size == np.prod(shape, dtype=int):
+            feeds[key] = feeds[key].reshape(shape)
+    with suppress(Exception):  # the library's errors have no common base
+        called(name, feeds, kernel=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "numbers_of", "message"),
+    [
+        ("GreedyAttention", "position", -1, "the cache is full"),
+        ("GreedyAttention", "position", 6, "the cache is full"),
+        ("BeamAttention", "slot", 2**40, "the cache is full"),
+        ("BeamAttention", "slot", -1, "the cache is full"),
+        ("CrossAttention", "length", 7, "larger than there are keys"),
+        ("CrossAttention", "length", -1, "larger than there are keys"),
+        ("BestTokens", "count", 7, "not so many tokens"),
+        ("BestTokens", "count", -1, "not so many tokens"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(name: str, key: str, numbers_of: int, message: str) -> None:
+    feeds = dict(CASES[name](1, 2, 6, 2))
+    feeds[key] = np.full_like(feeds[key], numbers_of)
+    with pytest.raises(Exception, match=message):
+        called(name, feeds, kernel=True)
+
+
+def test_a_nan_is_not_hidden() -> None:
+    feeds = dict(CASES["CrossAttention"](1, 2, 40, 2))
+    feeds["key"] = feeds["key"].copy()
+    feeds["key"][0, 1, 0, 0] = np.nan
+    (mixed,) = called("CrossAttention", feeds, kernel=True)
+    assert np.isnan(mixed[:2, DIM : 2 * DIM]).all()
+    assert not np.isnan(mixed[2:]).any()
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_rounding_does_not_hide_what_is_no_number(number: float) -> None:
+    for size in (5, 40):
+        states = numbers(0, 2, 1, size)
+        states[0, 0, 3] = number
+        _, scale = called("RowQuantize", {"states": states}, kernel=True)
+        assert np.isnan(scale[0, 0, 0])
+        assert scale[1, 0, 0] > 0
+
+
+def test_a_row_of_zeros_and_of_the_least_floats_is_zero() -> None:
+    states = np.zeros((3, 1, 20), np.float32)
+    states[1], states[2, 0, 3] = 1e-45, 1e-43
+    rounded, scale = called("RowQuantize", {"states": states}, kernel=True)
+    restored = (rounded.astype(np.float32) - 128) * scale
+    np.testing.assert_allclose(restored, states, atol=2e-43)
+
+
+def test_a_library_that_cannot_be_loaded_is_said_and_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    damaged = tmp_path / "_library.so"
+    damaged.write_bytes(b"no library")
+    with caplog.at_level(logging.WARNING):
+        assert not kernels._loads(damaged)
+    assert "cannot be loaded" in caplog.text
+    assert "install tfexport again" in caplog.text
+
+
+def test_definitions_are_what_other_sessions_run(tmp_path: Path) -> None:
+    """Whoever opens a graph with ONNX Runtime alone can run it."""
+    for graph in write_graphs(model_of(), tmp_path):
+        session_of(tmp_path / graph.file)
