@@ -166,6 +166,24 @@ def other_eps(module: str) -> Callable[[Graph, Path], None]:
     return lambda graph, bundle: attribute_of(node_of(graph, module, "LayerNormalization"), "epsilon", 1e-2)
 
 
+def other_eps_of_sum(module: str) -> Callable[[Graph, Path], None]:
+    def change(graph: Graph, bundle: Path) -> None:
+        graph.initializer.append(numpy_helper.from_array(np.array([1e-2], np.float32), "other"))
+        node_of(graph, module, "ResidualNorm").input[4] = "other"
+
+    return change
+
+
+def no_residual_of_sum(module: str) -> Callable[[Graph, Path], None]:
+    """A sum adds the branch to itself."""
+
+    def change(graph: Graph, bundle: Path) -> None:
+        node = node_of(graph, module, "ResidualNorm")
+        node.input[0] = node.input[1]
+
+    return change
+
+
 def other_activation(module: str) -> Callable[[Graph, Path], None]:
     def change(graph: Graph, bundle: Path) -> None:
         node_of(graph, module, "Relu").op_type = "Softplus"
@@ -288,12 +306,12 @@ MUTANTS: list[tuple[str, str, Callable[[Graph, Path], None], str]] = [
     ("positions shifted", "decoder_step.ort", moved("decoder.positions.table"), "decoder.positions/"),
     ("positions shifted", "beam_step.ort", moved("decoder.positions.table"), "decoder.positions/"),
     ("eps", "encoder.lengths", other_eps(f"{E0}.norms.1"), f"{E0}.norms.1/"),
-    ("eps", "beam_step.ort", other_eps("decoder.norm"), "decoder.norm/"),
+    ("eps", "beam_step.ort", other_eps_of_sum("decoder.norm"), "decoder.norm/"),
     ("activation", "decoder_step", other_activation(f"{D1}.feed_forward"), f"{D1}.feed_forward/"),
     ("activation", "encoder.ort", other_activation(f"{E1}.feed_forward"), f"{E1}.feed_forward/"),
     ("bias lost", "decoder_step.ort", no_bias(f"{D1}.feed_forward.output"), f"{D1}.feed_forward.output/"),
     ("residual lost", "encoder", no_residual(E0), f"{E0}/Add_2"),
-    ("residual lost", "decoder_step.ort", no_residual(D1), f"{D1}/Add_2"),
+    ("residual lost", "decoder_step.ort", no_residual_of_sum(f"{D1}.norms.2"), f"{D1}.norms.2/"),
     ("embedding scale", "decoder_step", no_scale("decoder.tokens"), "decoder.tokens/"),
     ("attention scale", "encoder", other_scale(f"{E1}.self_attention"), f"{E1}.self_attention/"),
     ("attention scale", "decoder_step.ort", other_scale(f"{D1}.self_attention"), f"{D1}.self_attention/"),

@@ -249,8 +249,11 @@ def test_ctranslate2_reads_the_same_from_the_same_folder(
     found = search(load_runtime("ort-cpu", bundle), sources, options)
     for hypotheses, result in zip(found, results, strict=True):
         ours = [[tokens[index] for index in (h.ids[:-1] if h.finished else h.ids)] for h in hypotheses]
-        assert ours == result.hypotheses
         assert [h.score for h in hypotheses] == pytest.approx(result.scores, abs=1e-3)
+        if ours != result.hypotheses:  # the same in another order, where scores are equal but for their last bits
+            assert sorted(ours) == sorted(result.hypotheses)
+            moved = [i for i, (one, other) in enumerate(zip(ours, result.hypotheses, strict=True)) if one != other]
+            assert np.ptp([result.scores[i] for i in moved]) < 1e-6
     assert len({tuple(h.ids for h in hypotheses) for hypotheses in found}) > 8
     assert 0.2 < np.mean([h.finished for hypotheses in found for h in hypotheses]) < 1.0
 

@@ -348,14 +348,20 @@ def test_norms_are_those_of_the_model(
         side, sublayers = ("encoder", 2) if role == "encoder" else ("decoder", 3)
         wanted = [f"{side}.layers.{i}.norms.{0 if shared_norm else k}" for i in range(2) for k in range(sublayers)]
         wanted += [f"{side}.norm"] * bool(final_norm)
-        found = nodes(graph, "LayerNormalization")
+        found = [node for node in graph.node if node.op_type in ("LayerNormalization", "ResidualNorm")]
         assert [node.name.rpartition("/")[0] for node in found] == wanted
         for node, path in zip(found, wanted, strict=True):
-            assert list(node.input[1:]) == [f"{path}.weight", f"{path}.bias"]
+            weights = [f"{path}.weight", f"{path}.bias"]
+            if node.op_type == "ResidualNorm":
+                assert list(node.input[2:]) == [*weights, "constant.float32.(1,).[0.125]"]
+                continue
+            assert list(node.input[1:]) == weights
             assert {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute} == {
                 "axis": -1,
                 "epsilon": 0.125,
             }
+        alone = [node.op_type for node in found].count("LayerNormalization")
+        assert alone == (1 if norm_first else bool(final_norm))  # the first, or the last, follows no sum
 
 
 def operators_as_run(path: Path, folder: Path) -> Counter[str]:
@@ -395,9 +401,9 @@ def test_nodes_are_named_by_their_modules(emit: Callable[..., Emitted]) -> None:
         paths = {name.rpartition("/")[0] for name in names} - {"", "shape"}
         assert paths <= modules | joined
         side = "encoder" if role == "encoder" else "decoder"
-        parts = ["norms.0", "norms.1", "feed_forward.hidden", "feed_forward", "feed_forward.output", ""]
+        parts = ["norms.0", "norms.1", "feed_forward.hidden", "feed_forward", "feed_forward.output"]
         parts += ["self_attention.output", "self_attention.query" if side == "encoder" else "cross_attention.query"]
-        wanted = {f"{side}.layers.{i}.{part}".removesuffix(".") for i in range(2) for part in parts}
+        wanted = {f"{side}.layers.{i}.{part}" for i in range(2) for part in parts}
         assert {*wanted, f"{side}.norm", f"{side}.tokens", "output" if side == "decoder" else "cross"} <= paths
         assert not [node.name for node in graph.node if node.doc_string or node.metadata_props]
 

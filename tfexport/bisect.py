@@ -142,7 +142,7 @@ def _bisect_graph(model: Transformer, graph: contract.GraphSpec, folder: Path) -
     names = [tensor.name for tensor in graph.outputs]
     inner = list(dict.fromkeys(place.value for place in places if place.value not in names))
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in inner)
-    session = session_of(proto, folder)
+    session = session_of(proto, folder, with_kernels=graph.dialect == "ort")
     random = np.random.default_rng(1)
     errors = np.zeros(len(places))
     last = dict.fromkeys(names, 0.0)
@@ -207,8 +207,9 @@ def _places(graph: onnx.GraphProto, model: Transformer) -> list[_Place]:
             continue
         if isinstance(model.get_submodule(modules[0]), nn.LayerNorm):
             for call, node in enumerate(nodes, start=-len(nodes)):
-                add(node.input[0], modules, 0, call)
-                add(node.output[0], modules, 1, call)
+                added = len(node.output) > 1  # a sum and its norm, by one node
+                add(node.output[0] if added else node.input[0], modules, 0, call)
+                add(node.output[-1], modules, 1, call)
             continue
         own = {name for node in nodes for name in node.output}
         given = next(n for node in nodes for n in node.input if n and n not in own | weights)

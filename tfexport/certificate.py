@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from tfexport import kernels
 from tfexport.bundle import CERTIFICATES, Bundle
 from tfexport.contract import Precision, short_name
 from tfexport.cpus import cpu_name
@@ -70,10 +71,11 @@ def files_of(bundle: Bundle, runtime: str, precision: Precision) -> dict[str, st
 
 
 def library_of(runtime: str) -> str:
-    """The name and version of the package that computes for a runtime."""
+    """The name and version of the package that computes for a runtime, and whether with our kernels."""
+    with_kernels = " with kernels" if runtime == "ort-cpu" and kernels.library() is not None else ""
     for package in LIBRARIES[runtime]:
         with suppress(PackageNotFoundError):
-            return f"{package} {version(package)}"
+            return f"{package} {version(package)}{with_kernels}"
     return f"{LIBRARIES[runtime][0]} of unknown version"
 
 

@@ -11,7 +11,7 @@ import onnxruntime
 import torch
 from torch import Tensor
 
-from tfexport import contract
+from tfexport import contract, kernels
 from tfexport.errors import TfexportError
 from tfexport.explicit_rounding import with_explicit_rounding
 from tfexport.graph_modules import Model, arguments_of, grouped, module_of, random_inputs
@@ -71,9 +71,17 @@ def _session(graph: contract.GraphSpec, folder: Path) -> onnxruntime.InferenceSe
     return session_of(folder / graph.file, folder)
 
 
-def session_of(model: onnx.ModelProto | Path, folder: Path) -> onnxruntime.InferenceSession:
-    """A session on the CPU; the weights of a model that is no file lie in `folder`."""
+def session_of(
+    model: onnx.ModelProto | Path, folder: Path, *, with_kernels: bool = False
+) -> onnxruntime.InferenceSession:
+    """A session on the CPU; the weights of a model that is no file lie in `folder`.
+
+    Args:
+        with_kernels: as `ort-cpu` runs it; without, by the definitions of its functions.
+    """
     options = onnxruntime.SessionOptions()
+    if with_kernels:
+        kernels.register(options)
     options.log_severity_level = 3  # it warns that past and present are two buffers here
     if isinstance(model, Path):
         return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
