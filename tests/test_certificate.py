@@ -52,7 +52,12 @@ def test_it_does_not_hold_for_another_library_or_device(stamped: Bundle, monkeyp
         patch.setattr(certificate, "version", lambda package: "9.9")
         reason = missing(stamped, "ort-cpu", "float32")
         assert reason is not None
-        assert reason.endswith("this is onnxruntime 9.9")
+        assert "this is onnxruntime 9.9" in reason
+    with monkeypatch.context() as patch:
+        patch.setattr(certificate.kernels, "library", lambda: None)
+        reason = missing(stamped, "ort-cpu", "float32")
+        assert reason is not None
+        assert " with kernels, this is onnxruntime " in reason
     monkeypatch.setattr(certificate, "cpu_name", lambda: "another processor")
     reason = missing(stamped, "ort-cpu", "float32")
     assert reason is not None

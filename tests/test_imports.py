@@ -209,7 +209,7 @@ def test_torch_is_imported_only_where_models_are_made_or_run() -> None:
 def test_onnxruntime_is_imported_only_by_the_self_check_and_the_runtime() -> None:
     runtimes = {f"tfexport.runtimes.{name}" for name in ("ort", "ort_cpu", "ort_cpu_steps", "packed")}
     comparison = {"tfexport.peers", "tfexport.machine"}  # what it is compared with, and what the machine can do
-    assert importers("onnxruntime") == {"tfexport.selfcheck", *runtimes, *comparison}
+    assert importers("onnxruntime") == {"tfexport.selfcheck", "tfexport.kernels", *runtimes, *comparison}
 
 
 def test_commands_write_json_without_words_for_what_is_no_number() -> None:
