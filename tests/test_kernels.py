@@ -131,7 +131,9 @@ def states_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
 
 
 def rectified_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
-    return {"states": np.maximum(states_case(seed, places, slots, queries)["states"], 0) + np.float32(1e-6)}
+    states = states_case(seed, places, slots, queries)["states"]
+    states[..., 0] = np.abs(states[..., 0])  # a row of zeros is rounded to no matter what
+    return {"states": states}
 
 
 def scale_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
@@ -149,6 +151,11 @@ def logits_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
     return {"logits": logits, "count": np.array([min(queries, slots)])}
 
 
+def banned_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
+    logits = logits_case(seed, places, slots, queries)["logits"]
+    return {"logits": logits, "banned": np.random.default_rng(seed).permutation(slots)[: min(queries, slots) - 1]}
+
+
 CASES = {
     "GreedyAttention": greedy_case,
     "BeamAttention": beam_case,
@@ -157,15 +164,20 @@ CASES = {
     "RowQuantize": states_case,
     "RowQuantizeRectified": rectified_case,
     "RowScale": scale_case,
+    "BestToken": banned_case,
     "BestTokens": logits_case,
 }
 
 
 def test_every_kernel_has_a_function_and_a_case() -> None:
     assert set(CASES) == set(definitions())
-    source = (Path(kernels.__file__).parent / "kernels.cpp").read_text(encoding="utf-8")
+    folder = Path(kernels.__file__).parent
+    source = (folder / "kernels.cpp").read_text(encoding="utf-8")
     assert {name for name in CASES if f'{{"{name}"' in source} == set(CASES)
-    assert kernels.library() is not None, "there is a compiler, and yet the kernels were not built: pip install -e . -v"
+    library = kernels.library()
+    assert library is not None, "there is a compiler, and yet the kernels were not built: pip install -e . -v"
+    written = max(path.stat().st_mtime for path in folder.iterdir() if path.suffix in (".cpp", ".h"))
+    assert library.stat().st_mtime > written, "the kernels are older than their source: pip install -e . -v"
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -245,10 +257,10 @@ def test_sessions_run_the_kernels_where_they_are_built(tmp_path: Path, monkeypat
     for wanted in ("1", "0"):
         monkeypatch.setenv("TFEXPORT_KERNELS", wanted)
         runtime = OrtCpuRuntime(bundle, precision="int8", threads=1)
-        for beam in (1, 3):
-            search(runtime, random_sources(runtime.config, [4, 6]), SearchOptions(beam=beam, max_length=5))
+        for asked in ({}, {"scores": False}, {"beam": 3}):
+            search(runtime, random_sources(runtime.config, [4, 6]), SearchOptions(max_length=5, **asked))
         seen[wanted] = set().union(
-            *(_operators(runtime.session(role)) for role in ("encoder", "decoder_step", "beam_step"))
+            *(_operators(runtime.session(role)) for role in ("encoder", "decoder_step", "greedy_step", "beam_step"))
         )
     assert set(CASES) <= seen["1"]
     assert not set(CASES) & seen["0"]
@@ -281,6 +293,8 @@ def test_inputs_of_any_shape_are_computed_or_refused(name: str, data: st.DataObj
         ("CrossAttention", "length", -1, "larger than there are keys"),
         ("BestTokens", "count", 7, "not so many tokens"),
         ("BestTokens", "count", -1, "not so many tokens"),
+        ("BestToken", "banned", 6, "no such token"),
+        ("BestToken", "banned", -1, "no such token"),
     ],
 )
 def test_numbers_out_of_range_are_refused(name: str, key: str, numbers_of: int, message: str) -> None:
@@ -297,6 +311,12 @@ def test_a_nan_is_not_hidden() -> None:
     (mixed,) = called("CrossAttention", feeds, kernel=True)
     assert np.isnan(mixed[:2, DIM : 2 * DIM]).all()
     assert not np.isnan(mixed[2:]).any()
+    logits = numbers(0, 2, 70)
+    logits[0, 50] = np.nan
+    for name, more in (("BestToken", {"banned": np.array([3])}), ("BestTokens", {"count": np.array([2])})):
+        scores, _ = called(name, {"logits": logits, **more}, kernel=True)
+        assert np.isnan(scores[0]).all()
+        assert not np.isnan(scores[1]).any()
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])

@@ -481,10 +481,12 @@ def test_magnitudes_are_taken_where_states_may_be_negative(tmp_path: Path, activ
         tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if tensor.name.startswith("constant")
     }
     hidden = [node for node in graph.node if ".feed_forward.output/" in node.name]
-    assert sum(node.op_type == "Abs" for node in hidden) == magnitudes
-    zeros = [constants[node.input[2]] for node in hidden if node.op_type == "QuantizeLinear"]
+    name = "RowQuantize" if magnitudes else "RowQuantizeRectified"
+    assert sum(node.op_type == name for node in hidden) == 2
+    zeros = [constants[node.input[4]] for node in hidden if node.op_type == "MatMulIntegerToFloat"]
     assert [int(zero) for zero in zeros] == [128 if magnitudes else 0] * 2
     assert {zero.dtype for zero in zeros} == {np.dtype(np.uint8)}
+    assert "Relu" not in {node.op_type for node in graph.node}
     assert ("Gelu" in {node.op_type for node in graph.node}) == (activation == "gelu")
 
 

@@ -71,7 +71,7 @@ class Emitter:
         self._functions: dict[str, ir.Function] = {}
         self.inputs = {tensor.name: self._boundary(tensor) for tensor in graph.inputs}
         self._outputs: dict[str, Value] = {}
-        self._rectified: set[Value] = set()
+        self._rectified: dict[Value, Value] = {}
 
     def _boundary(self, tensor: contract.TensorSpec, value: Value | None = None) -> Value:
         value = value or ir.Value()
@@ -242,12 +242,12 @@ class Emitter:
             approximate = "tanh" if self.config.activation == "gelu_tanh" else "none"
             return self.node("Gelu", states, attributes={"approximate": approximate})
         rectified = self.node("Relu", states)  # in float32 ONNX Runtime makes it a part of the Gemm before it
-        self._rectified.add(rectified)
+        self._rectified[rectified] = states
         return rectified
 
-    def is_rectified(self, states: Value) -> bool:
-        """Whether `states` have no negative numbers."""
-        return states in self._rectified
+    def before_relu(self, states: Value) -> Value | None:
+        """What `states` are the ReLU of, if they are one. The ReLU is left out where nothing else takes it."""
+        return self._rectified.get(states)
 
     def normed(self, path: str, states: Value) -> Value:
         """The norm of the module at `path`."""
@@ -286,11 +286,18 @@ class Emitter:
         return total, normed
 
     def model(self) -> ir.Model:
-        domains = {node.domain for node in self._nodes}
+        outputs = [self._outputs[tensor.name] for tensor in self.graph.outputs]
+        needed: set[Value] = set(outputs)
+        nodes: list[ir.Node] = []
+        for node in reversed(self._nodes):
+            if needed.intersection(node.outputs):
+                needed.update(value for value in node.inputs if value is not None)
+                nodes.insert(0, node)
+        domains = {node.domain for node in nodes}
         graph = ir.Graph(
             list(self.inputs.values()),
-            [self._outputs[tensor.name] for tensor in self.graph.outputs],
-            nodes=self._nodes,
+            outputs,
+            nodes=nodes,
             initializers=list(self._initializers.values()),
             opset_imports={"": OPSET} | {domain: 1 for domain in (CONTRIB, OWN) if domain in domains},
             name=self.graph.role,

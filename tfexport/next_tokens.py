@@ -46,6 +46,7 @@ class NextTokens:
         for row, prefix in zip(self._forced, prefixes, strict=True):
             row[: len(prefix)] = prefix
         self._least = np.array([source.least for source in sources], dtype=np.int64)
+        self._most_least = int(self._least.max(initial=0))
         self._streams = Streams(options.seed, [source.line for source in sources], options.samples)
         self._ranking = None
         if isinstance(runtime, Ranking) and runtime.ranks and options.ranks_alone:
@@ -83,6 +84,8 @@ class NextTokens:
         banned = self._banned(length)
         if self._ranking is not None:
             best, state = self._ranking.best_alone(state, tokens, banned)
+            if np.isfinite(best.log_probs).all():
+                return best, state
             nothing = best.log_probs == -np.inf
             require_numbers(best.log_probs[~nothing] if banned else best.log_probs)
             ends = nothing & (self.config.eos_id in banned)  # as in `without`
@@ -120,8 +123,8 @@ class NextTokens:
             self._always_needs_logits
             or length <= self._forced.shape[1]
             or (banned and self._options.rules.renormalises)
-            or (length <= self._least[sentence]).any()
-            or self._must_end(length, sentence).any()
+            or (length <= self._most_least and (length <= self._least[sentence]).any())
+            or (self._may_have_to_end and self._must_end(length, sentence).any())
         )
 
     def _must_end(self, length: int, rows: IntArray) -> NDArray[np.bool_]:

@@ -179,16 +179,25 @@ def _best_alone(emitter: Emitter, output: Projection, states: Value) -> None:
     if is_screened(emitter.config, emitter.graph.precision):
         logits, ids = screened(emitter, output, states, banned)
     else:
-        logits = emitter.projected("output", states)
-        shape = emitter.shape_node(
-            "Concat", emitter.shape_of(states, 0, 1), emitter.shape_of(banned), attributes={"axis": 0}
+        logits, ids = emitter.called(
+            "BestToken",
+            *(emitter.projected("output", states), banned),
+            body=partial(_best_token, emitter),
+            outputs=("", ""),
+            dtypes=("float32", "int64"),
         )
-        hidden = emitter.node("Expand", emitter.constant(-np.inf, np.float32), shape)
-        columns = emitter.node("Expand", banned, shape)
-        logits = emitter.node("ScatterElements", logits, columns, hidden, attributes={"axis": 1})
-        logits, ids = emitter.nodes("TopK", logits, emitter.sizes(1), outputs=2)
     emitter.is_output(logits, "best.logits")
     emitter.is_output(ids, "best.ids")
+
+
+def _best_token(emitter: Emitter, logits: Value, banned: Value) -> Sequence[Value]:
+    shape = emitter.shape_node(
+        "Concat", emitter.shape_of(logits, 0, 1), emitter.shape_of(banned), attributes={"axis": 0}
+    )
+    hidden = emitter.node("Expand", emitter.constant(-np.inf, np.float32), shape)
+    columns = emitter.node("Expand", banned, shape)
+    logits = emitter.node("ScatterElements", logits, columns, hidden, attributes={"axis": 1})
+    return emitter.nodes("TopK", logits, emitter.sizes(1), outputs=2)
 
 
 def _weights(emitter: Emitter, path: str, query: Value, key: Value) -> Value:

@@ -124,7 +124,7 @@ def int8_linear(emitter: Emitter, projection: Projection, states: ir.Value) -> i
 
         states ── QuantizeLinear(scale), 128 for 0 ── MatMulIntegerToFloat(.., scale, columns' scales, .., bias)
 
-    With one for each row (after a ReLU without Abs, with 0 for 0, and / 255):
+    With one for each row (where states come from a ReLU with it, and 0 for 0, / 255, and no Abs):
 
         states ── Abs ── ReduceMax ── / 127 = scale [.., 1] ────────────────────┐
                ── / scale ── uint8, 128 for 0 ── MatMulIntegerToFloat ── * ── + bias
@@ -140,9 +140,12 @@ def int8_linear(emitter: Emitter, projection: Projection, states: ir.Value) -> i
         rounded = emitter.node("QuantizeLinear", states, fixed, zero)
         bias = [None, emitter.joined(projection.biases)] if projection.biases else []
         return emitter.node("MatMulIntegerToFloat", rounded, weight, fixed, columns, zero, *bias, domain=CONTRIB)
-    name, zero, most = ("RowQuantizeRectified", 0, 255) if emitter.is_rectified(states) else ("RowQuantize", 128, 127)
+    before = emitter.before_relu(states)
+    name, given, zero, most = (
+        ("RowQuantize", states, 128, 127) if before is None else ("RowQuantizeRectified", before, 0, 255)
+    )
     rounded, scale = emitter.called(
-        name, states, body=partial(_row_quantize, emitter, zero, most), outputs=("", ""), dtypes=("uint8", "float32")
+        name, given, body=partial(_row_quantize, emitter, zero, most), outputs=("", ""), dtypes=("uint8", "float32")
     )
     product = emitter.node(
         "MatMulIntegerToFloat", rounded, weight, one, columns, constant(zero, np.uint8), domain=CONTRIB
@@ -154,6 +157,8 @@ def int8_linear(emitter: Emitter, projection: Projection, states: ir.Value) -> i
 
 
 def _row_quantize(emitter: Emitter, zero: int, most: int, states: ir.Value) -> tuple[ir.Value, ir.Value]:
+    if not zero:
+        states = emitter.node("Relu", states)
     magnitudes = emitter.node("Abs", states) if zero else states
     largest = emitter.node("ReduceMax", magnitudes, emitter.constant([-1], np.int64), attributes={"keepdims": 1})
     scale = emitter.node("Mul", largest, emitter.constant(1 / most, np.float32))

@@ -125,9 +125,10 @@ def _greedy(
 
     for length in range(1, limits.max() + 1):
         best, state = next_tokens.best(state, tokens, 1, length, sentence, history)
-        impossible = best.log_probs.reshape(-1, width) == -np.inf
-        if impossible.any() and (live & impossible)[next_tokens.said(length, sentence) < 0].any():
-            raise _nothing_may_come()
+        if best.log_probs.min() == -np.inf:
+            impossible = best.log_probs.reshape(-1, width) == -np.inf
+            if (live & impossible)[next_tokens.said(length, sentence) < 0].any():
+                raise _nothing_may_come()
         if attended:
             attended.add(state.attention, sentence)
         tokens = best.ids[:, 0]
@@ -273,8 +274,10 @@ def _beam(
                     finish(group, int(parent[group, rank]), last, log_prob, rank=rank)
         if not kept:
             break
-        rows = (every * beam + parent)[kept].ravel()
-        tokens, scores, sentence = token[kept].ravel(), scores[kept], sentence[kept]
+        rows = every * beam + parent
+        if len(kept) < len(sentence):
+            rows, token, scores, sentence = rows[kept], token[kept], scores[kept], sentence[kept]
+        rows, tokens = rows.ravel(), token.ravel()
         if len(rows) != state.rows or (rows != np.arange(len(rows))).any():
             state = state.select(rows)
         yield decided

@@ -45,6 +45,12 @@ INLINED float largest(Floats x) {
   return x[0] > x[1] ? x[0] : x[1];
 }
 
+INLINED bool any(Ints truth) {
+  int32_t found = 0;
+  for (int lane = 0; lane < kLanes; ++lane) found |= truth[lane];
+  return found != 0;
+}
+
 // `number` rounded to a whole one (half to even), for magnitudes below 2^22: what does not fit beside this constant falls off.
 INLINED Floats rounded(Floats number) { return (number + 12582912.0f) - 12582912.0f; }
 

@@ -14,9 +14,10 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(O
       {"BeamAttention", self_attention<int64_t, true>, {kFloat, kFloat, kFloat, kInt64, kBool}, {kFloat, kFloat, kFloat}},
       {"CrossAttention", cross_attention, {kFloat, kFloat, kFloat, kInt32}, {kFloat}},
       {"ResidualNorm", residual_norm, {kFloat, kFloat, kFloat, kFloat, kFloat}, {kFloat, kFloat}},
-      {"RowQuantize", row_quantize<128, 127>, {kFloat}, {kUint8, kFloat}},
-      {"RowQuantizeRectified", row_quantize<0, 255>, {kFloat}, {kUint8, kFloat}},
+      {"RowQuantize", row_quantize<false>, {kFloat}, {kUint8, kFloat}},
+      {"RowQuantizeRectified", row_quantize<true>, {kFloat}, {kUint8, kFloat}},
       {"RowScale", row_scale, {kFloat, kFloat, kFloat}, {kFloat}},
+      {"BestToken", best_token, {kFloat, kInt64}, {kFloat, kInt64}},
       {"BestTokens", best_tokens, {kFloat, kInt64}, {kFloat, kInt64}},
   };
   const OrtApi* api = base->GetApi(kVersion);

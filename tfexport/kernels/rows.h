@@ -67,18 +67,19 @@ inline void residual_norm(Context& context) {
   }
 }
 
-// Numbers to `zero` + whole multiples of a scale, of which the largest magnitude is `most` of it. Returns the scale.
-FOR_EACH_CPU float quantize(const float* numbers, int64_t size, int32_t zero, float most, uint8_t* rounded_to) {
+// Numbers to `zero` + whole multiples of a scale, of which the largest magnitude is `most` of it; what is below `floor` is
+// taken for it. Returns the scale.
+FOR_EACH_CPU float quantize(const float* numbers, int64_t size, int32_t zero, float most, float floor, uint8_t* rounded_to) {
   Floats magnitudes = {}, zeros = {};
   float last = 0, last_zero = 0;
   by_lanes(
       size,
       [&](int64_t i) INLINED_LAMBDA {
-        magnitudes = larger(magnitudes, magnitude(load(numbers + i)));
+        magnitudes = larger(magnitudes, magnitude(larger(load(numbers + i), all(floor))));
         zeros += load(numbers + i) * 0.0f;  // NaN where a number is not finite, which a comparison may not see
       },
       [&](int64_t i) INLINED_LAMBDA {
-        last = std::max(last, std::fabs(numbers[i]));
+        last = std::max(last, std::fabs(std::max(numbers[i], floor)));
         last_zero += numbers[i] * 0.0f;
       });
   const float scale = std::max(largest(magnitudes), last) * (1.0f / most) + (sum(zeros) + last_zero);
@@ -87,17 +88,18 @@ FOR_EACH_CPU float quantize(const float* numbers, int64_t size, int32_t zero, fl
   by_lanes(
       size,
       [&](int64_t i) INLINED_LAMBDA {
-        const Ints whole = __builtin_convertvector(rounded(load(numbers + i) / divisor), Ints) + zero;
+        const Ints whole = __builtin_convertvector(rounded(larger(load(numbers + i), all(floor)) / divisor), Ints) + zero;
         *reinterpret_cast<Bytes*>(rounded_to + i) = __builtin_convertvector(whole, Bytes);
       },
       [&](int64_t i) INLINED_LAMBDA {
-        rounded_to[i] = static_cast<uint8_t>(static_cast<int32_t>(std::nearbyint(numbers[i] / divisor)) + zero);
+        rounded_to[i] = static_cast<uint8_t>(static_cast<int32_t>(std::nearbyint(std::max(numbers[i], floor) / divisor)) + zero);
       });
   return scale;
 }
 
-// Args: states float [.., size]. Gives uint8 [.., size], and the scale of each row, [.., 1].
-template <int kZero, int kMost>
+// Args: states float [.., size], of which a ReLU is taken first with `kRectified`. Gives uint8 [.., size], and the scale of
+// each row, [.., 1].
+template <bool kRectified>
 void row_quantize(Context& context) {
   const Tensor states = context.input(0);
   const int64_t size = states.last();
@@ -108,7 +110,8 @@ void row_quantize(Context& context) {
   auto* scales = static_cast<float*>(context.output(1, dims));
   if (context.status()) return;
   for (int64_t row = 0; row * size < states.size; ++row) {
-    scales[row] = quantize(states.as<float>() + row * size, size, kZero, kMost, numbers + row * size);
+    scales[row] = kRectified ? quantize(states.as<float>() + row * size, size, 0, 255, 0, numbers + row * size)
+                             : quantize(states.as<float>() + row * size, size, 128, 127, -FLT_MAX, numbers + row * size);
   }
 }
 
@@ -197,6 +200,42 @@ inline void best_tokens(Context& context) {
       log_probs[row * count + i] = found[i].log_prob;
       ids[row * count + i] = found[i].id;
     }
+  }
+}
+
+FOR_EACH_CPU bool has_nan(const float* row, int64_t size) {
+  Ints found = {};
+  bool last = false;
+  by_lanes(
+      size, [&](int64_t i) INLINED_LAMBDA { found |= load(row + i) != load(row + i); },
+      [&](int64_t i) INLINED_LAMBDA { last |= row[i] != row[i]; });
+  return last || any(found);
+}
+
+// Args: logits float [rows, vocab]; the ids int64 [banned] that may not come. Gives the largest logit of what may, and its id,
+// [rows, 1]; of equal ones the first. Where all are banned, that is -inf; where one is NaN, NaN.
+inline void best_token(Context& context) {
+  const Tensor logits = context.input(0), banned = context.input(1);
+  if (!context.require(logits.dims.size() == 2 && logits.dims[1] > 0, "BestToken takes rows of logits")) return;
+  const int64_t rows = logits.dims[0], vocab = logits.dims[1];
+  std::vector<bool> may_come(vocab, true);
+  for (int64_t i = 0; i < banned.size; ++i) {
+    const int64_t id = banned.as<int64_t>()[i];
+    if (!context.require(id >= 0 && id < vocab, "there is no such token to ban")) return;
+    may_come[id] = false;
+  }
+  auto* largest = static_cast<float*>(context.output(0, {rows, 1}));
+  auto* ids = static_cast<int64_t*>(context.output(1, {rows, 1}));
+  if (context.status()) return;
+  // One more than are banned are looked at, so that one of them may come.
+  const int64_t count = std::min(vocab, banned.size + 1);
+  std::vector<Found> found(count);
+  for (int64_t row = 0; row < rows; ++row) {
+    best_of(logits.as<float>() + row * vocab, vocab, 0, 0, count, found.data());
+    const auto first = std::find_if(found.begin(), found.end(), [&](const Found& one) { return may_come[one.id]; });
+    largest[row] = first == found.end() ? -INFINITY : first->log_prob;
+    if (has_nan(logits.as<float>() + row * vocab, vocab)) largest[row] = NAN;
+    ids[row] = first == found.end() ? 0 : first->id;
   }
 }
 
