@@ -26,6 +26,7 @@ from tfexport import kernels
 from tfexport.emitter import OWN
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.ort_cpu import OrtCpuRuntime
+from tfexport.screening import CANDIDATES, FEWEST_WORDS
 from tfexport.search import SearchOptions, search
 
 pytestmark = pytest.mark.skipif(
@@ -54,9 +55,11 @@ def model_of(head_dim: int = DIM, **changes: Any) -> Transformer:
 def definitions() -> dict[str, onnx.FunctionProto]:
     """The functions of graphs in float32 and int8, by name."""
     found = {}
+    # Only large vocabularies are screened. The rows of attention are flat in float32.
+    models = ((model_of(), "int8"), (model_of(tgt_vocab_size=FEWEST_WORDS), "float32"))
     with TemporaryDirectory() as folder:
-        for precision in ("int8", "float32"):  # the rows of attention are flat in float32
-            for graph in write_graphs(model_of(), Path(folder), precision):
+        for model, precision in models:
+            for graph in write_graphs(model, Path(folder), precision):
                 proto = onnx.load(Path(folder) / graph.file, load_external_data=False)
                 found |= {function.name: function for function in proto.functions}
     return found
@@ -156,6 +159,23 @@ def banned_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
     return {"logits": logits, "banned": np.random.default_rng(seed).permutation(slots)[: min(queries, slots) - 1]}
 
 
+def screen_states_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
+    states = states_case(seed, places, slots, queries)["states"].reshape(-1, slots)
+    return {"states": states, "norm": np.abs(numbers(seed + 1, 40)), "error": np.abs(numbers(seed + 2, 40))}
+
+
+def screen_best_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
+    """Bounds that prove the best word, or with every third seed hardly ever do."""
+    states, weight = numbers(seed, places, 3 * queries), numbers(seed + 1, CANDIDATES + slots, 3 * queries)
+    scale, allowed = np.abs(numbers(seed + 2, places, 1)) + 0.1, numbers(seed + 3, len(weight))
+    if seed % 2:
+        allowed[:: 1 + seed % 5] = -np.inf
+        allowed[-1] = 1
+    above = np.abs(numbers(seed + 4, places, len(weight), scale=100 if seed % 3 == 0 else 0.01))
+    bounds = (states @ weight.T / scale + above).astype(np.float32)
+    return {"bounds": bounds, "scale": scale, "states": states, "weight": weight, "allowed": allowed}
+
+
 CASES = {
     "GreedyAttention": greedy_case,
     "BeamAttention": beam_case,
@@ -164,6 +184,8 @@ CASES = {
     "RowQuantize": states_case,
     "RowQuantizeRectified": rectified_case,
     "RowScale": scale_case,
+    "ScreenStates": screen_states_case,
+    "ScreenBest": screen_best_case,
     "BestToken": banned_case,
     "BestTokens": logits_case,
 }
@@ -262,7 +284,7 @@ def test_sessions_run_the_kernels_where_they_are_built(tmp_path: Path, monkeypat
         seen[wanted] = set().union(
             *(_operators(runtime.session(role)) for role in ("encoder", "decoder_step", "greedy_step", "beam_step"))
         )
-    assert set(CASES) <= seen["1"]
+    assert {name for name in CASES if not name.startswith("Screen")} <= seen["1"]
     assert not set(CASES) & seen["0"]
     assert "MultiHeadAttention" in seen["0"]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.inliner
 import onnx_ir as ir
 import pytest
 import torch
@@ -66,7 +67,7 @@ def wide_model(change: Change | None = None, **changes: Any) -> Transformer:
 def whole_rows(bundle: Bundle) -> tuple[OrtCpuRuntime, list[int]]:
     """A runtime, and how many rows of each of its steps are multiplied with the whole projection."""
     path = bundle.graph("greedy_step", "float32", "ort")
-    proto = onnx.load(path, load_external_data=False)
+    proto = onnx.inliner.inline_local_functions(onnx.load(path, load_external_data=False))
     (compress,) = (node for node in proto.graph.node if node.op_type == "Compress")
     proto.graph.output.append(onnx.helper.make_tensor_value_info(compress.output[0], onnx.TensorProto.FLOAT, None))
     counting = path.with_name("counting.onnx")

@@ -22,6 +22,7 @@ not numbers. Vocabularies below `FEWEST_WORDS` are multiplied whole, which takes
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -93,26 +94,24 @@ def _lengths(
 def screened(emitter: Emitter, output: Projection, states: ir.Value, banned: ir.Value) -> tuple[ir.Value, ir.Value]:
     """The largest logit of `states` [rows, d_model], words that are `banned` [n] aside, and its word, each [rows, 1]."""
     with emitter.at("screening"):
-        weight = emitter.joined(output.weights)
         bias = emitter.joined(output.biases) if output.biases else None
         allowed = _without(emitter, bias, banned)
-        words, least = _candidates(emitter, states, allowed, biased=bias is not None)
-        rows = emitter.node("Gather", weight, words)  # [rows, CANDIDATES, d_model]
-        logits = emitter.node("MatMul", rows, emitter.node("Unsqueeze", states, emitter.sizes(-1)))
-        logits = emitter.node(
-            "Add", emitter.node("Squeeze", logits, emitter.sizes(-1)), emitter.node("Gather", allowed, words)
+        numbers, scale, room = emitter.called(
+            "ScreenStates",
+            *(states, emitter.weight("screening.norm"), emitter.weight("screening.error")),
+            body=partial(_screen_states, emitter),
+            outputs=("", "", ""),
+            dtypes=("uint8", "float32", "float32"),
         )
-        best, places = emitter.nodes("TopK", logits, emitter.sizes(1), outputs=2)
-        ids = emitter.node("GatherElements", words, places, attributes={"axis": 1})
-
-        # So written that a row with a NaN is not proven.
-        unproven = emitter.node("Not", emitter.node("Squeeze", emitter.node("Greater", best, least), emitter.sizes(1)))
-        rest = emitter.node("Compress", states, unproven, attributes={"axis": 0})  # hardly ever any rows
-        whole = emitter.node("Gemm", rest, weight, allowed, attributes={"transB": 1})
-        where = emitter.node("Transpose", emitter.node("NonZero", unproven), attributes={"perm": (1, 0)})
-        best, ids = (
-            emitter.node("ScatterND", old, where, new)
-            for old, new in zip((best, ids), emitter.nodes("TopK", whole, emitter.sizes(1), outputs=2), strict=True)
+        one, zero = emitter.constant(1.0, np.float32), emitter.constant(LEVELS + 1, np.uint8)
+        weight, columns = (emitter.weight(f"screening.{kind}") for kind in ("int8", "scale"))
+        bounds = emitter.node("MatMulIntegerToFloat", numbers, weight, one, columns, zero, None, room, domain=CONTRIB)
+        best, ids = emitter.called(
+            "ScreenBest",
+            *(bounds, scale, states, emitter.joined(output.weights), allowed),
+            body=partial(_screen_best, emitter),
+            outputs=("", ""),
+            dtypes=("float32", "int64"),
         )
     return best, ids
 
@@ -126,11 +125,11 @@ def _without(emitter: Emitter, bias: ir.Value | None, banned: ir.Value) -> ir.Va
     return emitter.node("ScatterElements", bias, banned, hidden, attributes={"axis": 0})
 
 
-def _candidates(emitter: Emitter, states: ir.Value, allowed: ir.Value, *, biased: bool) -> tuple[ir.Value, ir.Value]:
-    """The candidates [rows, CANDIDATES], and what no other word's logit is above, [rows, 1].
-
-    Until a bias is added, everything is in units of a row's scale.
-    """
+def _screen_states(
+    emitter: Emitter, states: ir.Value, norm: ir.Value, error: ir.Value
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """States in 7 bits uint8 [rows, d_model], their scales [rows, 1], and what a word's logit may be above that of these,
+    [vocab], in multiples of the scales."""
     constant, axis = emitter.constant, emitter.constant([1], np.int64)
     one, zero = constant(1.0, np.float32), constant(LEVELS + 1, np.uint8)
     largest = emitter.node("ReduceMax", emitter.node("Abs", states), axis, attributes={"keepdims": 1})
@@ -141,20 +140,37 @@ def _candidates(emitter: Emitter, states: ir.Value, allowed: ir.Value, *, biased
     numbers = emitter.node("QuantizeLinear", exact, one, zero)
     rounded = emitter.node("DequantizeLinear", numbers, one, zero)
     parts = []
-    for part, words in ((emitter.node("Sub", exact, rounded), "norm"), (rounded, "error")):
+    for part, words in ((emitter.node("Sub", exact, rounded), norm), (rounded, error)):
         length = emitter.node("ReduceMax", emitter.node("ReduceL2", part, axis), attributes={"keepdims": 0})
-        parts.append(emitter.node("Mul", emitter.weight(f"screening.{words}"), length))  # [vocab]
-    room = emitter.node("Add", *parts)
-    if not biased:
-        room = emitter.node("Add", room, allowed)
-    weight, columns = (emitter.weight(f"screening.{kind}") for kind in ("int8", "scale"))
-    bounds = emitter.node("MatMulIntegerToFloat", numbers, weight, one, columns, zero, None, room, domain=CONTRIB)
-    if biased:
-        bounds = emitter.node("Add", emitter.node("Mul", bounds, scale), allowed)
+        parts.append(emitter.node("Mul", words, length))  # [vocab]
+    return numbers, scale, emitter.node("Add", *parts)
+
+
+def _screen_best(
+    emitter: Emitter, bounds: ir.Value, scale: ir.Value, states: ir.Value, weight: ir.Value, allowed: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """The candidates by their bounds, the best of them in float32, and all words where it is not proven to be the best."""
+    bounds = emitter.node("Add", emitter.node("Mul", bounds, scale), allowed)
     size = emitter.sizes(min(CANDIDATES, emitter.config.tgt_vocab_size))
     values, found = emitter.nodes("TopK", bounds, size, outputs=2)
-    if not biased:
-        values = emitter.node("Mul", values, scale)
+    least = emitter.node("ReduceMin", values, emitter.constant([1], np.int64), attributes={"keepdims": 1})
     # In the order of their ids, so that the first of equal logits is the one with the lowest.
     words, _ = emitter.nodes("TopK", found, size, outputs=2, attributes={"largest": 0})
-    return words, emitter.node("ReduceMin", values, axis, attributes={"keepdims": 1})
+    rows = emitter.node("Gather", weight, words)  # [rows, CANDIDATES, d_model]
+    logits = emitter.node("MatMul", rows, emitter.node("Unsqueeze", states, emitter.sizes(-1)))
+    logits = emitter.node(
+        "Add", emitter.node("Squeeze", logits, emitter.sizes(-1)), emitter.node("Gather", allowed, words)
+    )
+    best, places = emitter.nodes("TopK", logits, emitter.sizes(1), outputs=2)
+    ids = emitter.node("GatherElements", words, places, attributes={"axis": 1})
+
+    # So written that a row with a NaN is not proven.
+    unproven = emitter.node("Not", emitter.node("Squeeze", emitter.node("Greater", best, least), emitter.sizes(1)))
+    rest = emitter.node("Compress", states, unproven, attributes={"axis": 0})  # hardly ever any rows
+    whole = emitter.node("Gemm", rest, weight, allowed, attributes={"transB": 1})
+    where = emitter.node("Transpose", emitter.node("NonZero", unproven), attributes={"perm": (1, 0)})
+    best, ids = (
+        emitter.node("ScatterND", old, where, new)
+        for old, new in zip((best, ids), emitter.nodes("TopK", whole, emitter.sizes(1), outputs=2), strict=True)
+    )
+    return best, ids

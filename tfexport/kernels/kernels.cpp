@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "rows.h"
 #include "runtime.h"
+#include "screening.h"
 
 using namespace tfexport;
 
@@ -17,6 +18,8 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(O
       {"RowQuantize", row_quantize<false>, {kFloat}, {kUint8, kFloat}},
       {"RowQuantizeRectified", row_quantize<true>, {kFloat}, {kUint8, kFloat}},
       {"RowScale", row_scale, {kFloat, kFloat, kFloat}, {kFloat}},
+      {"ScreenStates", screen_states, {kFloat, kFloat, kFloat}, {kUint8, kFloat, kFloat}},
+      {"ScreenBest", screen_best, {kFloat, kFloat, kFloat, kFloat, kFloat}, {kFloat, kInt64}},
       {"BestToken", best_token, {kFloat, kInt64}, {kFloat, kInt64}},
       {"BestTokens", best_tokens, {kFloat, kInt64}, {kFloat, kInt64}},
   };

@@ -1,0 +1,143 @@
+// Both ends of screening: `screening.py` has the method and its proof.
+#pragma once
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <vector>
+
+#include "floats.h"
+#include "rows.h"
+#include "runtime.h"
+
+namespace tfexport {
+
+constexpr int kLevels = 63;       // of the magnitudes that states are rounded to
+constexpr int kCandidates = 16;   // words that are multiplied in float32
+
+// Numbers to 64 + whole multiples of a scale, which is returned, of at most 63; and in multiples of it the lengths of what
+// they are rounded to, and of what is lost.
+FOR_EACH_CPU float round_states(const float* numbers, int64_t size, uint8_t* rounded_to, float& length, float& lost) {
+  Floats magnitudes = {}, zeros = {}, lengths = {}, losses = {};
+  float last = 0, last_zero = 0, last_length = 0, last_lost = 0;
+  by_lanes(
+      size,
+      [&](int64_t i) INLINED_LAMBDA {
+        magnitudes = larger(magnitudes, magnitude(load(numbers + i)));
+        zeros += load(numbers + i) * 0.0f;  // NaN where a number is not finite
+      },
+      [&](int64_t i) INLINED_LAMBDA {
+        last = std::max(last, std::fabs(numbers[i]));
+        last_zero += numbers[i] * 0.0f;
+      });
+  float scale = std::max(largest(magnitudes), last) * (1.0f / kLevels);
+  scale = std::max(scale, FLT_MIN) + (sum(zeros) + last_zero);
+  by_lanes(
+      size,
+      [&](int64_t i) INLINED_LAMBDA {
+        const Floats exact = load(numbers + i) / scale, whole = rounded(exact);
+        lengths += whole * whole;
+        losses += (exact - whole) * (exact - whole);
+        *reinterpret_cast<Bytes*>(rounded_to + i) =
+            __builtin_convertvector(__builtin_convertvector(whole, Ints) + (kLevels + 1), Bytes);
+      },
+      [&](int64_t i) INLINED_LAMBDA {
+        const float exact = numbers[i] / scale, whole = std::nearbyint(exact);
+        last_length += whole * whole;
+        last_lost += (exact - whole) * (exact - whole);
+        rounded_to[i] = static_cast<uint8_t>(static_cast<int32_t>(whole) + kLevels + 1);
+      });
+  length = std::sqrt(sum(lengths) + last_length);
+  lost = std::sqrt(sum(losses) + last_lost);
+  return scale;
+}
+
+FOR_EACH_CPU void add_scaled(const float* a, float by, const float* b, float and_by, int64_t size, float* result) {
+  by_lanes(
+      size, [&](int64_t i) INLINED_LAMBDA { store(result + i, load(a + i) * by + load(b + i) * and_by); },
+      [&](int64_t i) INLINED_LAMBDA { result[i] = a[i] * by + b[i] * and_by; });
+}
+
+// Args: states float [rows, d_model]; the length of each word's weights and of what is lost of them, [vocab]. Gives states in
+// 7 bits, uint8 [rows, d_model], their scales [rows, 1], and what a word's logit may be above the rounded one, [vocab], in
+// multiples of these scales.
+inline void screen_states(Context& context) {
+  const Tensor states = context.input(0), norms = context.input(1), errors = context.input(2);
+  context.require(states.dims.size() == 2 && norms.dims.size() == 1 && errors.dims == norms.dims,
+                  "ScreenStates takes rows, and two lengths of each word");
+  if (context.status()) return;
+  const int64_t rows = states.dims[0], size = states.dims[1], vocab = norms.size;
+  auto* numbers = static_cast<uint8_t*>(context.output(0, states.dims));
+  auto* scales = static_cast<float*>(context.output(1, {rows, 1}));
+  auto* room = static_cast<float*>(context.output(2, {vocab}));
+  if (context.status()) return;
+  float longest = 0, most_lost = 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    float length, lost;
+    scales[row] = round_states(states.as<float>() + row * size, size, numbers + row * size, length, lost);
+    // A NaN takes no part: its own row is never proven, and the others keep their bounds.
+    if (length > longest) longest = length;
+    if (lost > most_lost) most_lost = lost;
+  }
+  add_scaled(norms.as<float>(), most_lost, errors.as<float>(), longest, vocab, room);
+}
+
+FOR_EACH_CPU float dot(const float* a, const float* b, int64_t size) {
+  Floats sums = {};
+  float last = 0;
+  by_lanes(
+      size, [&](int64_t i) INLINED_LAMBDA { sums += load(a + i) * load(b + i); },
+      [&](int64_t i) INLINED_LAMBDA { last += a[i] * b[i]; });
+  return sum(sums) + last;
+}
+
+// Args: bounds float [rows, vocab], in multiples of the scales [rows, 1]; states [rows, d_model]; weight [vocab, d_model];
+// allowed [vocab], which is added to logits. Gives the largest logit of each row and its word, [rows, 1].
+inline void screen_best(Context& context) {
+  const Tensor bounds = context.input(0), scales = context.input(1), states = context.input(2);
+  const Tensor weight = context.input(3), allowed = context.input(4);
+  context.require(bounds.dims.size() == 2 && states.dims.size() == 2 && weight.dims.size() == 2 && allowed.size > 0 &&
+                      bounds.dims[0] == states.dims[0] && scales.size == states.dims[0] &&
+                      bounds.dims[1] == weight.dims[0] && allowed.size == weight.dims[0] &&
+                      states.dims[1] == weight.dims[1],
+                  "ScreenBest takes bounds of all words, states, and the weights that they are for");
+  if (context.status()) return;
+  const int64_t rows = states.dims[0], size = states.dims[1], vocab = weight.dims[0];
+  auto* best = static_cast<float*>(context.output(0, {rows, 1}));
+  auto* ids = static_cast<int64_t*>(context.output(1, {rows, 1}));
+  if (context.status()) return;
+  const auto logit = [&](int64_t row, int64_t word) {
+    return dot(states.as<float>() + row * size, weight.as<float>() + word * size, size) + allowed.as<float>()[word];
+  };
+  const int64_t count = std::min<int64_t>(kCandidates, vocab);
+  static thread_local std::vector<float> values;
+  values.resize(vocab);
+  std::vector<Found> candidates(count);
+  std::vector<int64_t> unproven;
+  for (int64_t row = 0; row < rows; ++row) {
+    scale_and_add(bounds.as<float>() + row * vocab, scales.as<float>()[row], allowed.as<float>(), vocab, values.data());
+    best_of(values.data(), vocab, 0, 0, count, candidates.data());
+    const float least = candidates.back().log_prob;  // no other word's logit is above
+    // In the order of their ids, so that of equal logits the first is taken.
+    std::sort(candidates.begin(), candidates.end(), [](const Found& a, const Found& b) { return a.id < b.id; });
+    best[row] = -INFINITY;
+    ids[row] = candidates[0].id;
+    bool is_number = true;
+    for (const Found& candidate : candidates) {
+      const float found = logit(row, candidate.id);
+      is_number &= found == found;
+      if (found > best[row]) best[row] = found, ids[row] = candidate.id;
+    }
+    if (!(is_number && best[row] > least)) unproven.push_back(row);
+  }
+  for (int64_t row : unproven) best[row] = -INFINITY, ids[row] = 0;
+  for (int64_t word = 0; word < vocab && !unproven.empty(); ++word) {
+    for (int64_t row : unproven) {
+      const float found = logit(row, word);
+      // A NaN stays: nothing is above it.
+      if (found > best[row] || found != found) best[row] = found, ids[row] = word;
+    }
+  }
+}
+
+}  // namespace tfexport
