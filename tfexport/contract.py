@@ -48,7 +48,8 @@ FLOATS: dict[str, Precision] = {short: name for short, name in PRECISIONS.items(
 DIALECTS: dict[Dialect, str] = {
     "onnx24": "standard operators of opset 24; attention reads the cache under a boolean mask",
     "onnx24-lengths": "the same, with attention told the number of valid keys: the form that flash kernels take",
-    "ort": "ONNX Runtime's own operators, fused and shaped for its CPU kernels; beams share a cache that never moves",
+    "ort": "ONNX Runtime's own operators, shaped for its CPU provider, some in functions that have kernels; beams share a "
+    "cache that never moves",
 }
 
 ITEM_SIZES = {"int64": 8, "int32": 4, "float32": 4, "float16": 2, "bfloat16": 2, "bool": 1, "int8": 1}
