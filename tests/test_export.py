@@ -307,12 +307,18 @@ def other_weight(graph: onnx.GraphProto) -> None:
 
 
 def other_operator(graph: onnx.GraphProto) -> None:
-    next(node for node in graph.node if node.op_type == "Relu").op_type = "Tanh"
+    other = {"Relu": "Tanh", "RowQuantizeRectified": "RowQuantize"}
+    node = next(node for node in graph.node if node.op_type in other)
+    node.op_type = other[node.op_type]
 
 
 def other_epsilon(graph: onnx.GraphProto) -> None:
-    norm = next(node for node in graph.node if node.op_type == "LayerNormalization")
-    next(attribute for attribute in norm.attribute if attribute.name == "epsilon").f = 0.01
+    norm = next(node for node in graph.node if node.op_type in ("LayerNormalization", "ResidualNorm"))
+    if norm.op_type == "ResidualNorm":
+        graph.initializer.append(numpy_helper.from_array(np.array([0.01], dtype=np.float32), "other"))
+        norm.input[4] = "other"
+    else:
+        next(attribute for attribute in norm.attribute if attribute.name == "epsilon").f = 0.01
 
 
 def swapped_operands(graph: onnx.GraphProto) -> None:
@@ -379,7 +385,7 @@ def other_positions(graph: onnx.GraphProto) -> None:
 def one_best(graph: onnx.GraphProto) -> None:
     """One best token is told, however many are asked for."""
     graph.initializer.append(numpy_helper.from_array(np.array([1], dtype=np.int64), "only"))
-    next(node for node in graph.node if node.op_type == "TopK").input[1] = "only"
+    next(node for node in graph.node if node.op_type == "BestTokens").input[1] = "only"
 
 
 def other_lengths(graph: onnx.GraphProto) -> None:
