@@ -167,11 +167,7 @@ def other_eps(module: str) -> Callable[[Graph, Path], None]:
 
 
 def other_eps_of_sum(module: str) -> Callable[[Graph, Path], None]:
-    def change(graph: Graph, bundle: Path) -> None:
-        graph.initializer.append(numpy_helper.from_array(np.array([1e-2], np.float32), "other"))
-        node_of(graph, module, "ResidualNorm").input[4] = "other"
-
-    return change
+    return lambda graph, bundle: attribute_of(node_of(graph, module, "ResidualNorm"), "epsilon", 1e-2)
 
 
 def no_residual_of_sum(module: str) -> Callable[[Graph, Path], None]:

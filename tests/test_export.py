@@ -314,11 +314,7 @@ def other_operator(graph: onnx.GraphProto) -> None:
 
 def other_epsilon(graph: onnx.GraphProto) -> None:
     norm = next(node for node in graph.node if node.op_type in ("LayerNormalization", "ResidualNorm"))
-    if norm.op_type == "ResidualNorm":
-        graph.initializer.append(numpy_helper.from_array(np.array([0.01], dtype=np.float32), "other"))
-        norm.input[4] = "other"
-    else:
-        next(attribute for attribute in norm.attribute if attribute.name == "epsilon").f = 0.01
+    next(attribute for attribute in norm.attribute if attribute.name == "epsilon").f = 0.01
 
 
 def swapped_operands(graph: onnx.GraphProto) -> None:

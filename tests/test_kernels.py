@@ -69,7 +69,11 @@ def called(name: str, feeds: Arrays, *, kernel: bool) -> list[NDArray[Any]]:
     """The outputs of a function: by its kernel, or by its definition."""
     function = definitions()[name]
     graph = helper.make_graph(
-        [helper.make_node(name, list(feeds), list(function.output), domain=OWN)],
+        [
+            helper.make_node(
+                name, list(feeds), list(function.output), domain=OWN, **dict.fromkeys(function.attribute, 0.01)
+            )
+        ],
         name,
         [helper.make_tensor_value_info(n, TYPES[str(array.dtype)], [None] * array.ndim) for n, array in feeds.items()],
         [helper.make_empty_tensor_value_info(output) for output in function.output],
@@ -126,7 +130,7 @@ def norm_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
     shape = (places, queries, slots)
     pair = {"states": numbers(seed, *shape), "branch": numbers(seed + 1, *shape, scale=3)}
     weights = {"scale": numbers(seed + 2, slots), "bias": numbers(seed + 3, slots)}
-    return {**pair, **weights, "epsilon": np.array([CONFIG.norm_eps], np.float32)}
+    return {**pair, **weights}
 
 
 def states_case(seed: int, places: int, slots: int, queries: int) -> Arrays:

@@ -71,8 +71,8 @@ def files_of(bundle: Bundle, runtime: str, precision: Precision) -> dict[str, st
 
 
 def library_of(runtime: str) -> str:
-    """The name and version of the package that computes for a runtime, and whether with our kernels."""
-    with_kernels = " with kernels" if runtime == "ort-cpu" and kernels.library() is not None else ""
+    """The name and version of the package that computes for a runtime, and which kernels."""
+    with_kernels = kernels.identity() if runtime == "ort-cpu" else ""
     for package in LIBRARIES[runtime]:
         with suppress(PackageNotFoundError):
             return f"{package} {version(package)}{with_kernels}"

@@ -131,6 +131,7 @@ class Emitter:
         body: Callable[..., Sequence[Value]],
         outputs: Sequence[str],
         dtypes: Sequence[contract.DType] = (),
+        attributes: Mapping[str, float] | None = None,
     ) -> Sequence[Value]:
         """`body(*inputs)` as a call of a function, which ONNX Runtime computes by a kernel where it has one; see `kernels`.
 
@@ -140,6 +141,7 @@ class Emitter:
         Args:
             outputs: as `nodes` takes them.
             dtypes: of the outputs; float32 when empty.
+            attributes: of the call, to which `body` refers (`ir.RefAttr`).
         """
         if name not in self._functions:
             outer = self._nodes, self._known, self._initializers
@@ -151,9 +153,10 @@ class Emitter:
                 for value in self._initializers.values()
             ]
             graph = ir.Graph(given, found, nodes=[*constants, *self._nodes], opset_imports={"": OPSET, CONTRIB: 1})
-            self._functions[name] = ir.Function(OWN, name, graph=graph, attributes=())
+            declared = [ir.Attr(attribute, ir.AttributeType.FLOAT, None) for attribute in attributes or ()]
+            self._functions[name] = ir.Function(OWN, name, graph=graph, attributes=declared)
             self._nodes, self._known, self._initializers = outer
-        values = self.nodes(name, *inputs, outputs=outputs, domain=OWN)
+        values = self.nodes(name, *inputs, outputs=outputs, domain=OWN, attributes=attributes)
         for value, dtype in zip(values, dtypes or ["float32"] * len(values), strict=True):
             # The checker cannot see through a function that has operators it does not know.
             value.type = ir.TensorType(_TYPES[dtype])
@@ -258,11 +261,11 @@ class Emitter:
             self.weight(f"{path}.{part}") for part in (("weight",) if self.config.norm == "rms" else ("weight", "bias"))
         ]
 
-    def _norm(self, path: str, states: Value, *weights: Value) -> Value:
-        attributes = {"axis": -1, "epsilon": float(self.config.norm_eps)}
+    def _norm(self, path: str, states: Value, *weights: Value, epsilon: float | ir.RefAttr | None = None) -> Value:
+        attributes = {"axis": -1, "epsilon": float(self.config.norm_eps) if epsilon is None else epsilon}
         with self.at(path):
             name = "RMSNormalization" if self.config.norm == "rms" else "LayerNormalization"
-            return self.node(name, states, *weights, attributes=attributes)
+            return self.nodes(name, states, *weights, outputs=1, attributes=attributes)[0]
 
     def added(self, states: Value, branch: Value) -> Value:
         # Not SkipLayerNormalization, whose kernel in ONNX Runtime is slower than Add and LayerNormalization.
@@ -275,14 +278,15 @@ class Emitter:
                 total = self.added(states, branch)
             return total, self.normed(norm, total)
 
-        def body(states: Value, branch: Value, scale: Value, bias: Value, epsilon: Value) -> Sequence[Value]:
+        def body(states: Value, branch: Value, scale: Value, bias: Value) -> Sequence[Value]:
             total = self.added(states, branch)
-            return total, self._norm("", total, scale, bias)
+            epsilon = ir.RefAttr("epsilon", "epsilon", ir.AttributeType.FLOAT)
+            return total, self._norm("", total, scale, bias, epsilon=epsilon)
 
-        epsilon = self.constant([self.config.norm_eps], np.float32)
         with self.at(norm):
-            inputs = (states, branch, *self._norm_weights(norm), epsilon)
-            total, normed = self.called("ResidualNorm", *inputs, body=body, outputs=("", ""))
+            inputs = (states, branch, *self._norm_weights(norm))
+            epsilons = {"epsilon": float(self.config.norm_eps)}
+            total, normed = self.called("ResidualNorm", *inputs, body=body, outputs=("", ""), attributes=epsilons)
         return total, normed
 
     def model(self) -> ir.Model:

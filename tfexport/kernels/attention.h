@@ -33,7 +33,7 @@ INLINED void attend(const float* query, const float* keys, const float* values, 
   const float scale = 1.0f / std::sqrt(static_cast<float>(kDim));
   Floats scaled[kParts], sums[kParts] = {};
   for (int part = 0; part < kParts; ++part) scaled[part] = load(query + part * kLanes) * scale;
-  float most = -3.4e38f;
+  float most = -INFINITY;  // where it stays so, all weights are NaN, as they should be
   for (int32_t i = 0; i < count; ++i) {
     const float* key = keys + static_cast<int64_t>(seen ? seen[i] : i) * kDim;
     Floats products = scaled[0] * load(key);
@@ -41,7 +41,7 @@ INLINED void attend(const float* query, const float* keys, const float* values, 
     scores[i] = sum(products);
     most = scores[i] > most ? scores[i] : most;
   }
-  for (int32_t i = count; i % kLanes; ++i) scores[i] = -3.4e38f;
+  for (int32_t i = count; i % kLanes; ++i) scores[i] = -INFINITY;
   Floats totals = {};
   for (int32_t i = 0; i < count; i += kLanes) {
     const Floats weights = exp_of_negative(load(scores + i) - most);
@@ -68,7 +68,7 @@ INLINED void every_head(const Place& place, float* scores) {
   }
 }
 
-// Whether there is a kernel for heads of so many numbers: `kernels.py` says the same.
+// Whether there is a kernel for heads of so many numbers: `takes_heads` in __init__.py says the same.
 inline bool has_kernel(int64_t dim) { return dim > 0 && dim % kLanes == 0 && dim <= 128; }
 
 FOR_EACH_CPU void attend_place(const Place& place, float* scores) {
@@ -89,10 +89,10 @@ struct Scratch {
   std::vector<float> scores;
   std::vector<int32_t> seen, counts;
 
-  static Scratch& of(int64_t queries, int64_t slots) {
+  static Scratch& of(int64_t queries, int64_t slots, bool masked) {
     static thread_local Scratch scratch;
     scratch.scores.resize(slots + kLanes);
-    scratch.seen.resize(queries * slots + 1);  // and one that may be written behind the last
+    if (masked) scratch.seen.resize(queries * slots + 1);  // and one that may be written behind the last
     scratch.counts.resize(queries);
     return scratch;
   }
@@ -104,7 +104,7 @@ struct CacheShape {
 
   // Args: rows [.., parts * width], which are those of all queries of all places.
   CacheShape(Context& context, const Tensor& rows, int64_t parts, const Tensor& keys, const Tensor& values) {
-    if (!context.require(keys.dims.size() == 4 && keys.dims == values.dims && keys.size > 0 && keys.size < INT32_MAX,
+    if (!context.require(keys.dims.size() == 4 && keys.dims == values.dims && keys.size > 0 && keys.dims[2] < INT32_MAX,
                          "keys and values are [places, heads, slots, head_dim], of the same size")) {
       return;
     }
@@ -153,7 +153,7 @@ void self_attention(Context& context) {
   float* values = present(context, 2, value);
   if (context.status()) return;
 
-  Scratch& scratch = Scratch::of(cache.queries, cache.slots);
+  Scratch& scratch = Scratch::of(cache.queries, cache.slots, kMasked);
   const int64_t stride = 3 * cache.width, size = cache.heads * cache.slots * cache.dim;
   for (int64_t place = 0; place < cache.places; ++place) {
     const int64_t at = slot.as<Index>()[place];
@@ -167,12 +167,13 @@ void self_attention(Context& context) {
       }
       int32_t count = static_cast<int32_t>(at + cache.queries);
       if (kMasked) {
-        const bool* sees = mask.as<bool>() + (place * cache.queries + query) * cache.slots;
+        // As bytes: a file may have others than 0 and 1 where it says bool.
+        const uint8_t* sees = mask.as<uint8_t>() + (place * cache.queries + query) * cache.slots;
         int32_t* seen = scratch.seen.data() + query * cache.slots;
         int32_t found = 0;
         for (int32_t i = 0; i < count; ++i) {
           seen[found] = i;
-          found += sees[i];
+          found += sees[i] != 0;
         }
         count = found;
       }
@@ -198,7 +199,7 @@ inline void cross_attention(Context& context) {
   float* mixed = like(context, 0, rows, cache.width);
   if (context.status()) return;
 
-  Scratch& scratch = Scratch::of(cache.queries, cache.slots);
+  Scratch& scratch = Scratch::of(cache.queries, cache.slots, false);
   const int64_t size = cache.heads * cache.slots * cache.dim, own = cache.queries * cache.width;
   for (int64_t place = 0; place < cache.places; ++place) {
     scratch.counts.assign(cache.queries, length.as<int32_t>()[place]);

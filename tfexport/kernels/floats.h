@@ -8,10 +8,10 @@
 #define INLINED_LAMBDA __attribute__((always_inline))
 
 // A function that is compiled for several CPUs, of which the one that runs is taken when the library is loaded.
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
-#define FOR_EACH_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
+#define FOR_EACH_CPU static __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
-#define FOR_EACH_CPU
+#define FOR_EACH_CPU static
 #endif
 
 namespace tfexport {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "floats.h"
@@ -50,20 +51,19 @@ FOR_EACH_CPU void add_and_norm(const float* a, const float* b, const float* scal
       [&](int64_t i) INLINED_LAMBDA { normed[i] = (total[i] - mean) * factor * scale[i] + bias[i]; });
 }
 
-// Args: two tensors float [.., size]; scale and bias [size]; epsilon [1]. Gives their sum, and its LayerNorm.
+// Args: two tensors float [.., size]; scale and bias [size]; epsilon, an attribute. Gives their sum, and its LayerNorm.
 inline void residual_norm(Context& context) {
   const Tensor a = context.input(0), b = context.input(1), scale = context.input(2), bias = context.input(3);
-  const Tensor epsilon = context.input(4);
   const int64_t size = a.last();
-  context.require(a.dims == b.dims && size > 0 && scale.size == size && bias.size == size && epsilon.size == 1,
+  context.require(a.dims == b.dims && size > 0 && scale.size == size && bias.size == size,
                   "ResidualNorm takes two tensors of one shape, and a scale and a bias for each of the last axis");
   if (context.status()) return;
   auto* total = static_cast<float*>(context.output(0, a.dims));
   auto* normed = static_cast<float*>(context.output(1, a.dims));
   if (context.status()) return;
   for (int64_t row = 0; row < a.size; row += size) {
-    add_and_norm(a.as<float>() + row, b.as<float>() + row, scale.as<float>(), bias.as<float>(), *epsilon.as<float>(),
-                 size, total + row, normed + row);
+    add_and_norm(a.as<float>() + row, b.as<float>() + row, scale.as<float>(), bias.as<float>(), context.attribute, size,
+                 total + row, normed + row);
   }
 }
 
@@ -83,6 +83,10 @@ FOR_EACH_CPU float quantize(const float* numbers, int64_t size, int32_t zero, fl
         last_zero += numbers[i] * 0.0f;
       });
   const float scale = std::max(largest(magnitudes), last) * (1.0f / most) + (sum(zeros) + last_zero);
+  if (!(scale <= FLT_MAX)) {  // what is no number, the scale tells
+    std::memset(rounded_to, zero, size);
+    return scale;
+  }
   // Of a row of zeros the scale is 0, and of the least floats it has few bits: both are rounded to 0.
   const float divisor = scale >= FLT_MIN ? scale : 1.0f;
   by_lanes(
@@ -189,9 +193,9 @@ inline void best_tokens(Context& context) {
   if (!context.require(count >= 0 && count <= vocab, "there are not so many tokens")) return;
   auto* log_probs = static_cast<float*>(context.output(0, {rows, count}));
   auto* ids = static_cast<int64_t*>(context.output(1, {rows, count}));
-  if (context.status()) return;
+  if (context.status() || rows == 0 || count == 0) return;
   std::vector<Found> found(count);
-  for (int64_t row = 0; row < rows && count > 0; ++row) {
+  for (int64_t row = 0; row < rows; ++row) {
     const float* own = logits.as<float>() + row * vocab;
     float most, log_sum;
     log_sum_exp(own, vocab, most, log_sum);

@@ -5,7 +5,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <initializer_list>
+#include <new>
 #include <vector>
 
 struct OrtStatus;
@@ -58,6 +60,7 @@ enum Function {
   kGetDimensionsCount = 61,
   kGetDimensions = 62,
   kGetTensorTypeAndShape = 65,
+  kKernelInfoGetAttribute_float = 85,
   kKernelContext_GetInput = 90,
   kKernelContext_GetOutput = 91,
   kReleaseTensorTypeAndShapeInfo = 99,
@@ -86,7 +89,11 @@ struct Tensor {
 // The inputs and outputs of one run of an operator. The first failure is kept, and is what the operator returns.
 class Context {
  public:
-  Context(const OrtApi* api, OrtKernelContext* context) : api_(api), context_(context) {}
+  // Args: attribute, the number that the operator's node has beside its inputs, if it has one.
+  Context(const OrtApi* api, OrtKernelContext* context, float attribute)
+      : attribute(attribute), api_(api), context_(context) {}
+
+  const float attribute;
 
   Tensor input(size_t index) {
     Tensor tensor;
@@ -137,13 +144,14 @@ class Context {
   OrtStatus* status_ = nullptr;
 };
 
-// An operator that keeps nothing between its runs.
+// An operator that keeps nothing between its runs, with one attribute at most, a float.
 class Operator : public OrtCustomOp {
  public:
   using Compute = void (*)(Context&);
 
-  Operator(const char* name, Compute compute, std::initializer_list<Type> inputs, std::initializer_list<Type> outputs)
-      : OrtCustomOp{}, name_(name), compute_(compute), inputs_(inputs), outputs_(outputs) {
+  Operator(const char* name, Compute compute, std::initializer_list<Type> inputs, std::initializer_list<Type> outputs,
+           const char* attribute = nullptr)
+      : OrtCustomOp{}, name_(name), compute_(compute), inputs_(inputs), outputs_(outputs), attribute_(attribute) {
     version = kVersion;
     GetName = [](const OrtCustomOp* op) { return self(op).name_; };
     GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };  // the CPU's
@@ -156,13 +164,22 @@ class Operator : public OrtCustomOp {
     GetInputMemoryType = [](const OrtCustomOp*, size_t) { return 0; };                                // the default
     GetVariadicInputMinArity = GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 1; };
     GetVariadicInputHomogeneity = GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 1; };
-    CreateKernelV2 = [](const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo*, void** kernel) {
-      *kernel = new Kernel{api, self(op).compute_};
-      return static_cast<OrtStatus*>(nullptr);
+    CreateKernelV2 = [](const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
+      float attribute = 0;
+      const char* name = self(op).attribute_;
+      OrtStatus* failed = name ? call(api, kKernelInfoGetAttribute_float, info, name, &attribute) : nullptr;
+      if (failed) return failed;
+      *kernel = new (std::nothrow) Kernel{api, self(op).compute_, attribute};
+      return *kernel ? nullptr : call(api, kCreateStatus, 1, "there is no memory for a kernel");
     };
     KernelComputeV2 = [](void* kernel, OrtKernelContext* context) {
-      Context run(static_cast<Kernel*>(kernel)->api, context);
-      static_cast<Kernel*>(kernel)->compute(run);
+      const auto* own = static_cast<Kernel*>(kernel);
+      Context run(own->api, context, own->attribute);
+      try {
+        own->compute(run);
+      } catch (const std::exception& error) {  // none may leave a function that C calls
+        run.require(false, error.what());
+      }
       return run.status();
     };
   }
@@ -171,12 +188,14 @@ class Operator : public OrtCustomOp {
   struct Kernel {
     const OrtApi* api;
     Compute compute;
+    float attribute;
   };
   static const Operator& self(const OrtCustomOp* op) { return *static_cast<const Operator*>(op); }
 
   const char* name_;
   Compute compute_;
   std::vector<Type> inputs_, outputs_;
+  const char* attribute_;
 };
 
 }  // namespace tfexport

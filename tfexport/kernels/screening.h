@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "floats.h"
@@ -32,6 +33,11 @@ FOR_EACH_CPU float round_states(const float* numbers, int64_t size, uint8_t* rou
       });
   float scale = std::max(largest(magnitudes), last) * (1.0f / kLevels);
   scale = std::max(scale, FLT_MIN) + (sum(zeros) + last_zero);
+  if (!(scale <= FLT_MAX)) {
+    std::memset(rounded_to, kLevels + 1, size);
+    length = lost = scale;
+    return scale;
+  }
   by_lanes(
       size,
       [&](int64_t i) INLINED_LAMBDA {
