@@ -5,7 +5,7 @@ They compute what `models.transformer` computes, from the same weights file. Wha
     states       in float32 [n, d_model] between attentions, so that every projection is one Gemm with its bias in it
     projections  query, key and value are one Gemm; ReLU is in the Gemm; the cross keys/values of all layers are one Gemm
     greedy       GroupQueryAttention: writes the cache in place and reads its filled slots only, each row its own
-    beams        the hypotheses of a sentence are queries to one cache that only grows (see `_shared_cache`)
+    beams        the hypotheses of a sentence are queries to one cache that only grows (see `_beam_attention`)
     best tokens  log-softmax and top-k of as many as are asked for; without their scores, by `screening.py`
 
 What was measured for these choices is in docs/design.md.
@@ -57,7 +57,7 @@ def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, 
     elif graph.role == "shortlist":
         _gathered_output(emitter, projections[-1])
     else:
-        _step(emitter, _own_caches if graph.step == "decoder_step" else _shared_cache, projections[-1])
+        _step(emitter, projections[-1])
     return emitter.model()
 
 
@@ -112,12 +112,7 @@ def _gathered_output(emitter: Emitter, output: Projection) -> None:
         emitter.node("Gather", weight, emitter.inputs["candidates"], attributes={"axis": axis}, output=tensor.name)
 
 
-SelfAttention = Callable[["Emitter", int, Value], Value]
-"""Writes the new keys and values of a layer to its cache and attends to it: `query_key_value` [.., 3 * d_attention] to
-[.., d_attention]."""
-
-
-def _step(emitter: Emitter, self_attention: SelfAttention, output: Projection) -> None:
+def _step(emitter: Emitter, output: Projection) -> None:
     """One token of each row to logits, best tokens and the cache."""
     config, inputs = emitter.config, emitter.inputs
     states = target_embedded(emitter)
@@ -131,7 +126,7 @@ def _step(emitter: Emitter, self_attention: SelfAttention, output: Projection) -
         layer = int(path.rpartition(".")[2])
         own = emitter.projected(f"{path}.self_attention.query_key_value", inner)
         with emitter.at(f"{path}.self_attention"):
-            mixed = self_attention(emitter, layer, own)
+            mixed = _self_attention(emitter, layer, own)
         return emitter.projected(f"{path}.self_attention.output", mixed)
 
     def crossed(path: str, inner: Value) -> Value:
@@ -278,7 +273,29 @@ def _cross(emitter: Emitter, query: Value, key: Value, value: Value, length: Val
     return (_attention(emitter, _three_axes(emitter, query, grid), key, value, length=length, bias=None),)
 
 
-def _own_caches(emitter: Emitter, layer: int, query_key_value: Value) -> Value:
+def _self_attention(emitter: Emitter, layer: int, query_key_value: Value) -> Value:
+    """Writes the new keys and values of a layer to its cache and attends to it: `query_key_value` [.., 3 * d_attention] to
+    [.., d_attention]."""
+    inputs = emitter.inputs
+    body: Callable[..., Sequence[Value]]
+    if emitter.graph.step == "decoder_step":
+        name, body, told = "GreedyAttention", _greedy_attention, ("position", "total")
+    else:
+        name, body, told = "BeamAttention", _beam_attention, ("slot", "mask")
+    mixed, *_ = _called(
+        emitter,
+        name,
+        *(query_key_value, inputs[f"past.{layer}.key"], inputs[f"past.{layer}.value"]),
+        *(inputs[each] for each in told),
+        body=body,
+        outputs=("", f"present.{layer}.key", f"present.{layer}.value"),
+    )
+    return mixed
+
+
+def _greedy_attention(
+    emitter: Emitter, query_key_value: Value, past_key: Value, past_value: Value, position: Value, total: Value
+) -> Sequence[Value]:
     """Each row has a cache of its own, of which `position` slots are filled.
 
         query_key_value [rows, 1, 3 * d_attention] > GroupQueryAttention > [rows, 1, d_attention]
@@ -286,20 +303,6 @@ def _own_caches(emitter: Emitter, layer: int, query_key_value: Value) -> Value:
 
     As many key heads as query heads: the operator is taken for its in-place cache, and because it reads no empty slot.
     """
-    inputs = emitter.inputs
-    return _called(
-        emitter,
-        "GreedyAttention",
-        *(query_key_value, inputs[f"past.{layer}.key"], inputs[f"past.{layer}.value"]),
-        *(inputs["position"], inputs["total"]),
-        body=_greedy_attention,
-        outputs=("", f"present.{layer}.key", f"present.{layer}.value"),
-    )[0]
-
-
-def _greedy_attention(
-    emitter: Emitter, query_key_value: Value, past_key: Value, past_value: Value, position: Value, total: Value
-) -> Sequence[Value]:
     config = emitter.config
     mixed, *present = emitter.nodes(
         "GroupQueryAttention",
@@ -312,27 +315,15 @@ def _greedy_attention(
     return _mixed(emitter, mixed), *present
 
 
-def _shared_cache(emitter: Emitter, layer: int, query_key_value: Value) -> Value:
+def _beam_attention(
+    emitter: Emitter, query_key_value: Value, past_key: Value, past_value: Value, slot: Value, mask: Value
+) -> Sequence[Value]:
     """The hypotheses of a sentence share one cache; `mask` tells each its own past in it.
 
     Split ── query ──────────────────────────────────────────> MultiHeadAttention [batch, beam, d_attention]
           ── key, value [batch, heads, beam, head_dim] ── TensorScatter at `slot` ──>    keys, values [.., cache, ..]
     mask ── Where(mask, 0, HIDDEN) ───────────────────────────────────────────────>      bias [batch, 1, beam, cache]
     """
-    inputs = emitter.inputs
-    return _called(
-        emitter,
-        "BeamAttention",
-        *(query_key_value, inputs[f"past.{layer}.key"], inputs[f"past.{layer}.value"]),
-        *(inputs["slot"], inputs["mask"]),
-        body=_beam_attention,
-        outputs=("", f"present.{layer}.key", f"present.{layer}.value"),
-    )[0]
-
-
-def _beam_attention(
-    emitter: Emitter, query_key_value: Value, past_key: Value, past_value: Value, slot: Value, mask: Value
-) -> Sequence[Value]:
     config = emitter.config
     parts = emitter.nodes("Split", query_key_value, outputs=3, attributes={"axis": -1, "num_outputs": 3})
     batch = emitter.shape_of(past_key, 0, 1)
