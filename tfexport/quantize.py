@@ -136,17 +136,20 @@ def int8_linear(emitter: Emitter, projection: Projection, states: ir.Value) -> i
     one = constant(1.0, np.float32)
     if emitter.has(f"{projection.name}.input_scale"):
         fixed = emitter.weight(f"{projection.name}.input_scale")
-        zero = constant(128, np.uint8)
-        rounded = emitter.node("QuantizeLinear", states, fixed, zero)
+        middle = constant(128, np.uint8)
+        rounded = emitter.node("QuantizeLinear", states, fixed, middle)
         bias = [None, emitter.joined(projection.biases)] if projection.biases else []
-        return emitter.node("MatMulIntegerToFloat", rounded, weight, fixed, columns, zero, *bias, domain=CONTRIB)
+        return emitter.node("MatMulIntegerToFloat", rounded, weight, fixed, columns, middle, *bias, domain=CONTRIB)
     before = emitter.before_relu(states)
-    name, given, zero, most = (
-        ("RowQuantize", states, 128, 127) if before is None else ("RowQuantizeRectified", before, 0, 255)
-    )
+    rectified = before is not None
     rounded, scale = emitter.called(
-        name, given, body=partial(_row_quantize, emitter, zero, most), outputs=("", ""), dtypes=("uint8", "float32")
+        "RowQuantizeRectified" if rectified else "RowQuantize",
+        before if before is not None else states,
+        body=partial(_row_quantize, emitter, rectified),
+        outputs=("", ""),
+        dtypes=("uint8", "float32"),
     )
+    zero = 0 if rectified else 128
     product = emitter.node(
         "MatMulIntegerToFloat", rounded, weight, one, columns, constant(zero, np.uint8), domain=CONTRIB
     )
@@ -156,10 +159,13 @@ def int8_linear(emitter: Emitter, projection: Projection, states: ir.Value) -> i
     return emitter.called("RowScale", *inputs, body=partial(_row_scale, emitter), outputs=("",))[0]
 
 
-def _row_quantize(emitter: Emitter, zero: int, most: int, states: ir.Value) -> tuple[ir.Value, ir.Value]:
-    if not zero:
-        states = emitter.node("Relu", states)
-    magnitudes = emitter.node("Abs", states) if zero else states
+def _row_quantize(emitter: Emitter, rectified: bool, states: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """`states` in 8 bits, and the scale of each row; where they are to be `rectified`, all 255 steps are above 0."""
+    if rectified:
+        zero, most, states = 0, 255, emitter.node("Relu", states)
+        magnitudes = states
+    else:
+        zero, most, magnitudes = 128, 127, emitter.node("Abs", states)
     largest = emitter.node("ReduceMax", magnitudes, emitter.constant([-1], np.int64), attributes={"keepdims": 1})
     scale = emitter.node("Mul", largest, emitter.constant(1 / most, np.float32))
     one, zero_point = emitter.constant(1.0, np.float32), emitter.constant(zero, np.uint8)
