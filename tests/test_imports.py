@@ -29,7 +29,6 @@ EXPORT_SIDE = (
     "tfexport.ort_cases",
     "tfexport.quantize",
     "tfexport.screening",
-    "tfexport.calibrate",
     "tfexport.rounded",
     "tfexport.stored_weights",
     "tfexport.engine",
@@ -194,7 +193,7 @@ def test_what_both_sides_read_imports_neither(module: str) -> None:
 
 
 def test_torch_is_imported_only_where_models_are_made_or_run() -> None:
-    allowed = {"export", "graph_modules", "selfcheck", "ort_cases", "calibrate", "rounded", "bisect", "train", "data"}
+    allowed = {"export", "graph_modules", "selfcheck", "ort_cases", "rounded", "bisect", "train", "data"}
     allowed |= {"training_state", "probe", "probe_checks", "probe_layers"}
     allowed |= {"peers"}  # engines that it is compared with
     found = {

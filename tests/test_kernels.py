@@ -25,6 +25,7 @@ from ort_bundles import CONFIG, random_model, random_sources, session_of, write_
 from tfexport import kernels
 from tfexport.emitter import OWN
 from tfexport.models.transformer import Transformer
+from tfexport.quantize import stored_int8
 from tfexport.runtimes.ort_cpu import OrtCpuRuntime
 from tfexport.screening import CANDIDATES, FEWEST_WORDS
 from tfexport.search import SearchOptions, search
@@ -38,6 +39,7 @@ Arrays = Mapping[str, NDArray[Any]]
 TYPES = {
     "float32": TensorProto.FLOAT,
     "uint8": TensorProto.UINT8,
+    "int8": TensorProto.INT8,
     "int32": TensorProto.INT32,
     "int64": TensorProto.INT64,
     "bool": TensorProto.BOOL,
@@ -65,7 +67,7 @@ def definitions() -> dict[str, onnx.FunctionProto]:
     return found
 
 
-def called(name: str, feeds: Arrays, *, kernel: bool) -> list[NDArray[Any]]:
+def called(name: str, feeds: Arrays, *, kernel: bool, threads: int = 1) -> list[NDArray[Any]]:
     """The outputs of a function: by its kernel, or by its definition."""
     function = definitions()[name]
     graph = helper.make_graph(
@@ -81,7 +83,7 @@ def called(name: str, feeds: Arrays, *, kernel: bool) -> list[NDArray[Any]]:
     imports = [helper.make_opsetid(OWN, 1), *function.opset_import]
     model = helper.make_model(graph, functions=[function], opset_imports=imports, ir_version=10)
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    options.intra_op_num_threads, options.log_severity_level = threads, 4
     if kernel:
         kernels.register(options)
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
@@ -137,15 +139,22 @@ def states_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
     return {"states": numbers(seed, places, queries, slots, scale=10 ** (seed % 7 - 3))}
 
 
-def rectified_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
-    states = states_case(seed, places, slots, queries)["states"]
-    states[..., 0] = np.abs(states[..., 0])  # a row of zeros is rounded to no matter what
-    return {"states": states}
+def blocks_case(seed: int, columns: int, inputs: int) -> Arrays:
+    """Weights of a projection, in blocks."""
+    matrix = numbers(seed, columns, inputs, scale=10 ** (seed % 5 - 2))
+    return {f"weight.{kind}": array for kind, array in stored_int8(matrix).items()}
 
 
-def scale_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
-    product = numbers(seed, places, queries, slots)
-    return {"product": product, "scale": numbers(seed + 1, places, queries, 1), "bias": numbers(seed + 2, slots)}
+def linear_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
+    """Of up to 20 rows, 280 inputs and 210 outputs, which are no multiple of a block."""
+    states = states_case(seed, places, 4 * slots, queries)["states"]
+    columns = 3 * slots
+    return {"states": states, **blocks_case(seed, columns, 4 * slots), "bias": numbers(seed + 2, columns)}
+
+
+def screen_product_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
+    rounded = np.random.default_rng(seed).integers(1, 128, (places * queries, 4 * slots)).astype(np.uint8)
+    return {"numbers": rounded, **blocks_case(seed, 3 * slots, 4 * slots), "room": numbers(seed + 2, 3 * slots)}
 
 
 def logits_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
@@ -185,10 +194,10 @@ CASES = {
     "BeamAttention": beam_case,
     "CrossAttention": cross_case,
     "ResidualNorm": norm_case,
-    "RowQuantize": states_case,
-    "RowQuantizeRectified": rectified_case,
-    "RowScale": scale_case,
+    "Int8Linear": linear_case,
+    "Int8LinearRectified": linear_case,
     "ScreenStates": screen_states_case,
+    "ScreenProduct": screen_product_case,
     "ScreenBest": screen_best_case,
     "BestToken": banned_case,
     "BestTokens": logits_case,
@@ -211,10 +220,10 @@ DEFINED = {
     "BeamAttention": "d26f0b26",
     "CrossAttention": "f66ea088",
     "ResidualNorm": "241c2106",
-    "RowQuantize": "f7145075",
-    "RowQuantizeRectified": "27b724f7",
-    "RowScale": "b6a8a505",
+    "Int8Linear": "5ff08034",
+    "Int8LinearRectified": "619159bd",
     "ScreenStates": "7a56ccc1",
+    "ScreenProduct": "f20f893a",
     "ScreenBest": "83c041e4",
     "BestToken": "03178fc2",
     "BestTokens": "623b1386",
@@ -333,9 +342,17 @@ WRONG_SHAPES = [
     ("ResidualNorm", "branch", (2, 2, 5)),
     ("ResidualNorm", "scale", (5,)),
     ("ResidualNorm", "bias", (7,)),
-    ("RowQuantize", "states", (2, 0)),
-    ("RowScale", "scale", (2, 1, 1)),
-    ("RowScale", "bias", (5,)),
+    ("Int8Linear", "states", (2, 0)),
+    ("Int8Linear", "states", (2, 20)),
+    ("Int8Linear", "weight.int8", (1, 6, 16, 4)),
+    ("Int8Linear", "weight.int8", (2, 7, 16, 4)),
+    ("Int8Linear", "weight.int8", (2, 6, 4, 16)),
+    ("Int8Linear", "weight.scale", (33,)),
+    ("Int8LinearRectified", "bias", (17,)),
+    ("ScreenProduct", "numbers", (2, 2, 24)),
+    ("ScreenProduct", "numbers", (2, 23)),
+    ("ScreenProduct", "weight.int8", (2, 6, 64)),
+    ("ScreenProduct", "room", (17,)),
     ("BestTokens", "logits", (2, 3, 2)),
     ("BestTokens", "count", (2,)),
     ("BestToken", "logits", (12,)),
@@ -415,21 +432,40 @@ def test_a_nan_is_not_hidden() -> None:
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
-def test_rounding_does_not_hide_what_is_no_number(number: float) -> None:
-    for size in (5, 40):
-        states = numbers(0, 2, 1, size)
-        states[0, 0, 3] = number
-        _, scale = called("RowQuantize", {"states": states}, kernel=True)
-        assert np.isnan(scale[0, 0, 0])
-        assert scale[1, 0, 0] > 0
+@pytest.mark.parametrize("name", ["Int8Linear", "Int8LinearRectified"])
+@pytest.mark.parametrize("slots", [1, 11])
+def test_rounding_does_not_hide_what_is_no_number(name: str, number: float, slots: int) -> None:
+    feeds = dict(linear_case(1, 2, slots, 1))
+    feeds["states"][0, 0, 3] = number
+    (found,) = called(name, feeds, kernel=True)
+    assert np.isnan(found[0]).all()
+    assert np.isfinite(found[1]).all()
 
 
-def test_a_row_of_zeros_and_of_the_least_floats_is_zero() -> None:
-    states = np.zeros((3, 1, 20), np.float32)
-    states[1], states[2, 0, 3] = 1e-45, 1e-43
-    rounded, scale = called("RowQuantize", {"states": states}, kernel=True)
-    restored = (rounded.astype(np.float32) - 128) * scale
-    np.testing.assert_allclose(restored, states, atol=2e-43)
+@pytest.mark.parametrize("least", [0, 1e-45, 1e-43])
+def test_a_row_of_zeros_and_of_the_least_floats_gives_the_bias(least: float) -> None:
+    feeds = dict(linear_case(1, 2, 5, 1))
+    feeds["states"][0] = 0
+    feeds["states"][0, 0, 3] = least
+    (found,) = called("Int8Linear", feeds, kernel=True)
+    np.testing.assert_array_equal(found[0, 0], feeds["bias"])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_products_are_the_same_by_any_number_of_threads(threads: int) -> None:
+    feeds = {"states": numbers(0, 40, 1, 512), **blocks_case(1, 1000, 512), "bias": numbers(2, 1000)}
+    (alone,) = called("Int8Linear", feeds, kernel=True)
+    (found,) = called("Int8Linear", feeds, kernel=True, threads=threads)
+    np.testing.assert_array_equal(found, alone)
+
+
+def test_the_largest_sums_do_not_overflow() -> None:
+    size = 4096
+    weights = {"weight.int8": np.full((1, size // 4, 16, 4), -127, np.int8), "weight.scale": np.ones(16, np.float32)}
+    feeds = {"states": np.ones((1, size), np.float32), **weights, "bias": np.zeros(16, np.float32)}
+    for name in ("Int8Linear", "Int8LinearRectified"):
+        (found,) = called(name, feeds, kernel=True)
+        np.testing.assert_allclose(found, -127 * size, rtol=1e-6)
 
 
 def test_a_library_that_cannot_be_loaded_is_said_and_done_without(

@@ -14,7 +14,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnx import numpy_helper
 from ort_bundles import (
     CONFIG,
     configs,
@@ -27,20 +26,19 @@ from ort_bundles import (
 )
 from safetensors.numpy import load_file
 from tiny import SRC_VOCAB, TinyCheckpoint, tiny_classifier
-from torch import Tensor, nn
+from torch import Tensor
 
 from tfexport import contract
 from tfexport.bundle import Bundle, open_bundle
-from tfexport.calibrate import LENGTH, SENTENCES, STEPS, input_ranges
 from tfexport.config import ModelConfig
 from tfexport.contract import GraphSpec, TensorSpec
 from tfexport.emitter import Emitter
 from tfexport.errors import TfexportError
 from tfexport.export import export, write_quantized
-from tfexport.models.transformer import PointwiseConv, Transformer
+from tfexport.models.transformer import Transformer
 from tfexport.ort_cases import case
 from tfexport.projections import Projection, decoder_projections, encoder_projections
-from tfexport.quantize import INT4_BLOCK, MARGIN, has_fixed_scale, int4_linear, int8_linear, quantized, restored
+from tfexport.quantize import BLOCK, GROUP, INT4_BLOCK, from_blocks, int4_linear, int8_linear, quantized, restored
 from tfexport.runtimes.ort_cpu import ort_cpu
 from tfexport.search import SearchOptions, pad, search
 from tfexport.stored_weights import StoredWeights
@@ -68,8 +66,8 @@ matrices = st.tuples(st.integers(1, 9), st.sampled_from([1, 2, 5, 31, 32, 33, 64
 """[out, in] of sizes that are and are not multiples of a block, with rows of very different magnitudes."""
 
 
-def stored(matrix: Matrix, precision: Any, **ranges: float) -> Arrays:
-    return quantized({"w": matrix}, [Projection("p", ("w",), ())], precision, ranges)
+def stored(matrix: Matrix, precision: Any) -> Arrays:
+    return quantized({"w": matrix}, [Projection("p", ("w",), ())], precision)
 
 
 def read_back(tensors: Arrays, matrix: Matrix) -> Matrix:
@@ -80,8 +78,12 @@ def read_back(tensors: Arrays, matrix: Matrix) -> Matrix:
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_int8_is_at_most_half_a_step_off_and_exact_at_the_largest_of_a_column(matrix: Matrix) -> None:
     tensors = stored(matrix, "int8")
-    numbers, scale = tensors["p.int8"], tensors["p.scale"]
-    assert (numbers.dtype, numbers.shape) == (np.int8, matrix.T.shape)
+    blocks, scale = tensors["p.int8"], tensors["p.scale"]
+    n_out, n_in = matrix.shape
+    assert (blocks.dtype, blocks.shape) == (np.int8, (-(-n_out // BLOCK), -(-n_in // GROUP), BLOCK, GROUP))
+    numbers = from_blocks(blocks, *matrix.shape)
+    assert np.count_nonzero(blocks) == np.count_nonzero(numbers)  # what fills the last blocks is 0
+    assert numbers[-1, -1] == blocks[(n_out - 1) // BLOCK, (n_in - 1) // GROUP, (n_out - 1) % BLOCK, (n_in - 1) % GROUP]
     assert (scale.dtype, scale.shape) == (np.float32, (len(matrix),))
     found = read_back(tensors, matrix)
     assert (found.dtype, found.shape) == (np.float32, matrix.shape)
@@ -89,7 +91,7 @@ def test_int8_is_at_most_half_a_step_off_and_exact_at_the_largest_of_a_column(ma
     largest = np.abs(matrix).argmax(axis=1)
     rows = np.arange(len(matrix))
     np.testing.assert_allclose(found[rows, largest], matrix[rows, largest], rtol=1e-6)
-    assert (np.abs(numbers).max(axis=0) == 127).all()  # the whole range is used, and -128 is not
+    assert (np.abs(numbers).max(axis=1) == 127).all()  # the whole range is used, and -128 is not
 
 
 @given(matrix=matrices)
@@ -146,7 +148,7 @@ def test_a_weight_that_is_no_finite_number_is_refused_by_its_name(precision: Any
     weights["b.weight"][1, 39] = number
     joined = [Projection("ab", ("a.weight", "b.weight"), ())]
     with pytest.raises(TfexportError, match=r"^a\.weight has weights that are not finite numbers\. Check the training"):
-        quantized(weights, joined, precision, {})
+        quantized(weights, joined, precision)
 
 
 @bits
@@ -155,19 +157,10 @@ def test_joined_matrices_lie_one_under_the_other_and_come_back_in_their_own_shap
     shapes = {"a": (3, 40), "b": (5, 40, 1), "c": (1, 40)}
     weights = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     order = [Projection("one", ("b", "a"), ()), Projection("two", ("c",), ())]
-    found = restored(quantized(weights, order, precision, {}), weights, order)
+    found = restored(quantized(weights, order, precision), weights, order)
     for name, matrix in weights.items():
         alone = stored(matrix.reshape(len(matrix), 40), precision)
         assert np.array_equal(found[name], read_back(alone, matrix.reshape(len(matrix), 40)).reshape(matrix.shape))
-
-
-def test_a_fixed_scale_is_stored_for_the_projections_that_have_a_range() -> None:
-    matrix = np.ones((2, 3), dtype=np.float32)
-    assert "p.input_scale" not in stored(matrix, "int8")
-    scale = stored(matrix, "int8", p=6.0)["p.input_scale"]
-    assert (scale.dtype, scale.shape) == (np.float32, ())
-    assert scale == np.float32(6.0 * MARGIN / 127)
-    assert stored(matrix, "int8", p=0.0)["p.input_scale"] > 0  # nothing was ever seen there
 
 
 @bits
@@ -210,105 +203,6 @@ def test_the_model_that_graphs_are_compared_with_has_the_rounded_weights_and_its
         else:
             assert np.array_equal(tensor.numpy(), wanted[name])
     assert rounded.output_weight is not None
-
-
-# --- which scales are fixed, and to what
-
-
-@pytest.mark.parametrize("norm_first", [False, True])
-def test_scales_are_fixed_in_decoder_layers_where_norms_and_attention_bound_the_states(norm_first: bool) -> None:
-    config = CONFIG.replace(norm_first=norm_first)
-    fixed = {name for name, projection in projections(config).items() if has_fixed_scale(projection, config)}
-    parts = ["self_attention.query_key_value", "self_attention.output", "cross_attention.query"]
-    parts += ["cross_attention.output", "feed_forward.hidden"]
-    wanted = {f"decoder.layers.{i}.{part}" for i in range(2) for part in parts}
-    if not norm_first:  # then the first layer reads embeddings, which nothing bounds
-        wanted.remove("decoder.layers.0.self_attention.query_key_value")
-    assert fixed == wanted
-
-
-def test_only_int8_has_fixed_scales(tmp_path: Path) -> None:
-    model = random_model(CONFIG)
-    for precision, count in (("int8", 9), ("int4", 0)):
-        write_quantized(model, precision, tmp_path)
-        found = load_file(tmp_path / contract.weights_file(precision))
-        assert sum(name.endswith(".input_scale") for name in found) == count
-
-
-def naive_ranges(model: Transformer, sources: Sequence[Sequence[int]], steps: int) -> dict[str, float]:
-    """The largest input of each linear layer over a greedy decoding without a cache, one sentence at a time."""
-    seen: dict[str, float] = {}
-    inputs: dict[str, float] = {}
-    originals = {path: module.forward for path, module in model.named_modules() if isinstance(module, nn.Linear)}
-    convolutions = {p: m.forward for p, m in model.named_modules() if isinstance(m, PointwiseConv)}
-
-    def watched(path: str, forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        def run(states: Tensor) -> Tensor:
-            inputs[path] = max(inputs.get(path, 0.0), states.abs().max().item())
-            return forward(states)
-
-        return run
-
-    modules = dict(model.named_modules())
-    for path, forward in {**originals, **convolutions}.items():
-        modules[path].forward = watched(path, forward)  # type: ignore[method-assign]
-    with torch.no_grad():
-        for source in sources:
-            tokens = [model.config.bos_id]
-            for _ in range(steps):
-                logits = model(torch.tensor([source]), torch.tensor([len(source)]), torch.tensor([tokens]))
-                tokens.append(int(logits[0, -1].argmax()))
-    for path in (*originals, *convolutions):
-        del modules[path].forward
-    seen.update(inputs)
-    return seen
-
-
-@pytest.mark.parametrize("changes", [{}, {"feed_forward": "conv1d", "norm_first": True, "activation": "gelu"}])
-def test_ranges_are_those_of_a_decoding_by_hand(changes: dict[str, Any]) -> None:
-    """Sources of one length: padding, too, goes through the encoder, and is seen there."""
-    model = random_model(CONFIG.replace(**changes, max_target_length=9))
-    sources = random_sources(CONFIG, [6] * 35)  # more than one batch
-    wanted = naive_ranges(model, sources, steps=9)
-    found = input_ranges(model, sources)
-    assert found.keys() == wanted.keys()
-    assert found == pytest.approx(wanted, rel=1e-4)
-    # 2 encoder layers of 6, 2 decoder layers of 10; the output projection is no module.
-    assert len(found) == 2 * 6 + 2 * 10
-
-
-def test_ranges_are_of_the_sources_that_are_given_and_else_of_random_ones() -> None:
-    model = random_model(CONFIG.replace(max_source_length=LENGTH + 1))
-    calls: list[tuple[int, int]] = []
-    encode = model.encode
-
-    def counting(src_ids: Tensor, src_len: Tensor) -> Any:
-        calls.append(tuple(src_ids.shape))  # type: ignore[arg-type]
-        return encode(src_ids, src_len)
-
-    model.encode = counting  # type: ignore[method-assign]
-    at_random = input_ranges(model)
-    assert calls == [(32, LENGTH)] * (SENTENCES // 32)
-    assert input_ranges(model) == input_ranges(model, [[], []]) == at_random
-    del calls[:]
-    one = input_ranges(model, [[5, 6, 7], [], [8]])
-    assert calls == [(2, 3)]
-    assert one != at_random
-    assert all(value > 0 for value in one.values())
-
-
-def test_a_short_model_is_measured_within_its_positions() -> None:
-    model = random_model(CONFIG.replace(max_source_length=2, max_target_length=3))
-    assert len(input_ranges(model)) == 32
-    assert STEPS > 3
-
-
-def test_no_hook_stays_in_the_model_even_after_a_failure() -> None:
-    model = random_model(CONFIG)
-    input_ranges(model, [[5]])
-    with pytest.raises(IndexError):
-        input_ranges(model, [[99]])
-    assert not [path for path, module in model.named_modules() if module._forward_pre_hooks]
 
 
 # --- one projection
@@ -359,15 +253,12 @@ class Rounded:
         return (result if self.bias is None else result + self.bias).astype(np.float32)
 
     def _int8(self, states: Matrix) -> NDArray[np.float64]:
-        if "input_scale" in self.tensors:
-            scale: Any = self.tensors["input_scale"]
-            numbers = np.clip(np.rint(states / scale), -128, 127)
-        else:
-            steps = np.float32(1 / 255 if self.rectified else 1 / 127)
-            scale = np.abs(states).max(axis=-1, keepdims=True) * steps
-            with np.errstate(invalid="ignore"):
-                numbers = np.nan_to_num(np.rint(states / scale))
-        product = numbers.astype(np.int64) @ self.tensors["int8"].astype(np.int64)
+        steps = np.float32(1 / 255 if self.rectified else 1 / 127)
+        scale = np.abs(states).max(axis=-1, keepdims=True) * steps
+        with np.errstate(invalid="ignore"):
+            numbers = np.nan_to_num(np.rint(states / scale))
+        weights = from_blocks(self.tensors["int8"], len(self.tensors["scale"]), states.shape[-1])
+        product = numbers.astype(np.int64) @ weights.T.astype(np.int64)
         return product * self.tensors["scale"].astype(np.float64) * scale
 
     def _int4(self, states: Matrix) -> NDArray[np.float64]:
@@ -396,9 +287,9 @@ SIZES = {"d_model": 72, "n_heads": 3, "d_ff": 50}
 @pytest.mark.parametrize(
     ("name", "width"),
     [
-        ("encoder.layers.1.self_attention.query", 72),  # a scale a row
-        ("decoder.layers.1.self_attention.query_key_value", 72),  # joined; in int8 of a fixed scale
-        ("decoder.layers.1.feed_forward.output", 50),
+        ("encoder.layers.1.self_attention.query", 72),
+        ("decoder.layers.1.self_attention.query_key_value", 72),  # joined
+        ("decoder.layers.1.feed_forward.output", 50),  # no multiple of a group
         ("cross", 72),
         ("output", 72),  # no bias
     ],
@@ -427,13 +318,10 @@ def test_a_projection_computes_what_its_stored_numbers_say(
 @bits
 @pytest.mark.parametrize("rectified", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("layer", ["encoder", "decoder"])  # in int8 a scale by row, and a fixed one
-def test_a_row_of_zeros_gives_exactly_the_bias(
-    tmp_path: Path, precision: Any, rectified: bool, bias: bool, layer: str
-) -> None:
+def test_a_row_of_zeros_gives_exactly_the_bias(tmp_path: Path, precision: Any, rectified: bool, bias: bool) -> None:
     model = random_model(CONFIG.replace(**SIZES, attention_bias=bias))
     write_graphs(model, tmp_path, precision)
-    name = f"{layer}.layers.1.self_attention.output"
+    name = "decoder.layers.1.self_attention.output"
     states = np.random.default_rng(0).standard_normal((2, 3, 72)).astype(np.float32)
     states[0, 1] = states[1, 2] = 0
     found = projected(tmp_path, model, name, precision, states, rectified=rectified)
@@ -443,26 +331,12 @@ def test_a_row_of_zeros_gives_exactly_the_bias(
     assert np.isfinite(found).all()
 
 
-def test_what_is_wider_than_a_fixed_scale_is_cut(tmp_path: Path) -> None:
-    model = random_model(CONFIG.replace(**SIZES))
-    write_graphs(model, tmp_path, "int8")
-    name = "decoder.layers.1.self_attention.output"
-    scale = load_file(tmp_path / "weights.int8.safetensors")[f"{name}.input_scale"]
-    states = np.zeros((1, 2, 72), dtype=np.float32)
-    states[0, 0, 3], states[0, 1, 3] = 127 * scale, 1000 * scale
-    found = projected(tmp_path, model, name, "int8", states)
-    assert np.array_equal(found[0, 0], found[0, 1])
-
-
 @bits
-@pytest.mark.parametrize("layer", ["encoder", "decoder"])
-def test_a_row_of_a_projection_is_the_same_whatever_stands_beside_it(
-    tmp_path: Path, precision: Any, layer: str
-) -> None:
+def test_a_row_of_a_projection_is_the_same_whatever_stands_beside_it(tmp_path: Path, precision: Any) -> None:
     """To the last bit, also where a neighbour is a thousand times as large."""
     model = random_model(CONFIG.replace(**SIZES))
     write_graphs(model, tmp_path, precision)
-    name = f"{layer}.layers.1.feed_forward.hidden"
+    name = "decoder.layers.1.feed_forward.hidden"
     states = np.random.default_rng(0).standard_normal((33, 2, 72)).astype(np.float32)
     states[::5] *= 1000
     together = projected(tmp_path, model, name, precision, states)
@@ -471,21 +345,13 @@ def test_a_row_of_a_projection_is_the_same_whatever_stands_beside_it(
         assert np.array_equal(part, together[:count]), count
 
 
-@pytest.mark.parametrize(("activation", "magnitudes"), [("relu", 0), ("gelu", 2)])
-def test_magnitudes_are_taken_where_states_may_be_negative(tmp_path: Path, activation: str, magnitudes: int) -> None:
-    """After a ReLU none are, and 255 steps are there for them."""
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_a_relu_is_a_part_of_the_projection_after_it(tmp_path: Path, activation: str) -> None:
     model = random_model(CONFIG.replace(activation=activation))
     graphs = {graph.role: graph for graph in write_graphs(model, tmp_path, "int8")}
     graph = onnx.load(tmp_path / graphs["beam_step"].file, load_external_data=False).graph
-    constants = {
-        tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if tensor.name.startswith("constant")
-    }
-    hidden = [node for node in graph.node if ".feed_forward.output/" in node.name]
-    name = "RowQuantize" if magnitudes else "RowQuantizeRectified"
-    assert sum(node.op_type == name for node in hidden) == 2
-    zeros = [constants[node.input[4]] for node in hidden if node.op_type == "MatMulIntegerToFloat"]
-    assert [int(zero) for zero in zeros] == [128 if magnitudes else 0] * 2
-    assert {zero.dtype for zero in zeros} == {np.dtype(np.uint8)}
+    hidden = [node.op_type for node in graph.node if ".feed_forward.output/" in node.name]
+    assert hidden == ["Int8LinearRectified" if activation == "relu" else "Int8Linear"] * 2
     assert "Relu" not in {node.op_type for node in graph.node}
     assert ("Gelu" in {node.op_type for node in graph.node}) == (activation == "gelu")
 
@@ -651,7 +517,6 @@ def test_an_exported_bundle_decodes_in_each_quantized_precision(quantized_bundle
 def test_the_same_checkpoint_gives_the_same_quantized_bundle(
     tiny_checkpoint: TinyCheckpoint, quantized_bundle: Path, precision: Any, tmp_path: Path
 ) -> None:
-    """Ranges are measured with random sources, which are the same every time."""
     write_quantized(tiny_checkpoint.load().build_model(), precision, tmp_path)
     file = contract.weights_file(precision)
     assert (tmp_path / file).read_bytes() == (quantized_bundle / file).read_bytes()

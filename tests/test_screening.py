@@ -35,7 +35,7 @@ from tfexport.models.checkpoint import load_checkpoint
 from tfexport.models.transformer import Transformer
 from tfexport.parity import check
 from tfexport.projections import Projection
-from tfexport.quantize import stored_int8
+from tfexport.quantize import from_blocks, stored_int8
 from tfexport.runtimes.ort_cpu import OrtCpuRuntime
 from tfexport.screening import FEWEST_WORDS, FILE, LEVELS, screened, screening_of
 from tfexport.search import Hypothesis, SearchOptions, Source, search
@@ -170,7 +170,8 @@ def test_no_logit_is_above_its_bound(seed: int, width: int, spread: float, outli
     stored = stored_of(weight)
     numbers, exact = np.rint(states / (np.abs(states).max() / LEVELS)), states.astype(np.float64)
     rounded = numbers * float(np.abs(states).max() / LEVELS)
-    approximate = rounded @ (stored["int8"].astype(np.float64) * stored["scale"])
+    columns = from_blocks(stored["int8"], *weight.shape).T.astype(np.float64)
+    approximate = rounded @ (columns * stored["scale"])
     room = np.linalg.norm(exact - rounded) * stored["norm"] + np.linalg.norm(rounded) * stored["error"]
     assert (weight.astype(np.float64) @ exact <= approximate + room * (1 + 1e-12)).all()
     assert np.abs(numbers).max() * np.abs(stored["int8"].astype(np.int64)).max() * 2 < 2**15  # no kernel can overflow

@@ -173,6 +173,10 @@ class Emitter:
             return given
         return self._initializer(name, self._stored.tensor(name))
 
+    def is_listed(self, name: str) -> bool:
+        """Whether an input of the graph stands for the tensor `name` of the weights files."""
+        return f"{LISTED}{name}" in self.inputs
+
     def has(self, name: str) -> bool:
         """Whether the weights files have a tensor of this name."""
         return name in self._stored

@@ -17,7 +17,6 @@ from tfexport import __version__, contract, ort_graphs, standard_graphs
 from tfexport.budget import Budget, Choice, Text, choose
 from tfexport.bundle import TOKENIZER_FILES
 from tfexport.bundle_writer import new_bundle, write_manifest
-from tfexport.calibrate import input_ranges
 from tfexport.config import ModelConfig
 from tfexport.contract import short_name
 from tfexport.errors import TfexportError
@@ -28,7 +27,7 @@ from tfexport.models.files import save_weights
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import Transformer
 from tfexport.projections import decoder_projections, encoder_projections
-from tfexport.quantize import has_fixed_scale, quantized
+from tfexport.quantize import quantized
 from tfexport.rounded import rounded
 from tfexport.screening import FILE as SCREENING_FILE
 from tfexport.screening import is_screened, screening_of
@@ -222,12 +221,7 @@ def write_quantized(
     weights = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
     every = (*encoder_projections(model.config), *decoder_projections(model.config))
     projections = [projection for projection in every if projection.name not in keep]
-    ranges = {}
-    if precision == "int8":
-        seen = input_ranges(model)
-        fixed = [projection for projection in projections if has_fixed_scale(projection, model.config)]
-        ranges = {projection.name: seen[projection.modules[0]] for projection in fixed}
-    arrays = quantized(weights, projections, precision, ranges)
+    arrays = quantized(weights, projections, precision)
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     save_weights(tensors, folder / contract.weights_file(precision), {"format": "pt"})
     return rounded(model, arrays)

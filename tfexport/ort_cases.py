@@ -15,7 +15,7 @@ from torch import Tensor
 from tfexport import contract
 from tfexport.models.transformer import KeyValue, Transformer
 from tfexport.projections import Projection
-from tfexport.quantize import quantized
+from tfexport.quantize import from_blocks, quantized
 from tfexport.shortlist_contract import LISTED
 
 Arrays = dict[str, NDArray[np.generic]]
@@ -73,7 +73,9 @@ def _listed(model: Transformer, graph: contract.GraphSpec, ids: NDArray[np.int64
     rows = model.output_matrix().detach().numpy()[ids]
     arrays: Arrays = {"output_weight": rows}
     if graph.precision == "int8":
-        arrays = quantized({"output_weight": rows}, [Projection("output", ("output_weight",), ())], "int8", {})
+        arrays = quantized({"output_weight": rows}, [Projection("output", ("output_weight",), ())], "int8")
+        blocks = np.asarray(arrays["output.int8"], np.int8)
+        arrays["output.int8"] = np.ascontiguousarray(from_blocks(blocks, *rows.shape).T)
     if model.output_bias is not None:
         arrays["output_bias"] = model.output_bias.detach().numpy()[ids]
     return {f"{LISTED}{name}": array for name, array in arrays.items()}

@@ -35,7 +35,7 @@ from tfexport.config import ModelConfig
 from tfexport.emitter import CONTRIB, Emitter, Linear, Value
 from tfexport.kernels import takes_heads
 from tfexport.projections import Projection, decoder_projections, encoder_projections
-from tfexport.quantize import int4_linear, int8_linear
+from tfexport.quantize import columns_of, int4_linear, int8_linear
 from tfexport.screening import is_screened, screened
 from tfexport.shortlist_contract import LISTED
 from tfexport.stored_weights import StoredWeights
@@ -109,6 +109,8 @@ def _gathered_output(emitter: Emitter, output: Projection) -> None:
         name = tensor.name.removeprefix(LISTED)
         axis = tensor.axes.index("candidates")
         weight = emitter.weight(stored.get(name, name))
+        if name == "output.int8":
+            weight = columns_of(emitter, weight, emitter.weight("output.scale"), emitter.config.d_model)
         emitter.node("Gather", weight, emitter.inputs["candidates"], attributes={"axis": axis}, output=tensor.name)
 
 

@@ -7,52 +7,33 @@ depends on no other row. (ONNX Runtime's DynamicQuantizeMatMul, which is a littl
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from tfexport.config import ModelConfig
 from tfexport.contract import Precision
 from tfexport.emitter import CONTRIB, Emitter
 from tfexport.errors import TfexportError
 from tfexport.projections import Projection
 
 Matrix = NDArray[np.float32]
+Numbers = NDArray[np.int8]
 
 INT4_BLOCK = 32
 """Weights of a column that share a scale in 4 bits."""
 
 
-MARGIN = 1.25
-"""How much wider a fixed scale is than what was seen. What is larger still is cut there."""
-
-
-def has_fixed_scale(projection: Projection, config: ModelConfig) -> bool:
-    """Whether the 8-bit states that go into a projection have one scale for all rows, which saves half the nodes.
-
-    So it is in decoder layers where the model itself bounds these states: they come from a LayerNorm, or from attention,
-    which averages. The hidden states of a feed-forward have no such bound, nor have embeddings. The output projection is
-    left out because tokens depend on it most, the encoder because it runs once: of 1,000 sentences of a tutorial checkpoint
-    934 had float32's tokens with all scales by row, 913 as it is, 882 with fixed scales in all but the output projection.
-    """
-    if not projection.name.startswith("decoder.") or projection.name.endswith("feed_forward.output"):
-        return False
-    reads_embeddings = projection.name == "decoder.layers.0.self_attention.query_key_value" and not config.norm_first
-    return not reads_embeddings
+BLOCK, GROUP = 16, 4
+"""Outputs and inputs of 8-bit weights that lie side by side, as CPUs take them (see kernels/products.h)."""
 
 
 def quantized(
     weights: Mapping[str, Matrix],
     projections: Iterable[Projection],
     precision: Precision,
-    input_ranges: Mapping[str, float],
 ) -> dict[str, NDArray[np.generic]]:
     """The stored tensors of `projections`, whose float32 matrices [out, in] are in `weights`.
-
-    Args:
-        input_ranges: the largest magnitude that goes into a projection, for those that have a fixed scale in 8 bits.
 
     Raises:
         TfexportError: a weight is not a finite number.
@@ -64,9 +45,6 @@ def quantized(
         if not np.isfinite(matrix).all():
             raise TfexportError(f"{projection.weights[0]} has weights that are not finite numbers. Check the training.")
         tensors |= {f"{projection.name}.{kind}": tensor for kind, tensor in store(matrix).items()}
-        if projection.name in input_ranges:
-            largest = max(input_ranges[projection.name], 1e-6)
-            tensors[f"{projection.name}.input_scale"] = np.asarray(largest * MARGIN / 127, np.float32)
     return tensors
 
 
@@ -83,7 +61,10 @@ def restored(
             continue
         scale = np.asarray(tensors[f"{projection.name}.scale"], np.float32)
         if f"{projection.name}.int8" in tensors:
-            matrix = tensors[f"{projection.name}.int8"].T * scale[:, None]  # type: ignore[operator]
+            n_in = weights[projection.weights[0]].shape[1]
+            matrix = (
+                from_blocks(np.asarray(tensors[f"{projection.name}.int8"], np.int8), len(scale), n_in) * scale[:, None]
+            )
         else:
             packed = np.asarray(tensors[f"{projection.name}.int4"], np.uint8)
             numbers = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:2], -1)
@@ -98,11 +79,24 @@ def restored(
 
 
 def stored_int8(matrix: Matrix) -> dict[str, NDArray[np.generic]]:
-    """[out, in] to int8 [in, out], and the scale of each column [out]."""
+    """[out, in] to int8 [ceil(out / BLOCK), ceil(in / GROUP), BLOCK, GROUP], and the scale of each output [out]."""
     scale = np.abs(matrix).max(axis=1) / 127
     scale = np.where(scale > 0, scale, 1).astype(np.float32)
     numbers = np.clip(np.rint(matrix / scale[:, None]), -127, 127)  # of the least floats even the scale is rounded
-    return {"int8": np.ascontiguousarray(numbers.astype(np.int8).T), "scale": scale}
+    return {"int8": _in_blocks(numbers.astype(np.int8)), "scale": scale}
+
+
+def _in_blocks(numbers: Numbers) -> Numbers:
+    n_out, n_in = numbers.shape
+    padded = np.pad(numbers, ((0, -n_out % BLOCK), (0, -n_in % GROUP)))
+    grid = padded.reshape(padded.shape[0] // BLOCK, BLOCK, padded.shape[1] // GROUP, GROUP)
+    return np.ascontiguousarray(grid.transpose(0, 2, 1, 3))
+
+
+def from_blocks(blocks: Numbers, n_out: int, n_in: int) -> Numbers:
+    """What `stored_int8` put into blocks, [out, in]."""
+    grid = blocks.transpose(0, 2, 1, 3)
+    return grid.reshape(grid.shape[0] * BLOCK, -1)[:n_out, :n_in]
 
 
 def _stored_int4(matrix: Matrix) -> dict[str, NDArray[np.generic]]:
@@ -120,60 +114,67 @@ def _stored_int4(matrix: Matrix) -> dict[str, NDArray[np.generic]]:
 
 
 def int8_linear(emitter: Emitter, projection: Projection, states: ir.Value) -> ir.Value:
-    """8-bit activations times 8-bit weights, summed in 32 bits. With a fixed scale:
-
-        states ── QuantizeLinear(scale), 128 for 0 ── MatMulIntegerToFloat(.., scale, columns' scales, .., bias)
-
-    With one for each row (where states come from a ReLU with it, and 0 for 0, / 255, and no Abs):
+    """8-bit activations times 8-bit weights, summed in 32 bits; there is one scale for each row of activations:
 
         states ── Abs ── ReduceMax ── / 127 = scale [.., 1] ────────────────────┐
                ── / scale ── uint8, 128 for 0 ── MatMulIntegerToFloat ── * ── + bias
 
-    In a row of zeros 0 / 0 is rounded to some number or other, which the scale of 0 makes 0 again.
+    Where states come from a ReLU it is a part of this, with 0 for 0, / 255 and no Abs. In a row of zeros 0 / 0 is rounded to
+    some number or other, which the scale of 0 makes 0 again.
     """
-    constant = emitter.constant
-    weight, columns = (emitter.weight(f"{projection.name}.{kind}") for kind in ("int8", "scale"))
-    one = constant(1.0, np.float32)
-    if emitter.has(f"{projection.name}.input_scale"):
-        fixed = emitter.weight(f"{projection.name}.input_scale")
-        middle = constant(128, np.uint8)
-        rounded = emitter.node("QuantizeLinear", states, fixed, middle)
-        bias = [None, emitter.joined(projection.biases)] if projection.biases else []
-        return emitter.node("MatMulIntegerToFloat", rounded, weight, fixed, columns, middle, *bias, domain=CONTRIB)
     before = emitter.before_relu(states)
     rectified = before is not None
-    rounded, scale = emitter.called(
-        "RowQuantizeRectified" if rectified else "RowQuantize",
-        before if before is not None else states,
-        body=partial(_row_quantize, emitter, rectified),
-        outputs=("", ""),
-        dtypes=("uint8", "float32"),
-    )
-    zero = 0 if rectified else 128
-    product = emitter.node(
-        "MatMulIntegerToFloat", rounded, weight, one, columns, constant(zero, np.uint8), domain=CONTRIB
-    )
-    if not projection.biases:
-        return emitter.node("Mul", product, scale)
-    inputs = (product, scale, emitter.joined(projection.biases))
-    return emitter.called("RowScale", *inputs, body=partial(_row_scale, emitter), outputs=("",))[0]
+    weight, columns = (emitter.weight(f"{projection.name}.{kind}") for kind in ("int8", "scale"))
+    bias = emitter.joined(projection.biases) if projection.biases else _zeros(emitter, columns)
+    inputs = (states if before is None else before, weight, columns, bias)
+    if emitter.is_listed(f"{projection.name}.int8"):
+        return _int8_linear(emitter, rectified, *inputs)
+
+    n_in, _ = emitter.projection_size(projection)
+    if n_in % GROUP:  # the kernel takes whole groups
+        return _int8_linear(emitter, rectified, inputs[0], columns_of(emitter, weight, columns, n_in), columns, bias)
+
+    def body(states: ir.Value, blocks: ir.Value, columns: ir.Value, bias: ir.Value) -> tuple[ir.Value]:
+        return (_int8_linear(emitter, rectified, states, columns_of(emitter, blocks, columns), columns, bias),)
+
+    name = "Int8LinearRectified" if rectified else "Int8Linear"
+    return emitter.called(name, *inputs, body=body, outputs=("",))[0]
 
 
-def _row_quantize(emitter: Emitter, rectified: bool, states: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """`states` in 8 bits, and the scale of each row; where they are to be `rectified`, all 255 steps are above 0."""
+def columns_of(emitter: Emitter, blocks: ir.Value, scale: ir.Value, n_in: int = 0) -> ir.Value:
+    """Blocks of weights to [in, out], which ONNX Runtime does when it loads the graph.
+
+    Args:
+        scale: [out].
+        n_in: may be left out where it is a multiple of `GROUP`.
+    """
+    columns = emitter.node("Transpose", blocks, attributes={"perm": (1, 3, 0, 2)})
+    columns = emitter.node("Flatten", columns, attributes={"axis": 2})
+    zero, one = emitter.sizes(0), emitter.sizes(1)
+    columns = emitter.node("Slice", columns, zero, emitter.shape_of(scale), one)
+    return emitter.node("Slice", columns, zero, emitter.sizes(n_in), zero) if n_in % GROUP else columns
+
+
+def _zeros(emitter: Emitter, like: ir.Value) -> ir.Value:
+    return emitter.node("Expand", emitter.constant(0.0, np.float32), emitter.shape_of(like))
+
+
+def _int8_linear(
+    emitter: Emitter, rectified: bool, states: ir.Value, weight: ir.Value, columns: ir.Value, bias: ir.Value
+) -> ir.Value:
+    """The same with weights [in, out]."""
+    constant = emitter.constant
     if rectified:
         zero, most, states = 0, 255, emitter.node("Relu", states)
         magnitudes = states
     else:
         zero, most, magnitudes = 128, 127, emitter.node("Abs", states)
-    largest = emitter.node("ReduceMax", magnitudes, emitter.constant([-1], np.int64), attributes={"keepdims": 1})
-    scale = emitter.node("Mul", largest, emitter.constant(1 / most, np.float32))
-    one, zero_point = emitter.constant(1.0, np.float32), emitter.constant(zero, np.uint8)
-    return emitter.node("QuantizeLinear", emitter.node("Div", states, scale), one, zero_point), scale
-
-
-def _row_scale(emitter: Emitter, product: ir.Value, scale: ir.Value, bias: ir.Value) -> tuple[ir.Value]:
-    return (emitter.node("Add", emitter.node("Mul", product, scale), bias),)
+    largest = emitter.node("ReduceMax", magnitudes, constant([-1], np.int64), attributes={"keepdims": 1})
+    scale = emitter.node("Mul", largest, constant(1 / most, np.float32))
+    one, zero_point = constant(1.0, np.float32), constant(zero, np.uint8)
+    rounded = emitter.node("QuantizeLinear", emitter.node("Div", states, scale), one, zero_point)
+    product = emitter.node("MatMulIntegerToFloat", rounded, weight, one, columns, zero_point, domain=CONTRIB)
+    return emitter.node("Add", emitter.node("Mul", product, scale), bias)
 
 
 def int4_linear(emitter: Emitter, projection: Projection, states: ir.Value) -> ir.Value:

@@ -33,7 +33,7 @@ from tfexport.contract import Precision, groups_queries
 from tfexport.emitter import CONTRIB, Emitter
 from tfexport.errors import TfexportError
 from tfexport.projections import Projection
-from tfexport.quantize import stored_int8
+from tfexport.quantize import GROUP, columns_of, from_blocks, stored_int8
 
 CANDIDATES = 16
 """Words that float32 decides among. With so many all rows of trained and random models were proven; with 8 words 95 % of the
@@ -53,7 +53,8 @@ FILE = "weights.screening.safetensors"
 
 def is_screened(config: ModelConfig, precision: Precision) -> bool:
     """Whether the graphs of a model screen its vocabulary. In quantized ones the whole product is as cheap."""
-    return precision == "float32" and groups_queries(config) and config.tgt_vocab_size >= FEWEST_WORDS
+    large = config.tgt_vocab_size >= FEWEST_WORDS and config.d_model % GROUP == 0
+    return precision == "float32" and groups_queries(config) and large
 
 
 def screening_of(weight: NDArray[np.float32]) -> dict[str, NDArray[np.generic]]:
@@ -81,12 +82,13 @@ def _lengths(
 ) -> NDArray[np.float64]:
     """|w|, or |w - w'|, of each row, in float64: squares may leave the range of float32."""
     lengths = np.empty(len(weight))
+    if rounded is not None:
+        numbers = from_blocks(np.asarray(rounded["int8"], np.int8), *weight.shape)
     for start in range(0, len(weight), CHUNK):
         rows = slice(start, start + CHUNK)
         difference = weight[rows].astype(np.float64)
         if rounded is not None:
-            numbers = np.asarray(rounded["int8"][:, rows].T, np.float64)
-            difference -= numbers * np.asarray(rounded["scale"][rows, None], np.float64)
+            difference -= numbers[rows].astype(np.float64) * np.asarray(rounded["scale"][rows, None], np.float64)
         lengths[rows] = np.linalg.norm(difference, axis=1)
     return lengths
 
@@ -103,9 +105,12 @@ def screened(emitter: Emitter, output: Projection, states: ir.Value, banned: ir.
             outputs=("", "", ""),
             dtypes=("uint8", "float32", "float32"),
         )
-        one, zero = emitter.constant(1.0, np.float32), emitter.constant(LEVELS + 1, np.uint8)
-        weight, columns = (emitter.weight(f"screening.{kind}") for kind in ("int8", "scale"))
-        bounds = emitter.node("MatMulIntegerToFloat", numbers, weight, one, columns, zero, None, room, domain=CONTRIB)
+        (bounds,) = emitter.called(
+            "ScreenProduct",
+            *(numbers, emitter.weight("screening.int8"), emitter.weight("screening.scale"), room),
+            body=partial(_screen_product, emitter),
+            outputs=("",),
+        )
         best, ids = emitter.called(
             "ScreenBest",
             *(bounds, scale, states, emitter.joined(output.weights), allowed),
@@ -144,6 +149,15 @@ def _screen_states(
         length = emitter.node("ReduceMax", emitter.node("ReduceL2", part, axis), attributes={"keepdims": 0})
         parts.append(emitter.node("Mul", words, length))  # [vocab]
     return numbers, scale, emitter.node("Add", *parts)
+
+
+def _screen_product(
+    emitter: Emitter, numbers: ir.Value, blocks: ir.Value, columns: ir.Value, room: ir.Value
+) -> tuple[ir.Value]:
+    """At most so large is each logit, [rows, vocab], in multiples of the rows' scales."""
+    one, zero = emitter.constant(1.0, np.float32), emitter.constant(LEVELS + 1, np.uint8)
+    inputs = (numbers, columns_of(emitter, blocks, columns), one, columns, zero, None, room)
+    return (emitter.node("MatMulIntegerToFloat", *inputs, domain=CONTRIB),)
 
 
 def _screen_best(

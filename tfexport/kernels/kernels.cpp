@@ -2,11 +2,14 @@
 // computes. A session for which this library is registered takes them instead of the definitions.
 
 #include "attention.h"
+#include "products.h"
 #include "rows.h"
 #include "runtime.h"
 #include "screening.h"
 
 using namespace tfexport;
+
+extern "C" __attribute__((visibility("default"))) int tfexport_multiplies_int8() { return multiplies_int8(); }
 
 extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(OrtSessionOptions* options,
                                                                               const OrtApiBase* base) {
@@ -15,22 +18,32 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(O
       {"BeamAttention", self_attention<int64_t, true>, {kFloat, kFloat, kFloat, kInt64, kBool}, {kFloat, kFloat, kFloat}},
       {"CrossAttention", cross_attention, {kFloat, kFloat, kFloat, kInt32}, {kFloat}},
       {"ResidualNorm", residual_norm, {kFloat, kFloat, kFloat, kFloat}, {kFloat, kFloat}, "epsilon"},
-      {"RowQuantize", row_quantize<false>, {kFloat}, {kUint8, kFloat}},
-      {"RowQuantizeRectified", row_quantize<true>, {kFloat}, {kUint8, kFloat}},
-      {"RowScale", row_scale, {kFloat, kFloat, kFloat}, {kFloat}},
       {"ScreenStates", screen_states, {kFloat, kFloat, kFloat}, {kUint8, kFloat, kFloat}},
       {"ScreenBest", screen_best, {kFloat, kFloat, kFloat, kFloat, kFloat}, {kFloat, kInt64}},
       {"BestToken", best_token, {kFloat, kInt64}, {kFloat, kInt64}},
       {"BestTokens", best_tokens, {kFloat, kInt64}, {kFloat, kInt64}},
   };
+#if defined(__x86_64__)
+  static Operator of_int8[] = {
+      {"Int8Linear", int8_linear<false>, {kFloat, kInt8, kFloat, kFloat}, {kFloat}},
+      {"Int8LinearRectified", int8_linear<true>, {kFloat, kInt8, kFloat, kFloat}, {kFloat}},
+      {"ScreenProduct", screen_product, {kUint8, kInt8, kFloat, kFloat}, {kFloat}},
+  };
+#endif
   const OrtApi* api = base->GetApi(kVersion);
   static OrtCustomOpDomain* const domain = [api] {
     OrtCustomOpDomain* made = nullptr;
     if (api == nullptr) return made;  // an ONNX Runtime that is older
     OrtStatus* failed = call(api, kCreateCustomOpDomain, "tfexport", &made);
-    for (Operator& op : operators) {
+    const auto add = [&](Operator& op) {
       if (!failed) failed = call(api, kCustomOpDomain_Add, made, static_cast<const OrtCustomOp*>(&op));
+    };
+    for (Operator& op : operators) add(op);
+#if defined(__x86_64__)
+    if (multiplies_int8()) {
+      for (Operator& op : of_int8) add(op);
     }
+#endif
     return failed ? nullptr : made;
   }();
   if (api == nullptr) return nullptr;

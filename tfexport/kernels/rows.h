@@ -67,76 +67,52 @@ inline void residual_norm(Context& context) {
   }
 }
 
-// Numbers to `zero` + whole multiples of a scale, of which the largest magnitude is `most` of it; what is below `floor` is
-// taken for it. Returns the scale.
-FOR_EACH_CPU float quantize(const float* numbers, int64_t size, int32_t zero, float most, float floor, uint8_t* rounded_to) {
+// Numbers to whole multiples of a scale, of which the largest magnitude is 127 (int8), or with `kRectified` 255 (uint8, what is
+// below 0 taken for 0). `sum` is that of what they are rounded to. Returns the scale.
+template <bool kRectified>
+FOR_EACH_CPU float quantize(const float* numbers, int64_t size, uint8_t* rounded_to, int32_t& sum) {
+  constexpr float kFloor = kRectified ? 0.0f : -FLT_MAX, kMost = kRectified ? 255 : 127;
   Floats magnitudes = {}, zeros = {};
   float last = 0, last_zero = 0;
   by_lanes(
       size,
       [&](int64_t i) INLINED_LAMBDA {
-        magnitudes = larger(magnitudes, magnitude(larger(load(numbers + i), all(floor))));
+        magnitudes = larger(magnitudes, magnitude(larger(load(numbers + i), all(kFloor))));
         zeros += load(numbers + i) * 0.0f;  // NaN where a number is not finite, which a comparison may not see
       },
       [&](int64_t i) INLINED_LAMBDA {
-        last = std::max(last, std::fabs(std::max(numbers[i], floor)));
+        last = std::max(last, std::fabs(std::max(numbers[i], kFloor)));
         last_zero += numbers[i] * 0.0f;
       });
-  const float scale = std::max(largest(magnitudes), last) * (1.0f / most) + (sum(zeros) + last_zero);
+  const float scale = std::max(largest(magnitudes), last) * (1.0f / kMost) + (tfexport::sum(zeros) + last_zero);
+  sum = 0;
   if (!(scale <= FLT_MAX)) {  // what is no number, the scale tells
-    std::memset(rounded_to, zero, size);
+    std::memset(rounded_to, 0, size);
     return scale;
   }
   // Of a row of zeros the scale is 0, and of the least floats it has few bits: both are rounded to 0.
   const float divisor = scale >= FLT_MIN ? scale : 1.0f;
+  Ints sums = {};
   by_lanes(
       size,
       [&](int64_t i) INLINED_LAMBDA {
-        const Ints whole = __builtin_convertvector(rounded(larger(load(numbers + i), all(floor)) / divisor), Ints) + zero;
+        const Ints whole = __builtin_convertvector(rounded(larger(load(numbers + i), all(kFloor)) / divisor), Ints);
+        sums += whole;
         *reinterpret_cast<Bytes*>(rounded_to + i) = __builtin_convertvector(whole, Bytes);
       },
       [&](int64_t i) INLINED_LAMBDA {
-        rounded_to[i] = static_cast<uint8_t>(static_cast<int32_t>(std::nearbyint(std::max(numbers[i], floor) / divisor)) + zero);
+        const auto whole = static_cast<int32_t>(std::nearbyint(std::max(numbers[i], kFloor) / divisor));
+        sum += whole;
+        rounded_to[i] = static_cast<uint8_t>(whole);
       });
+  for (int lane = 0; lane < kLanes; ++lane) sum += sums[lane];
   return scale;
-}
-
-// Args: states float [.., size], of which a ReLU is taken first with `kRectified`. Gives uint8 [.., size], and the scale of
-// each row, [.., 1].
-template <bool kRectified>
-void row_quantize(Context& context) {
-  const Tensor states = context.input(0);
-  const int64_t size = states.last();
-  if (!context.require(!states.dims.empty() && size > 0, "RowQuantize takes rows")) return;
-  std::vector<int64_t> dims = states.dims;
-  dims.back() = 1;
-  auto* numbers = static_cast<uint8_t*>(context.output(0, states.dims));
-  auto* scales = static_cast<float*>(context.output(1, dims));
-  if (context.status()) return;
-  for (int64_t row = 0; row * size < states.size; ++row) {
-    scales[row] = kRectified ? quantize(states.as<float>() + row * size, size, 0, 255, 0, numbers + row * size)
-                             : quantize(states.as<float>() + row * size, size, 128, 127, -FLT_MAX, numbers + row * size);
-  }
 }
 
 FOR_EACH_CPU void scale_and_add(const float* numbers, float scale, const float* bias, int64_t size, float* result) {
   by_lanes(
       size, [&](int64_t i) INLINED_LAMBDA { store(result + i, load(numbers + i) * scale + load(bias + i)); },
       [&](int64_t i) INLINED_LAMBDA { result[i] = numbers[i] * scale + bias[i]; });
-}
-
-// Args: product float [.., size]; scale of each row [.., 1]; bias [size].
-inline void row_scale(Context& context) {
-  const Tensor product = context.input(0), scale = context.input(1), bias = context.input(2);
-  const int64_t size = product.last();
-  context.require(size > 0 && bias.size == size && scale.size * size == product.size,
-                  "RowScale takes a scale for each row, and a bias for each column");
-  if (context.status()) return;
-  auto* result = static_cast<float*>(context.output(0, product.dims));
-  if (context.status()) return;
-  for (int64_t row = 0; row < scale.size; ++row) {
-    scale_and_add(product.as<float>() + row * size, scale.as<float>()[row], bias.as<float>(), size, result + row * size);
-  }
 }
 
 // The largest of a row, and the log of the sum of e^(x - largest).

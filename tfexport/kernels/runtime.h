@@ -49,7 +49,8 @@ struct OrtCustomOp {
 
 namespace tfexport {
 
-constexpr uint32_t kVersion = 16;  // the first with operators that can return an error
+constexpr uint32_t kOperatorVersion = 16;  // of the struct: the first with operators that can return an error
+constexpr uint32_t kVersion = 17;          // of the table: the first with ParallelFor
 
 enum Function {
   kCreateStatus = 0,
@@ -64,9 +65,10 @@ enum Function {
   kKernelContext_GetInput = 90,
   kKernelContext_GetOutput = 91,
   kReleaseTensorTypeAndShapeInfo = 99,
+  kKernelContext_ParallelFor = 274,
 };
 
-enum Type { kFloat = 1, kUint8 = 2, kInt32 = 6, kInt64 = 7, kBool = 9 };
+enum Type { kFloat = 1, kUint8 = 2, kInt8 = 3, kInt32 = 6, kInt64 = 7, kBool = 9 };
 
 template <typename... Arguments>
 OrtStatus* call(const OrtApi* api, Function function, Arguments... arguments) {
@@ -131,6 +133,16 @@ class Context {
     return status_ == nullptr;
   }
 
+  // Calls `task(i)` for all i below `tasks`, by the threads of the session.
+  template <typename Task>
+  void parallel(int64_t tasks, const Task& task) {
+    if (tasks == 1) return task(0);
+    void (*const run)(void*, size_t) = [](void* data, size_t index) { (*static_cast<const Task*>(data))(index); };
+    void* const data = const_cast<void*>(static_cast<const void*>(&task));
+    failed(call(api_, kKernelContext_ParallelFor, const_cast<const OrtKernelContext*>(context_), run,
+                static_cast<size_t>(tasks), static_cast<size_t>(0), data));
+  }
+
   OrtStatus* status() const { return status_; }
 
  private:
@@ -152,7 +164,7 @@ class Operator : public OrtCustomOp {
   Operator(const char* name, Compute compute, std::initializer_list<Type> inputs, std::initializer_list<Type> outputs,
            const char* attribute = nullptr)
       : OrtCustomOp{}, name_(name), compute_(compute), inputs_(inputs), outputs_(outputs), attribute_(attribute) {
-    version = kVersion;
+    version = kOperatorVersion;
     GetName = [](const OrtCustomOp* op) { return self(op).name_; };
     GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };  // the CPU's
     GetInputType = [](const OrtCustomOp* op, size_t index) { return static_cast<int>(self(op).inputs_[index]); };

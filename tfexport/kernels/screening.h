@@ -14,6 +14,7 @@
 namespace tfexport {
 
 constexpr int kLevels = 63;       // of the magnitudes that states are rounded to
+constexpr int kZeroOfStates = kLevels + 1;
 constexpr int kCandidates = 16;   // words that are multiplied in float32
 
 // Numbers to 64 + whole multiples of a scale, which is returned, of at most 63; and in multiples of it the lengths of what
@@ -34,7 +35,7 @@ FOR_EACH_CPU float round_states(const float* numbers, int64_t size, uint8_t* rou
   float scale = std::max(largest(magnitudes), last) * (1.0f / kLevels);
   scale = std::max(scale, FLT_MIN) + (sum(zeros) + last_zero);
   if (!(scale <= FLT_MAX)) {
-    std::memset(rounded_to, kLevels + 1, size);
+    std::memset(rounded_to, kZeroOfStates, size);
     length = lost = scale;
     return scale;
   }
@@ -45,13 +46,13 @@ FOR_EACH_CPU float round_states(const float* numbers, int64_t size, uint8_t* rou
         lengths += whole * whole;
         losses += (exact - whole) * (exact - whole);
         *reinterpret_cast<Bytes*>(rounded_to + i) =
-            __builtin_convertvector(__builtin_convertvector(whole, Ints) + (kLevels + 1), Bytes);
+            __builtin_convertvector(__builtin_convertvector(whole, Ints) + kZeroOfStates, Bytes);
       },
       [&](int64_t i) INLINED_LAMBDA {
         const float exact = numbers[i] / scale, whole = std::nearbyint(exact);
         last_length += whole * whole;
         last_lost += (exact - whole) * (exact - whole);
-        rounded_to[i] = static_cast<uint8_t>(static_cast<int32_t>(whole) + kLevels + 1);
+        rounded_to[i] = static_cast<uint8_t>(static_cast<int32_t>(whole) + kZeroOfStates);
       });
   length = std::sqrt(sum(lengths) + last_length);
   lost = std::sqrt(sum(losses) + last_lost);

@@ -123,7 +123,7 @@ class OrtCpuRuntime:
             if role not in self._sessions:
                 graph = self._bundle.graph(role, self._precision, "ort")
                 session = (
-                    shared_session(self._bundle, graph, self._threads)
+                    shared_session(self._bundle, graph, self._precision, self._threads)
                     if self._share_weights
                     else cpu_session(graph, self._threads)
                 )
