@@ -24,6 +24,7 @@ from ort_bundles import CONFIG, random_model, random_sources, session_of, write_
 
 from tfexport import kernels
 from tfexport.emitter import OWN
+from tfexport.linears import BLOCK
 from tfexport.models.transformer import Transformer
 from tfexport.quantize import stored_int8
 from tfexport.runtimes.ort_cpu import OrtCpuRuntime
@@ -139,6 +140,14 @@ def states_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
     return {"states": numbers(seed, places, queries, slots, scale=10 ** (seed % 7 - 3))}
 
 
+def float_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
+    """Of up to 20 rows, 70 inputs and 210 outputs, which are no multiple of a block."""
+    states, columns = numbers(seed, places * queries, slots, scale=3), 3 * slots
+    blocks = np.pad(numbers(seed + 1, columns, slots), ((0, -columns % BLOCK), (0, 0)))
+    blocks = np.ascontiguousarray(blocks.reshape(-1, BLOCK, slots).transpose(0, 2, 1))
+    return {"states": states, "weight": blocks, "bias": numbers(seed + 2, columns)}
+
+
 def blocks_case(seed: int, columns: int, inputs: int) -> Arrays:
     """Weights of a projection, in blocks."""
     matrix = numbers(seed, columns, inputs, scale=10 ** (seed % 5 - 2))
@@ -194,6 +203,8 @@ CASES = {
     "BeamAttention": beam_case,
     "CrossAttention": cross_case,
     "ResidualNorm": norm_case,
+    "Linear": float_case,
+    "LinearRectified": float_case,
     "Int8Linear": linear_case,
     "Int8LinearRectified": linear_case,
     "ScreenStates": screen_states_case,
@@ -220,6 +231,8 @@ DEFINED = {
     "BeamAttention": "d26f0b26",
     "CrossAttention": "f66ea088",
     "ResidualNorm": "241c2106",
+    "Linear": "2078fc26",
+    "LinearRectified": "393242a1",
     "Int8Linear": "5ff08034",
     "Int8LinearRectified": "619159bd",
     "ScreenStates": "7a56ccc1",
@@ -305,7 +318,7 @@ def _operators(session: onnxruntime.InferenceSession) -> set[str]:
 
 
 def test_sessions_run_the_kernels_where_they_are_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle = write_bundle(model_of(), tmp_path / "bundle", ("int8",))
+    bundle = write_bundle(model_of(), tmp_path / "bundle", ("float32", "int8"))
     made = onnxruntime.InferenceSession
 
     def profiled(path: Any, options: onnxruntime.SessionOptions, **more: Any) -> onnxruntime.InferenceSession:
@@ -316,12 +329,13 @@ def test_sessions_run_the_kernels_where_they_are_built(tmp_path: Path, monkeypat
     seen = {}
     for wanted in ("1", "0"):
         monkeypatch.setenv("TFEXPORT_KERNELS", wanted)
-        runtime = OrtCpuRuntime(bundle, precision="int8", threads=1)
-        for asked in ({}, {"scores": False}, {"beam": 3}):
-            search(runtime, random_sources(runtime.config, [4, 6]), SearchOptions(max_length=5, **asked))
-        seen[wanted] = set().union(
-            *(_operators(runtime.session(role)) for role in ("encoder", "decoder_step", "greedy_step", "beam_step"))
-        )
+        seen[wanted] = set()
+        for precision in ("float32", "int8"):
+            runtime = OrtCpuRuntime(bundle, precision=precision, threads=1)  # type: ignore[arg-type]
+            for asked in ({}, {"scores": False}, {"beam": 3}):
+                search(runtime, random_sources(runtime.config, [4, 6]), SearchOptions(max_length=5, **asked))
+            roles = ("encoder", "decoder_step", "greedy_step", "beam_step")
+            seen[wanted] |= {name for role in roles for name in _operators(runtime.session(role))}
     assert {name for name in CASES if not name.startswith("Screen")} <= seen["1"]
     assert not set(CASES) & seen["0"]
     assert "MultiHeadAttention" in seen["0"]
@@ -342,6 +356,13 @@ WRONG_SHAPES = [
     ("ResidualNorm", "branch", (2, 2, 5)),
     ("ResidualNorm", "scale", (5,)),
     ("ResidualNorm", "bias", (7,)),
+    ("Linear", "states", (4, 0)),
+    ("Linear", "states", (4, 5)),
+    ("Linear", "weight", (1, 6, 16)),
+    ("Linear", "weight", (2, 6, 15)),
+    ("Linear", "weight", (12, 16)),
+    ("LinearRectified", "bias", (33,)),
+    ("LinearRectified", "bias", (0,)),
     ("Int8Linear", "states", (2, 0)),
     ("Int8Linear", "states", (2, 20)),
     ("Int8Linear", "weight.int8", (1, 6, 16, 4)),
@@ -442,6 +463,15 @@ def test_rounding_does_not_hide_what_is_no_number(name: str, number: float, slot
     assert np.isfinite(found[1]).all()
 
 
+@pytest.mark.parametrize("name", ["Linear", "LinearRectified"])
+def test_a_nan_in_a_row_is_in_all_of_its_product(name: str) -> None:
+    feeds = dict(float_case(1, 3, 20, 1))
+    feeds["states"][1, 7] = np.nan
+    (found,) = called(name, feeds, kernel=True)
+    assert np.isnan(found[1]).all()
+    assert np.isfinite(found[[0, 2]]).all()
+
+
 @pytest.mark.parametrize("least", [0, 1e-45, 1e-43])
 def test_a_row_of_zeros_and_of_the_least_floats_gives_the_bias(least: float) -> None:
     feeds = dict(linear_case(1, 2, 5, 1))
@@ -452,11 +482,15 @@ def test_a_row_of_zeros_and_of_the_least_floats_gives_the_bias(least: float) -> 
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_products_are_the_same_by_any_number_of_threads(threads: int) -> None:
-    feeds = {"states": numbers(0, 40, 1, 512), **blocks_case(1, 1000, 512), "bias": numbers(2, 1000)}
-    (alone,) = called("Int8Linear", feeds, kernel=True)
-    (found,) = called("Int8Linear", feeds, kernel=True, threads=threads)
-    np.testing.assert_array_equal(found, alone)
+def test_products_are_the_same_by_any_number_of_threads_and_with_any_rows_beside_them(threads: int) -> None:
+    """To the last bit."""
+    eight_bits = {"states": numbers(0, 40, 512), **blocks_case(1, 1000, 512), "bias": numbers(2, 1000)}
+    floats = {"states": numbers(0, 40, 512), "weight": numbers(1, 63, 512, BLOCK), "bias": numbers(2, 1000)}
+    for name, feeds in (("Int8Linear", eight_bits), ("Linear", floats)):
+        (together,) = called(name, feeds, kernel=True, threads=threads)
+        for rows in (1, 2, 3, 5, 8, 15):
+            (alone,) = called(name, {**feeds, "states": feeds["states"][:rows]}, kernel=True)
+            np.testing.assert_array_equal(together[:rows], alone)
 
 
 def test_the_largest_sums_do_not_overflow() -> None:

@@ -86,7 +86,7 @@ def test_tokens_and_scores_are_those_of_weights_of_its_own(
     assert len(written) == 4
 
 
-@pytest.mark.skipif(not kernels.multiplies_int8(), reason="no kernels of 8-bit products here (or no CPU for them)")
+@pytest.mark.skipif(not kernels.has_products(), reason="no kernels of 8-bit products here (or no CPU for them)")
 def test_kernels_of_8_bit_products_need_no_packed_weights(larger: Path, written: list[str]) -> None:
     bundle = open_bundle(larger)
     assert found(bundle, precision="int8") == found(bundle, share_weights=False, precision="int8")

@@ -35,10 +35,11 @@ from tfexport.contract import GraphSpec, TensorSpec
 from tfexport.emitter import Emitter
 from tfexport.errors import TfexportError
 from tfexport.export import export, write_quantized
+from tfexport.linears import BLOCK
 from tfexport.models.transformer import Transformer
 from tfexport.ort_cases import case
 from tfexport.projections import Projection, decoder_projections, encoder_projections
-from tfexport.quantize import BLOCK, GROUP, INT4_BLOCK, from_blocks, int4_linear, int8_linear, quantized, restored
+from tfexport.quantize import GROUP, INT4_BLOCK, from_blocks, int4_linear, int8_linear, quantized, restored
 from tfexport.runtimes.ort_cpu import ort_cpu
 from tfexport.search import SearchOptions, pad, search
 from tfexport.stored_weights import StoredWeights

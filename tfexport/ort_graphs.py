@@ -2,8 +2,8 @@
 
 They compute what `models.transformer` computes, from the same weights file. What differs from the standard graphs:
 
-    states       in float32 [n, d_model] between attentions, so that every projection is one Gemm with its bias in it
-    projections  query, key and value are one Gemm; ReLU is in the Gemm; the cross keys/values of all layers are one Gemm
+    states       in float32 [n, d_model] between attentions, so that every projection is one product with its bias in it
+    projections  query, key and value are one, and so are the cross keys/values of all layers; a ReLU is in the one after it
     greedy       GroupQueryAttention: writes the cache in place and reads its filled slots only, each row its own
     beams        the hypotheses of a sentence are queries to one cache that only grows (see `_beam_attention`)
     best tokens  log-softmax and top-k of as many as are asked for; without their scores, by `screening.py`
@@ -34,6 +34,7 @@ from tfexport.blocks import (
 from tfexport.config import ModelConfig
 from tfexport.emitter import CONTRIB, Emitter, Linear, Value
 from tfexport.kernels import takes_heads
+from tfexport.linears import float32_linear, three_axes_linear
 from tfexport.projections import Projection, decoder_projections, encoder_projections
 from tfexport.quantize import columns_of, int4_linear, int8_linear
 from tfexport.screening import is_screened, screened
@@ -48,7 +49,7 @@ def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, 
     projections = (*encoder_projections(config), *decoder_projections(config, own_output=own_output))
 
     def linear(emitter: Emitter, projection: Projection, states: Value) -> Value:
-        emit_linear = _float32_linear if projection.name in keep else _LINEARS[graph.precision]
+        emit_linear = three_axes_linear if projection.name in keep else _LINEARS[graph.precision]
         return emit_linear(emitter, projection, states)
 
     emitter = Emitter(graph, config, stored, projections, linear)
@@ -61,18 +62,8 @@ def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, 
     return emitter.model()
 
 
-def _float32_linear(emitter: Emitter, projection: Projection, states: Value) -> Value:
-    """With the weights as they lie in the file, [out, in]; ONNX Runtime packs them once, when it loads them."""
-    weight = emitter.joined(projection.weights)
-    bias = [emitter.joined(projection.biases)] if projection.biases else []
-    if _is_flat(emitter):
-        return emitter.node("Gemm", states, weight, *bias, attributes={"transB": 1})
-    product = emitter.node("MatMul", states, emitter.node("Transpose", weight, attributes={"perm": (1, 0)}))
-    return emitter.node("Add", product, *bias) if bias else product
-
-
 _LINEARS: dict[contract.Precision, Linear] = {
-    "float32": _float32_linear,
+    "float32": float32_linear,
     "int8": int8_linear,
     "int4": int4_linear,
 }

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tfexport.contract import Precision
 from tfexport.emitter import CONTRIB, Emitter
 from tfexport.errors import TfexportError
+from tfexport.linears import BLOCK, zeros
 from tfexport.projections import Projection
 
 Matrix = NDArray[np.float32]
@@ -24,8 +25,8 @@ INT4_BLOCK = 32
 """Weights of a column that share a scale in 4 bits."""
 
 
-BLOCK, GROUP = 16, 4
-"""Outputs and inputs of 8-bit weights that lie side by side, as CPUs take them (see kernels/products.h)."""
+GROUP = 4
+"""Inputs of 8-bit weights that lie side by side, in blocks of outputs, as CPUs take them (see kernels/products.h)."""
 
 
 def quantized(
@@ -125,20 +126,21 @@ def int8_linear(emitter: Emitter, projection: Projection, states: ir.Value) -> i
     before = emitter.before_relu(states)
     rectified = before is not None
     weight, columns = (emitter.weight(f"{projection.name}.{kind}") for kind in ("int8", "scale"))
-    bias = emitter.joined(projection.biases) if projection.biases else _zeros(emitter, columns)
-    inputs = (states if before is None else before, weight, columns, bias)
+    states = states if before is None else before
     if emitter.is_listed(f"{projection.name}.int8"):
-        return _int8_linear(emitter, rectified, *inputs)
+        listed_bias = emitter.joined(projection.biases) if projection.biases else None
+        return _int8_linear(emitter, rectified, states, weight, columns, listed_bias)
 
-    n_in, _ = emitter.projection_size(projection)
+    n_in, n_out = emitter.projection_size(projection)
+    bias = emitter.joined(projection.biases) if projection.biases else zeros(emitter, n_out)
     if n_in % GROUP:  # the kernel takes whole groups
-        return _int8_linear(emitter, rectified, inputs[0], columns_of(emitter, weight, columns, n_in), columns, bias)
+        return _int8_linear(emitter, rectified, states, columns_of(emitter, weight, columns, n_in), columns, bias)
 
     def body(states: ir.Value, blocks: ir.Value, columns: ir.Value, bias: ir.Value) -> tuple[ir.Value]:
         return (_int8_linear(emitter, rectified, states, columns_of(emitter, blocks, columns), columns, bias),)
 
     name = "Int8LinearRectified" if rectified else "Int8Linear"
-    return emitter.called(name, *inputs, body=body, outputs=("",))[0]
+    return emitter.called(name, states, weight, columns, bias, body=body, outputs=("",))[0]
 
 
 def columns_of(emitter: Emitter, blocks: ir.Value, scale: ir.Value, n_in: int = 0) -> ir.Value:
@@ -155,12 +157,8 @@ def columns_of(emitter: Emitter, blocks: ir.Value, scale: ir.Value, n_in: int = 
     return emitter.node("Slice", columns, zero, emitter.sizes(n_in), zero) if n_in % GROUP else columns
 
 
-def _zeros(emitter: Emitter, like: ir.Value) -> ir.Value:
-    return emitter.node("Expand", emitter.constant(0.0, np.float32), emitter.shape_of(like))
-
-
 def _int8_linear(
-    emitter: Emitter, rectified: bool, states: ir.Value, weight: ir.Value, columns: ir.Value, bias: ir.Value
+    emitter: Emitter, rectified: bool, states: ir.Value, weight: ir.Value, columns: ir.Value, bias: ir.Value | None
 ) -> ir.Value:
     """The same with weights [in, out]."""
     constant = emitter.constant
@@ -174,7 +172,8 @@ def _int8_linear(
     one, zero_point = constant(1.0, np.float32), constant(zero, np.uint8)
     rounded = emitter.node("QuantizeLinear", emitter.node("Div", states, scale), one, zero_point)
     product = emitter.node("MatMulIntegerToFloat", rounded, weight, one, columns, zero_point, domain=CONTRIB)
-    return emitter.node("Add", emitter.node("Mul", product, scale), bias)
+    product = emitter.node("Mul", product, scale)
+    return product if bias is None else emitter.node("Add", product, bias)
 
 
 def int4_linear(emitter: Emitter, projection: Projection, states: ir.Value) -> ir.Value:

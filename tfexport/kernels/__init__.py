@@ -6,7 +6,7 @@ The graphs of the dialect `ort` call functions of the domain `tfexport`, each de
                                                              └──> Split, Reshape, .., MultiHeadAttention, where it is not
 
 So a bundle runs wherever ONNX Runtime does, and faster where this package was installed on a machine with a C++ compiler
-(GCC 12 or newer, or Clang). TFEXPORT_KERNELS=0 in the environment leaves the kernels out. Those of 8-bit products are for
+(GCC 12 or newer, or Clang). TFEXPORT_KERNELS=0 in the environment leaves the kernels out. Those of matrix products are for
 CPUs with AVX-512 and VNNI.
 
 A kernel takes the place of a definition by its name alone: a function that is to compute something else gets another name.
@@ -66,10 +66,10 @@ def _loads(path: Path) -> bool:
     return True
 
 
-def multiplies_int8() -> bool:
-    """Whether sessions compute 8-bit products by kernels, which read weights where the file is mapped."""
+def has_products() -> bool:
+    """Whether sessions compute products by kernels, which read weights as they lie."""
     path = library()
-    return path is not None and bool(ctypes.CDLL(str(path)).tfexport_multiplies_int8())
+    return path is not None and bool(ctypes.CDLL(str(path)).tfexport_has_products())
 
 
 def identity() -> str:

@@ -9,7 +9,7 @@
 
 using namespace tfexport;
 
-extern "C" __attribute__((visibility("default"))) int tfexport_multiplies_int8() { return multiplies_int8(); }
+extern "C" __attribute__((visibility("default"))) int tfexport_has_products() { return has_products(); }
 
 extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(OrtSessionOptions* options,
                                                                               const OrtApiBase* base) {
@@ -24,7 +24,9 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(O
       {"BestTokens", best_tokens, {kFloat, kInt64}, {kFloat, kInt64}},
   };
 #if defined(__x86_64__)
-  static Operator of_int8[] = {
+  static Operator products[] = {
+      {"Linear", linear<false>, {kFloat, kFloat, kFloat}, {kFloat}},
+      {"LinearRectified", linear<true>, {kFloat, kFloat, kFloat}, {kFloat}},
       {"Int8Linear", int8_linear<false>, {kFloat, kInt8, kFloat, kFloat}, {kFloat}},
       {"Int8LinearRectified", int8_linear<true>, {kFloat, kInt8, kFloat, kFloat}, {kFloat}},
       {"ScreenProduct", screen_product, {kUint8, kInt8, kFloat, kFloat}, {kFloat}},
@@ -40,8 +42,8 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(O
     };
     for (Operator& op : operators) add(op);
 #if defined(__x86_64__)
-    if (multiplies_int8()) {
-      for (Operator& op : of_int8) add(op);
+    if (has_products()) {
+      for (Operator& op : products) add(op);
     }
 #endif
     return failed ? nullptr : made;

@@ -1,12 +1,11 @@
-// Products of rows with the 8-bit weights of a projection, by the instruction that CPUs have for them (VNNI): where there is
-// none these operators are not registered, and their definitions run.
+// Products of rows with the weights of a projection, in float32 and in 8 bits, for CPUs with AVX-512 and VNNI. On others these
+// operators are not registered, and their definitions run.
 //
-// Weights lie as the instruction takes them, int8 [blocks, groups, 16, 4]: 64 bytes are four inputs of sixteen outputs, and
-// what is left of the last group and block is 0. They are read where the file is mapped: nothing is packed at loading.
+// Weights lie in blocks of 16 outputs: float32 [blocks, in, 16], and int8 [blocks, in / 4, 16, 4], four inputs side by side as
+// the instruction takes them; what is left of the last block is 0. They are read as they lie, in the file that is mapped.
 //
-// A product of a row and few columns ends before memory has delivered the next weights, so what counts for one row is to read
-// them once, in their order. For many rows a tile of 8 rows and 48 columns stays in registers: all that is loaded in it is
-// used 8 or 3 times.
+// With one row a product takes as long as its weights take to come from memory: each is read once, and in order. With many
+// rows a tile of 8 rows and 48 outputs stays in registers, in which whatever is loaded is used 3 or 8 times.
 #pragma once
 
 #include <algorithm>
@@ -22,170 +21,243 @@
 
 #include <immintrin.h>
 
-#define WITH_VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
+#define WITH_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
+
+// A loop over the registers of a tile.
+#define UNROLLED _Pragma("GCC unroll 8")
 
 namespace tfexport {
 
-inline bool multiplies_int8() { return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw"); }
+inline bool has_products() {
+  return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+}
 
-constexpr int64_t kBlock = 16;      // outputs whose weights lie side by side
-constexpr int64_t kGroup = 4;       // inputs
-constexpr int64_t kTile = 3;        // blocks in registers
-constexpr int64_t kWorth = 200000;  // multiplications that are worth waking up a thread for
+constexpr int64_t kBlock = 16;  // outputs whose weights lie side by side
+constexpr int64_t kGroup = 4;   // inputs, in 8 bits
+constexpr int64_t kTile = 3;    // blocks in registers
+constexpr double kTask = 4e-6;  // seconds that are worth waking up a thread for, of a CPU with
+constexpr double kMultiplications = 1e11, kInt8Multiplications = 4e11, kBytes = 8e10;  // so many of these a second
 
-// Rows in 8 bits: signed, or with `kRectified` unsigned.
-struct RoundedRows {
-  std::vector<uint8_t> numbers;  // [count, groups * kGroup]
-  std::vector<int32_t> start;    // what their sums of products begin with
-  std::vector<float> scale;
-  int64_t count, stride;
+// Which of the 16 outputs of a block there are.
+WITH_AVX512 INLINED __mmask16 outputs_of(int64_t block, int64_t columns) {
+  const int64_t left = columns - block * kBlock;
+  return left >= kBlock ? 0xffff : (1u << left) - 1;
+}
 
-  RoundedRows(int64_t rows, int64_t groups)
-      : numbers(rows * groups * kGroup), start(rows), scale(rows), count(rows), stride(groups * kGroup) {}
-};
+// float32, of which a ReLU is taken first with `kRectified`. Each result is summed in the order of its inputs.
+template <bool kRectified>
+struct FloatProduct {
+  const float* rows;     // [count, stride]
+  const float* weights;  // [blocks, stride, 16]
+  const float* bias;     // [columns]
+  int64_t count, stride, columns;
 
-struct Projection {
-  const int8_t* weights;  // [blocks, groups, 16, 4]
-  const float* scale;     // [columns]
-  const float* bias;      // [columns]
-  int64_t groups, columns;
-
-  int64_t blocks() const { return (columns + kBlock - 1) / kBlock; }
-};
-
-// `kRows` rows times `kBlocks` blocks, whole blocks but for the last of the projection. The instruction multiplies unsigned
-// numbers by signed ones. Where rows are signed, weights are made unsigned by adding 128 (the flip of a bit), and each sum
-// starts at -128 times the sum of its row.
-template <bool kRectified, int kRows, int kBlocks>
-WITH_VNNI INLINED void multiply_tile(const RoundedRows& rows, int64_t row, const Projection& by, int64_t block, float* result) {
-  __m512i sums[kRows][kBlocks];
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
-    for (int b = 0; b < kBlocks; ++b) sums[r][b] = _mm512_set1_epi32(rows.start[row + r]);
+  double seconds() const {
+    const double size = static_cast<double>(stride) * columns;
+    return std::max(size * count / kMultiplications, size * sizeof(float) / kBytes);
   }
-  const uint8_t* numbers = rows.numbers.data() + row * rows.stride;
-  const int64_t block_size = by.groups * kBlock * kGroup;
-  const int8_t* weights = by.weights + block * block_size;
-  const __m512i flip = _mm512_set1_epi8(-128);
-  for (int64_t group = 0; group < by.groups; ++group) {
-    __m512i taken[kBlocks];
-#pragma GCC unroll 8
-    for (int b = 0; b < kBlocks; ++b) {
-      taken[b] = _mm512_loadu_si512(weights + b * block_size + group * kBlock * kGroup);
-      if (!kRectified) taken[b] = _mm512_xor_si512(taken[b], flip);
+
+  template <int kRows, int kBlocks>
+  WITH_AVX512 INLINED void tile(int64_t row, int64_t block, float* result) const {
+    __m512 sums[kRows][kBlocks];
+    UNROLLED for (int b = 0; b < kBlocks; ++b) {
+      const __m512 first = _mm512_maskz_loadu_ps(outputs_of(block + b, columns), bias + (block + b) * kBlock);
+      UNROLLED for (int r = 0; r < kRows; ++r) sums[r][b] = first;
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      // Written out, because GCC loads all rows before it multiplies any, which takes more registers than there are: half
-      // the speed.
-      __m512i four;
-      asm volatile("vpbroadcastd %1, %0" : "=v"(four) : "m"(*reinterpret_cast<const int32_t*>(numbers + r * rows.stride + group * kGroup)));
-#pragma GCC unroll 8
-      for (int b = 0; b < kBlocks; ++b) {
-        if (kRectified) {
-          asm("vpdpbusd %2, %1, %0" : "+v"(sums[r][b]) : "v"(four), "v"(taken[b]));
-        } else {
-          asm("vpdpbusd %2, %1, %0" : "+v"(sums[r][b]) : "v"(taken[b]), "v"(four));
+    const float* numbers = rows + row * stride;
+    const float* taken_from = weights + block * stride * kBlock;
+    for (int64_t i = 0; i < stride; ++i) {
+      __m512 taken[kBlocks];
+      UNROLLED for (int b = 0; b < kBlocks; ++b) taken[b] = _mm512_loadu_ps(taken_from + (b * stride + i) * kBlock);
+      UNROLLED for (int r = 0; r < kRows; ++r) {
+        // Written out, because GCC loads all rows before it multiplies any, which takes more registers than there are: half
+        // the speed.
+        __m512 number;
+        asm volatile("vbroadcastss %1, %0" : "=v"(number) : "m"(numbers[r * stride + i]));
+        if (kRectified) number = _mm512_max_ps(_mm512_setzero_ps(), number);  // in this order NaN stays
+        UNROLLED for (int b = 0; b < kBlocks; ++b) {
+          asm("vfmadd231ps %2, %1, %0" : "+v"(sums[r][b]) : "v"(number), "v"(taken[b]));
         }
       }
     }
-  }
-#pragma GCC unroll 8
-  for (int b = 0; b < kBlocks; ++b) {
-    const int64_t column = (block + b) * kBlock, left = by.columns - column;
-    const __mmask16 there = left >= kBlock ? 0xffff : (1u << left) - 1;
-    const __m512 scale = _mm512_maskz_loadu_ps(there, by.scale + column), bias = _mm512_maskz_loadu_ps(there, by.bias + column);
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[r][b]), scale);
-      _mm512_mask_storeu_ps(result + (row + r) * by.columns + column, there, product * rows.scale[row + r] + bias);
+    UNROLLED for (int b = 0; b < kBlocks; ++b) {
+      const __mmask16 there = outputs_of(block + b, columns);
+      float* first = result + row * columns + (block + b) * kBlock;
+      UNROLLED for (int r = 0; r < kRows; ++r) _mm512_mask_storeu_ps(first + r * columns, there, sums[r][b]);
     }
   }
-}
+};
 
-template <bool kRectified, int kBlocks>
-WITH_VNNI void multiply_blocks(const RoundedRows& rows, const Projection& by, int64_t block, float* result) {
-  int64_t row = 0;
-  for (; row + 8 <= rows.count; row += 8) multiply_tile<kRectified, 8, kBlocks>(rows, row, by, block, result);
-  if (rows.count - row >= 4) multiply_tile<kRectified, 4, kBlocks>(rows, row, by, block, result), row += 4;
-  if (rows.count - row >= 2) multiply_tile<kRectified, 2, kBlocks>(rows, row, by, block, result), row += 2;
-  if (rows.count - row >= 1) multiply_tile<kRectified, 1, kBlocks>(rows, row, by, block, result);
-}
+// Rows in 8 bits, each with a scale: signed, or unsigned where a ReLU was taken first.
+struct RoundedRows {
+  std::vector<uint8_t> numbers;  // [count, stride]
+  std::vector<int32_t> start;    // what the sums of a row begin with
+  std::vector<float> scale;
 
-// All `rows` times all columns to `result` [rows, columns], by as many threads as the session has.
+  RoundedRows(int64_t count, int64_t stride) : numbers(count * stride), start(count), scale(count) {}
+};
+
+// The instruction multiplies unsigned numbers by signed ones. Where rows are signed, weights are made unsigned by adding 128
+// (the flip of a bit), and each sum starts at -128 times the sum of its row.
 template <bool kRectified>
-void multiply(Context& context, const RoundedRows& rows, const Projection& by, float* result) {
-  const int64_t tiles = (by.blocks() + kTile - 1) / kTile;
-  const int64_t tasks = std::clamp<int64_t>(rows.count * rows.stride * by.columns / kWorth, 1, tiles);
+struct Int8Product {
+  const RoundedRows& rows;
+  const int8_t* weights;  // [blocks, stride / 4, 16, 4]
+  const float* scale;     // [columns]
+  const float* bias;      // [columns]
+  int64_t count, stride, columns;
+
+  double seconds() const {
+    const double size = static_cast<double>(stride) * columns;
+    return std::max(size * count / kInt8Multiplications, size / kBytes);
+  }
+
+  template <int kRows, int kBlocks>
+  WITH_AVX512 INLINED void tile(int64_t row, int64_t block, float* result) const {
+    __m512i sums[kRows][kBlocks];
+    UNROLLED for (int r = 0; r < kRows; ++r) {
+      UNROLLED for (int b = 0; b < kBlocks; ++b) sums[r][b] = _mm512_set1_epi32(rows.start[row + r]);
+    }
+    const uint8_t* numbers = rows.numbers.data() + row * stride;
+    const int8_t* taken_from = weights + block * stride * kBlock;
+    const __m512i flip = _mm512_set1_epi8(-128);
+    for (int64_t i = 0; i < stride; i += kGroup) {
+      __m512i taken[kBlocks];
+      UNROLLED for (int b = 0; b < kBlocks; ++b) {
+        taken[b] = _mm512_loadu_si512(taken_from + (b * stride + i) * kBlock);
+        if (!kRectified) taken[b] = _mm512_xor_si512(taken[b], flip);
+      }
+      UNROLLED for (int r = 0; r < kRows; ++r) {
+        __m512i four;
+        const auto* from = reinterpret_cast<const int32_t*>(numbers + r * stride + i);
+        asm volatile("vpbroadcastd %1, %0" : "=v"(four) : "m"(*from));
+        UNROLLED for (int b = 0; b < kBlocks; ++b) {
+          if (kRectified) {
+            asm("vpdpbusd %2, %1, %0" : "+v"(sums[r][b]) : "v"(four), "v"(taken[b]));
+          } else {
+            asm("vpdpbusd %2, %1, %0" : "+v"(sums[r][b]) : "v"(taken[b]), "v"(four));
+          }
+        }
+      }
+    }
+    UNROLLED for (int b = 0; b < kBlocks; ++b) {
+      const __mmask16 there = outputs_of(block + b, columns);
+      const int64_t column = (block + b) * kBlock;
+      const __m512 factor = _mm512_maskz_loadu_ps(there, scale + column), more = _mm512_maskz_loadu_ps(there, bias + column);
+      UNROLLED for (int r = 0; r < kRows; ++r) {
+        const __m512 product = _mm512_cvtepi32_ps(sums[r][b]) * factor * rows.scale[row + r] + more;
+        _mm512_mask_storeu_ps(result + (row + r) * columns + column, there, product);
+      }
+    }
+  }
+};
+
+template <int kBlocks, typename Product>
+WITH_AVX512 void multiply_blocks(const Product& product, int64_t block, float* result) {
+  int64_t row = 0;
+  for (; row + 8 <= product.count; row += 8) product.template tile<8, kBlocks>(row, block, result);
+  if (product.count - row >= 4) product.template tile<4, kBlocks>(row, block, result), row += 4;
+  if (product.count - row >= 2) product.template tile<2, kBlocks>(row, block, result), row += 2;
+  if (product.count - row >= 1) product.template tile<1, kBlocks>(row, block, result);
+}
+
+// All rows times all columns to `result` [count, columns], by the threads of the session.
+template <typename Product>
+void multiply(Context& context, const Product& product, float* result) {
+  const int64_t blocks = (product.columns + kBlock - 1) / kBlock, tiles = (blocks + kTile - 1) / kTile;
+  const int64_t tasks = std::clamp<int64_t>(product.seconds() / kTask, 1, tiles);
   context.parallel(tasks, [&](int64_t task) {
     for (int64_t tile = tiles * task / tasks; tile < tiles * (task + 1) / tasks; ++tile) {
       const int64_t block = tile * kTile;
-      switch (std::min(kTile, by.blocks() - block)) {
-        case 1: multiply_blocks<kRectified, 1>(rows, by, block, result); break;
-        case 2: multiply_blocks<kRectified, 2>(rows, by, block, result); break;
-        default: multiply_blocks<kRectified, 3>(rows, by, block, result);
+      switch (std::min(kTile, blocks - block)) {
+        case 1: multiply_blocks<1>(product, block, result); break;
+        case 2: multiply_blocks<2>(product, block, result); break;
+        default: multiply_blocks<3>(product, block, result);
       }
     }
   });
 }
 
-// The projection of these inputs, to rows of `size` numbers; the operator fails where they do not belong together.
-inline Projection projection_of(Context& context, const Tensor& weights, const Tensor& scale, const Tensor& bias, int64_t size) {
-  const int64_t columns = scale.size, blocks = (columns + kBlock - 1) / kBlock;
-  context.require(weights.dims.size() == 4 && weights.dims[0] == blocks && weights.dims[2] == kBlock && weights.dims[3] == kGroup &&
-                      size == weights.dims[1] * kGroup && bias.size == columns,
-                  "a product takes rows, weights for as many numbers, and a scale and a bias for each column");
-  return {weights.as<int8_t>(), scale.as<float>(), bias.as<float>(), size / kGroup, columns};
+// Room for the result, one row of `columns` for each row of `states`; null where the operator has failed.
+inline float* result_of(Context& context, const Tensor& states, int64_t columns) {
+  std::vector<int64_t> dims = states.dims;
+  if (context.status()) return nullptr;
+  dims.back() = columns;
+  auto* result = static_cast<float*>(context.output(0, dims));
+  return context.status() ? nullptr : result;
 }
 
-// Args: states float [.., in], of which a ReLU is taken first with `kRectified`; weights int8; their scales and the bias,
+constexpr char kMisfit[] = "a product takes rows, weights for as many numbers in each, and what is added for each column";
+
+inline bool are_blocks(const Tensor& weights, int64_t columns, int64_t size) {
+  return columns > 0 && weights.dims.size() == 3 && weights.dims[0] == (columns + kBlock - 1) / kBlock && weights.dims[1] == size &&
+         weights.dims[2] == kBlock;
+}
+
+inline bool are_int8_blocks(const Tensor& weights, int64_t columns, int64_t size) {
+  return columns > 0 && weights.dims.size() == 4 && weights.dims[0] == (columns + kBlock - 1) / kBlock &&
+         weights.dims[1] * kGroup == size && weights.dims[2] == kBlock && weights.dims[3] == kGroup;
+}
+
+// Args: states float [.., in], of which a ReLU is taken first with `kRectified`; weights float; bias [out]. Gives [.., out].
+template <bool kRectified>
+void linear(Context& context) {
+  const Tensor states = context.input(0), weights = context.input(1), bias = context.input(2);
+  const int64_t size = states.last();
+  context.require(!states.dims.empty() && size > 0 && are_blocks(weights, bias.size, size), kMisfit);
+  float* result = result_of(context, states, bias.size);
+  if (!result) return;
+  const FloatProduct<kRectified> product = {states.as<float>(),  weights.as<float>(), bias.as<float>(),
+                                            states.size / size, size,                bias.size};
+  multiply(context, product, result);
+}
+
+// Args: states float [.., in], of which a ReLU is taken first with `kRectified`; weights int8; their scales, and the bias,
 // [out]. Gives float [.., out].
 template <bool kRectified>
 void int8_linear(Context& context) {
   const Tensor states = context.input(0), weights = context.input(1), scale = context.input(2), bias = context.input(3);
-  const int64_t size = states.last();
-  if (!context.require(!states.dims.empty() && size > 0, "a product takes rows")) return;
-  const Projection by = projection_of(context, weights, scale, bias, size);
-  std::vector<int64_t> dims = states.dims;
-  dims.back() = by.columns;
-  if (context.status()) return;
-  auto* result = static_cast<float*>(context.output(0, dims));
-  if (context.status()) return;
-  RoundedRows rows(states.size / size, by.groups);
-  const int64_t tasks = std::clamp<int64_t>(states.size / (kWorth / 8), 1, rows.count);
+  const int64_t size = states.last(), columns = bias.size;
+  context.require(!states.dims.empty() && size > 0 && are_int8_blocks(weights, columns, size) && scale.size == columns, kMisfit);
+  float* result = result_of(context, states, columns);
+  if (!result) return;
+  const int64_t count = states.size / size;
+  RoundedRows rows(count, size);
+  const double seconds = states.size * sizeof(float) * 2 / kBytes;
+  const int64_t tasks = std::clamp<int64_t>(seconds / kTask, 1, std::max<int64_t>(count, 1));
   context.parallel(tasks, [&](int64_t task) {
-    for (int64_t row = rows.count * task / tasks; row < rows.count * (task + 1) / tasks; ++row) {
+    for (int64_t row = count * task / tasks; row < count * (task + 1) / tasks; ++row) {
       int32_t sum = 0;
-      rows.scale[row] = quantize<kRectified>(states.as<float>() + row * size, size, &rows.numbers[row * rows.stride], sum);
+      rows.scale[row] = quantize<kRectified>(states.as<float>() + row * size, size, &rows.numbers[row * size], sum);
       rows.start[row] = kRectified ? 0 : -128 * sum;
     }
   });
-  multiply<kRectified>(context, rows, by, result);
+  const Int8Product<kRectified> product = {rows, weights.as<int8_t>(), scale.as<float>(), bias.as<float>(), count, size, columns};
+  multiply(context, product, result);
 }
 
 // Args: numbers uint8 [rows, d_model], 64 for 0, as ScreenStates gives them; weights int8; their scales, and what is added,
 // [vocab]. Gives float [rows, vocab], in multiples of the rows' scales.
 inline void screen_product(Context& context) {
   const Tensor numbers = context.input(0), weights = context.input(1), scale = context.input(2), room = context.input(3);
-  const int64_t size = numbers.last();
-  if (!context.require(numbers.dims.size() == 2 && size > 0, "a product takes rows")) return;
-  const Projection by = projection_of(context, weights, scale, room, size);
-  if (context.status()) return;
-  RoundedRows rows(numbers.dims[0], by.groups);
-  auto* result = static_cast<float*>(context.output(0, {rows.count, by.columns}));
-  if (context.status()) return;
-  for (int64_t row = 0; row < rows.count; ++row) {
+  const int64_t size = numbers.last(), columns = room.size;
+  context.require(numbers.dims.size() == 2 && size > 0 && are_int8_blocks(weights, columns, size) && scale.size == columns, kMisfit);
+  float* result = result_of(context, numbers, columns);
+  if (!result) return;
+  const int64_t count = numbers.dims[0];
+  RoundedRows rows(count, size);
+  for (int64_t row = 0; row < count; ++row) {
     int32_t sum = 0;
-    for (int64_t i = 0; i < size; ++i) {
-      const int8_t number = static_cast<int8_t>(numbers.as<uint8_t>()[row * size + i] - kZeroOfStates);
-      rows.numbers[row * rows.stride + i] = static_cast<uint8_t>(number);
+    for (int64_t i = row * size; i < (row + 1) * size; ++i) {
+      const int32_t number = numbers.as<uint8_t>()[i] - kZeroOfStates;
+      rows.numbers[i] = static_cast<uint8_t>(number);
       sum += number;
     }
     rows.start[row] = -128 * sum;
     rows.scale[row] = 1;
   }
-  multiply<false>(context, rows, by, result);
+  const Int8Product<false> product = {rows, weights.as<int8_t>(), scale.as<float>(), room.as<float>(), count, size, columns};
+  multiply(context, product, result);
 }
 
 }  // namespace tfexport
@@ -194,7 +266,7 @@ inline void screen_product(Context& context) {
 
 namespace tfexport {
 
-inline bool multiplies_int8() { return false; }
+inline bool has_products() { return false; }
 
 }  // namespace tfexport
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <exception>
 #include <initializer_list>
-#include <new>
+#include <utility>
 #include <vector>
 
 struct OrtStatus;
@@ -65,6 +65,7 @@ enum Function {
   kKernelContext_GetInput = 90,
   kKernelContext_GetOutput = 91,
   kReleaseTensorTypeAndShapeInfo = 99,
+  kKernelInfoGetConstantInput_tensor = 249,
   kKernelContext_ParallelFor = 274,
 };
 
@@ -88,32 +89,44 @@ struct Tensor {
   int64_t last() const { return dims.empty() ? 1 : dims.back(); }
 };
 
+// Fills `tensor` with what a value holds. Returns what failed, if anything did.
+inline OrtStatus* read(const OrtApi* api, const OrtValue* value, Tensor& tensor) {
+  OrtTensorTypeAndShapeInfo* info = nullptr;
+  size_t rank = 0;
+  OrtStatus* failed = call(api, kGetTensorTypeAndShape, value, &info);
+  if (failed) return failed;
+  const auto* shape = const_cast<const OrtTensorTypeAndShapeInfo*>(info);
+  failed = call(api, kGetDimensionsCount, shape, &rank);
+  if (!failed) {
+    tensor.dims.resize(rank);
+    failed = call(api, kGetDimensions, shape, tensor.dims.data(), rank);
+  }
+  reinterpret_cast<void (*)(OrtTensorTypeAndShapeInfo*)>(api[kReleaseTensorTypeAndShapeInfo])(info);
+  for (int64_t dim : tensor.dims) tensor.size *= dim;
+  return failed ? failed : call(api, kGetTensorMutableData, const_cast<OrtValue*>(value), &tensor.data);
+}
+
+// What an operator's node has for all of its runs.
+struct Given {
+  float attribute = 0;
+  std::vector<Tensor> constants;  // of each input; without data where it differs from run to run
+};
+
 // The inputs and outputs of one run of an operator. The first failure is kept, and is what the operator returns.
 class Context {
  public:
-  // Args: attribute, the number that the operator's node has beside its inputs, if it has one.
-  Context(const OrtApi* api, OrtKernelContext* context, float attribute)
-      : attribute(attribute), api_(api), context_(context) {}
+  Context(const OrtApi* api, OrtKernelContext* context, const Given& given)
+      : attribute(given.attribute), api_(api), context_(context), constants_(given.constants) {}
 
-  const float attribute;
+  const float attribute;  // the number that the operator's node has beside its inputs, if it has one
 
   Tensor input(size_t index) {
+    if (constants_[index].data) return constants_[index];
     Tensor tensor;
     const OrtValue* value = nullptr;
-    OrtTensorTypeAndShapeInfo* info = nullptr;
-    size_t rank = 0;
-    if (failed(call(api_, kKernelContext_GetInput, const_cast<const OrtKernelContext*>(context_), index, &value)) ||
-        failed(call(api_, kGetTensorTypeAndShape, value, &info))) {
-      return tensor;
+    if (!failed(call(api_, kKernelContext_GetInput, const_cast<const OrtKernelContext*>(context_), index, &value))) {
+      failed(read(api_, value, tensor));
     }
-    const auto* shape = const_cast<const OrtTensorTypeAndShapeInfo*>(info);
-    if (!failed(call(api_, kGetDimensionsCount, shape, &rank))) {
-      tensor.dims.resize(rank);
-      failed(call(api_, kGetDimensions, shape, tensor.dims.data(), rank));
-    }
-    reinterpret_cast<void (*)(OrtTensorTypeAndShapeInfo*)>(api_[kReleaseTensorTypeAndShapeInfo])(info);
-    for (int64_t dim : tensor.dims) tensor.size *= dim;
-    failed(call(api_, kGetTensorMutableData, const_cast<OrtValue*>(value), &tensor.data));
     return tensor;
   }
 
@@ -153,10 +166,11 @@ class Context {
 
   const OrtApi* api_;
   OrtKernelContext* context_;
+  const std::vector<Tensor>& constants_;
   OrtStatus* status_ = nullptr;
 };
 
-// An operator that keeps nothing between its runs, with one attribute at most, a float.
+// An operator that keeps nothing between its runs but what its node has, with one attribute at most, a float.
 class Operator : public OrtCustomOp {
  public:
   using Compute = void (*)(Context&);
@@ -177,19 +191,21 @@ class Operator : public OrtCustomOp {
     GetVariadicInputMinArity = GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 1; };
     GetVariadicInputHomogeneity = GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 1; };
     CreateKernelV2 = [](const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
-      float attribute = 0;
-      const char* name = self(op).attribute_;
-      OrtStatus* failed = name ? call(api, kKernelInfoGetAttribute_float, info, name, &attribute) : nullptr;
-      if (failed) return failed;
-      *kernel = new (std::nothrow) Kernel{api, self(op).compute_, attribute};
-      return *kernel ? nullptr : call(api, kCreateStatus, 1, "there is no memory for a kernel");
+      try {
+        Given given;
+        OrtStatus* failed = self(op).read_given(api, info, given);
+        if (!failed) *kernel = new Kernel{api, self(op).compute_, std::move(given)};
+        return failed;
+      } catch (const std::exception& error) {  // none may leave a function that C calls
+        return call(api, kCreateStatus, 1, error.what());
+      }
     };
     KernelComputeV2 = [](void* kernel, OrtKernelContext* context) {
       const auto* own = static_cast<Kernel*>(kernel);
-      Context run(own->api, context, own->attribute);
+      Context run(own->api, context, own->given);
       try {
         own->compute(run);
-      } catch (const std::exception& error) {  // none may leave a function that C calls
+      } catch (const std::exception& error) {
         run.require(false, error.what());
       }
       return run.status();
@@ -200,8 +216,22 @@ class Operator : public OrtCustomOp {
   struct Kernel {
     const OrtApi* api;
     Compute compute;
-    float attribute;
+    Given given;
   };
+
+  OrtStatus* read_given(const OrtApi* api, const OrtKernelInfo* info, Given& given) const {
+    OrtStatus* failed =
+        attribute_ ? call(api, kKernelInfoGetAttribute_float, info, attribute_, &given.attribute) : nullptr;
+    given.constants.resize(inputs_.size());
+    for (size_t index = 0; index < inputs_.size() && !failed; ++index) {
+      int is_constant = 0;
+      const OrtValue* value = nullptr;
+      failed = call(api, kKernelInfoGetConstantInput_tensor, info, index, &is_constant, &value);
+      if (!failed && is_constant) failed = read(api, value, given.constants[index]);
+    }
+    return failed;
+  }
+
   static const Operator& self(const OrtCustomOp* op) { return *static_cast<const Operator*>(op); }
 
   const char* name_;

@@ -75,7 +75,7 @@ def shared_session(
     """
     if fcntl is None:
         raise RuntimeUnavailable("--share-weights is for Linux and macOS. Leave it out.")
-    if precision == "int8" and kernels.multiplies_int8():
+    if precision == "int8" and kernels.has_products():
         return cpu_session(graph, threads)
     try:
         place = _folder() / _key(bundle, graph)

@@ -1,0 +1,63 @@
+"""Projections of the dialect `ort` in float32. (Those in 8 and 4 bits are in `quantize.py`.)"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from tfexport.emitter import Emitter, Value
+from tfexport.projections import Projection
+
+BLOCK = 16
+"""Outputs whose weights lie side by side for the kernels (see kernels/products.h)."""
+
+
+def float32_linear(emitter: Emitter, projection: Projection, states: Value) -> Value:
+    """States [n, in] to [n, out], a ReLU before it included. ONNX Runtime orders the weights when it loads the graph:
+
+        weights [out, in] ── Reshape ── Transpose ──> blocks [out / 16, in, 16] ──┐
+        states ───────────────────────────────────────────────────────────────────┴─ Linear ──> [n, out]
+
+    and of these its own operator, where there is no kernel:
+
+        blocks ── Transpose ── Flatten ──> [in, out] ── Gemm(states, .., bias)
+    """
+    weight = emitter.joined(projection.weights)
+    if emitter.is_listed(projection.weights[0]):  # weights that come with each run are in no order of ours
+        bias = [emitter.joined(projection.biases)] if projection.biases else []
+        return emitter.node("Gemm", states, weight, *bias, attributes={"transB": 1})
+    n_in, n_out = emitter.projection_size(projection)
+    before = emitter.before_relu(states)
+    rectified = before is not None
+    bias = emitter.joined(projection.biases) if projection.biases else zeros(emitter, n_out)
+    inputs = (states if before is None else before, _in_blocks(emitter, weight, n_out, n_in), bias)
+    name = "LinearRectified" if rectified else "Linear"
+    return emitter.called(name, *inputs, body=partial(_linear, emitter, rectified), outputs=("",))[0]
+
+
+def _in_blocks(emitter: Emitter, weight: Value, n_out: int, n_in: int) -> Value:
+    if n_out % BLOCK:
+        weight = emitter.node("Pad", weight, emitter.sizes(0, 0, -n_out % BLOCK, 0))
+    return emitter.node("Transpose", emitter.reshaped(weight, -1, BLOCK, n_in), attributes={"perm": (0, 2, 1)})
+
+
+def _linear(emitter: Emitter, rectified: bool, states: Value, blocks: Value, bias: Value) -> tuple[Value]:
+    weight = emitter.node("Transpose", blocks, attributes={"perm": (1, 0, 2)})
+    weight = emitter.node("Flatten", weight, attributes={"axis": 1})
+    zero, one = emitter.sizes(0), emitter.sizes(1)
+    weight = emitter.node("Slice", weight, zero, emitter.shape_of(bias), one)
+    states = emitter.node("Relu", states) if rectified else states
+    return (emitter.node("Gemm", states, weight, bias),)
+
+
+def three_axes_linear(emitter: Emitter, projection: Projection, states: Value) -> Value:
+    """States [.., in] to [.., out], for the layers of a quantized graph that are left in float32."""
+    weight = emitter.joined(projection.weights)
+    product = emitter.node("MatMul", states, emitter.node("Transpose", weight, attributes={"perm": (1, 0)}))
+    return emitter.node("Add", product, emitter.joined(projection.biases)) if projection.biases else product
+
+
+def zeros(emitter: Emitter, size: int) -> Value:
+    """The bias [size] of a projection that has none."""
+    return emitter.node("Expand", emitter.constant(0.0, np.float32), emitter.sizes(size))
