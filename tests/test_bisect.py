@@ -187,6 +187,13 @@ def other_activation(module: str) -> Callable[[Graph, Path], None]:
     return change
 
 
+def no_activation(module: str) -> Callable[[Graph, Path], None]:
+    def change(graph: Graph, bundle: Path) -> None:
+        node_of(graph, module, "LinearRectified").op_type = "Linear"
+
+    return change
+
+
 def no_bias(module: str) -> Callable[[Graph, Path], None]:
     return lambda graph, bundle: own_copy(graph, bundle, f"{module}.bias", np.zeros_like)
 
@@ -304,7 +311,7 @@ MUTANTS: list[tuple[str, str, Callable[[Graph, Path], None], str]] = [
     ("eps", "encoder.lengths", other_eps(f"{E0}.norms.1"), f"{E0}.norms.1/"),
     ("eps", "beam_step.ort", other_eps_of_sum("decoder.norm"), "decoder.norm/"),
     ("activation", "decoder_step", other_activation(f"{D1}.feed_forward"), f"{D1}.feed_forward/"),
-    ("activation", "encoder.ort", other_activation(f"{E1}.feed_forward"), f"{E1}.feed_forward/"),
+    ("activation", "encoder.ort", no_activation(f"{E1}.feed_forward.output"), f"{E1}.feed_forward.output/"),
     ("bias lost", "decoder_step.ort", no_bias(f"{D1}.feed_forward.output"), f"{D1}.feed_forward.output/"),
     ("residual lost", "encoder", no_residual(E0), f"{E0}/Add_2"),
     ("residual lost", "decoder_step.ort", no_residual_of_sum(f"{D1}.norms.2"), f"{D1}.norms.2/"),

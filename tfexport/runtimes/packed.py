@@ -1,7 +1,7 @@
 """Packed weights in files, so that processes over one bundle have them in memory once.
 
-ONNX Runtime maps the weights of a bundle, but its kernels do not read them as they lie: for each process and graph it packs
-every matrix into memory of its own. It can also write a graph together with its packed matrices, and map those later:
+ONNX Runtime maps the weights of a bundle, but products do not read them as they lie: for each process and graph it orders
+every matrix anew, in memory of its own. It can also write a graph together with its packed matrices, and map those later:
 
     ~/.cache/tfexport/packed/KEY/   graph.onnx     the graph as ONNX Runtime optimised it
                                     weights.bin    its weights, as they are and packed; only the packed ones are ever read
@@ -188,7 +188,7 @@ def _require_aligned(graph: Path) -> None:
     offsets = [int(offset) for parts in found for offset in re.findall(rb"\|(\d+);", parts)]
     if len(found) != content.count(b"prepacked_"):
         raise NotShared("this version of ONNX Runtime writes packed weights in another way")
-    if not offsets or any(offset % ALIGNMENT for offset in offsets):
+    if any(offset % ALIGNMENT for offset in offsets) or not (offsets or kernels.has_products()):
         raise NotShared("the sizes of this model's layers are no multiples of 16, or too small to be worth it")
 
 
