@@ -236,11 +236,13 @@ class BeamState:
         logits, rows = self._run(tokens).logits(), self._rows()
         return logits if rows is None else logits[rows]
 
+    def _lie(self) -> IntArray | None:
+        """Where the hypotheses that are searched lie in the buffers, [rows]; None for all in their order."""
+        return None if self._in_order else (self._places[:, None] * self._beam + self._every).ravel()
+
     def _rows(self) -> IntArray | None:
-        """The rows of the last step's outputs that hypotheses have; None for all in their order."""
-        if self._in_order and self._width == self._beam:
-            return None
-        return (self._places[:, None] * self._width + self._every[: self._width]).repeat(self._beam // self._width)
+        """The row of each hypothesis in the outputs of the last step; None for all in their order."""
+        return self._lie() if self._width == self._beam else self._places.repeat(self._beam)
 
     def _run(self, tokens: IntArray, count: int | None = None) -> Step:
         """The graph after a step that tells the `count` best tokens, or else logits."""
@@ -297,23 +299,23 @@ class BeamState:
             if self._step is not None:
                 self._step.replace(index, self._cache[index])
         mask = np.zeros((*self._mask.shape[:3], size), dtype=bool)
-        mask[..., :most] = np.take_along_axis(self._mask, order[:, None, None], axis=3)
+        mask[:, 0, :, :most] = self._mask[np.arange(places)[:, None, None], 0, self._every[:, None], order[:, None]]
         self._see(mask)
         self._slot[:] = count
         self._room_until += steps
 
     def select(self, rows: IntArray) -> BeamState:
-        groups = rows.reshape(-1, self._beam)
-        sentences, parents = groups[:, 0] // self._beam, groups % self._beam
-        left = len(sentences) < len(self._places)
-        if left or (sentences != np.arange(len(sentences))).any():
+        seen, lay = self._mask.reshape(-1, self._mask.shape[3]), self._lie()
+        sentences = rows[:: self._beam] // self._beam
+        some_left = len(sentences) < len(self._places)
+        if some_left or (sentences != np.arange(len(sentences))).any():
             self._places = self._places[sentences]
             self._in_order = len(self._places) == len(self._src_len) and bool((np.diff(self._places) == 1).all())
-        seen = self._mask[:, 0]
-        moved = seen[self._places[:, None], parents]
-        if left:
+        moved = seen[rows if lay is None else lay[rows]]
+        if some_left:
             seen[...] = False  # those that are left see nothing more, so that they need no room
-        seen[self._places] = moved
+        lie = self._lie()
+        seen[... if lie is None else lie] = moved
         if len(self._places) <= COMPACT_BELOW * len(self._src_len):
             cross, cache = _moved(self._cross, self._places), _moved(self._cache, self._places)
             self._listed = self._listed and self._listed.of(self._places)
