@@ -8,7 +8,8 @@ Greedy search has a cache for each row, beam search one for all hypotheses of a 
 
 A reorder of beams moves rows of the mask. Every few steps, slots that no hypothesis has in its past any more are left
 behind: beams share all but their last few tokens, so that a cache holds little more than one hypothesis. A search begins
-with one token for all hypotheses of a sentence: then the first step computes one of them, and all see its slot.
+with one token for all hypotheses of a sentence: then, with kernels, the first step computes one of them, and all see its
+slot.
 """
 
 from __future__ import annotations
@@ -271,10 +272,12 @@ class BeamState:
     def _begins_alike(self, tokens: IntArray) -> bool:
         """Whether one hypothesis is all that a step has to compute of each sentence with these `tokens` [sentences, beam].
 
-        Of a single sentence it would save less than the graph costs that is bound for it. Products of a single row have
-        other last bits, too.
+        Not of a single sentence, where it would save less than the graph costs that is bound for it, and products of a
+        single row have other last bits.
         """
-        return self._position == 0 and len(self._places) > 1 and bool((tokens == tokens[:, :1]).all())
+        if self._position or len(self._places) == 1 or self._attention or not self._runtime.attends_by_row:
+            return False
+        return bool((tokens == tokens[:, :1]).all())
 
     def _make_room(self) -> None:
         """Go on in a cache without the slots that are in no hypothesis' past.
