@@ -209,17 +209,19 @@ def _beam(
     def finish(group: int, parent: int, last: int, log_prob: float, *, rank: int) -> None:
         """The hypothesis of a sentence that ends in token `last` after beam `parent` of the step before is finished."""
         index = sentence[group]
-        ids, totals, places = [last], [log_prob], [parent]
+        came, before = words[: length - 1, index].tolist(), parents[: length - 1, index].tolist()
+        ids, places = [last], [parent]  # backwards; the beam that each token continues
         for step in range(length - 2, -1, -1):
-            ids.append(int(words[step, index, parent]))
-            totals.append(sums[step, index, parent])
-            parent = int(parents[step, index, parent])
-            places.append(parent)
-        steps = np.diff([0.0, *reversed(totals)]) if options.token_scores else ()
-        attention = attended.by(index, places[::-1]) if attended else None
-        done, again = last == config.eos_id, config.eos_id in ids[1:]
-        output = tuple(reversed(ids))
-        finished[index].add(output, log_prob, rank=rank, done=done, again=again, steps=steps, attention=attention)
+            ids.append(came[step][places[-1]])
+            places.append(before[step][places[-1]])
+        ids.reverse()
+        places.reverse()
+        steps: Sequence[float] = ()
+        if options.token_scores:
+            steps = np.diff([0.0, *sums[np.arange(length - 1), index, places[1:]], log_prob]).tolist()
+        attention = attended.by(index, places) if attended else None
+        done, again = last == config.eos_id, config.eos_id in ids[:-1]
+        finished[index].add(tuple(ids), log_prob, rank=rank, done=done, again=again, steps=steps, attention=attention)
 
     def told(those: IntArray, count: int) -> tuple[IntArray, NDArray[np.float64]]:
         """The first `count` tokens of the live hypotheses of some sentences, and their sums: [sentences, beam, count]."""
