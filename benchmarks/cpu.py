@@ -29,6 +29,7 @@ from tfexport.contestants import OWN, Contestant
 from tfexport.contract import precisions_of
 from tfexport.errors import TfexportError
 from tfexport.options import numbers_of
+from tfexport.profiles import PROFILES
 
 RESULTS = Path(__file__).parent / "results"
 SENTENCES = Path(__file__).with_name("sentences.de")
@@ -51,6 +52,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--sentences", type=int, help="of the part with mixed lengths; by default some batches")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--search-profile",
+        default="tfexport",
+        choices=PROFILES,
+        help="whose rules the own search has: opennmt does what CTranslate2 does; greedy search is slower with it",
+    )
     parser.add_argument(
         "--only", action="append", metavar="PARTS", help="cells that have all of these, as in 'emb, mixed, beam 4'"
     )
@@ -84,6 +91,7 @@ def plans_of(bundle: Bundle, options: argparse.Namespace) -> Iterator[tuple[str,
         "threads": numbers_of("--threads", options.threads),
         "beams": numbers_of("--beam", options.beam),
         "rounds": options.rounds,
+        "profile": options.search_profile,
     }
     yield "forced", Plan(**shared, batches=numbers_of("--batch-size", options.batch_size), tokens=options.tokens)
     if bundle.tokenizer("source") is not None:

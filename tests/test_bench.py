@@ -16,7 +16,7 @@ import pytest
 from fakes import ScriptedRuntime, ScriptedState, echo_model, random_model, tiny_config
 from typer.testing import CliRunner
 
-from tfexport import bench, contestants
+from tfexport import bench, bench_worker, contestants, peers
 from tfexport import bundle as bundle_module
 from tfexport.bench import Bench, climb
 from tfexport.bench_plan import Cell, Plan, random_sources
@@ -731,3 +731,12 @@ def test_growth_is_measured_beside_its_floor_and_drawn(
         assert found["tokens_per_second"] == pytest.approx(found["batch"] * found["tokens"] / found["seconds"][0])
         assert found["floor"]["steps"] == found["tokens"]
     assert (tmp_path / "growth.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_the_own_search_may_have_the_rules_of_another_engine() -> None:
+    for profile, length_penalty in (("tfexport", 0.6), ("opennmt", 1.0)):
+        request = Plan(profile=profile, tokens=None).request("decode", [[5]], 8, 4)  # type: ignore[arg-type]
+        options = bench_worker._options(json.loads(json.dumps(request)))
+        assert (options.profile, options.beam, options.length_penalty) == (profile, 4, length_penalty)
+    assert peers._plain_power(options, [[5] * 9]) == 1.0  # of length ** A already
+    assert peers._plain_power(SearchOptions(length_penalty=1.0), [[5] * 5]) == 0.5

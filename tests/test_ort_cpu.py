@@ -21,6 +21,7 @@ from tfexport.errors import TfexportError
 from tfexport.runtimes.ort import cpu_session, ort_cpu_portable
 from tfexport.runtimes.ort_cpu import OrtCpuRuntime, ort_cpu
 from tfexport.runtimes.ort_cpu_states import BeamState, CacheLayout, GreedyState
+from tfexport.runtimes.ort_cpu_steps import Step
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search import Hypothesis, SearchOptions, pad, search
 
@@ -235,6 +236,61 @@ def test_a_sentence_that_is_done_takes_no_room(bundle_of: Callable[[str], Bundle
     assert (len(state._places), len(state._src_len)) == (7, 8)
     assert not state._mask[7].any()
     assert state._cache[0].shape[2] <= 60 + beam + ROOM * beam + BLOCK
+
+
+def test_the_first_step_of_a_beam_computes_one_hypothesis_of_each_sentence(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime: Any = ort_cpu(open_bundle(tiny_bundle), threads=1)
+    runtime.attends_by_row = True
+    sources, options = random_sources(CONFIG, LENGTHS), SearchOptions(beam=4, nbest=4)
+    shapes = []
+    run = Step.run
+
+    def watched(self: Step, *arguments: Any) -> None:
+        shapes.append(self.tokens.shape)
+        run(self, *arguments)
+
+    monkeypatch.setattr(Step, "run", watched)
+    found = search(runtime, sources, options)
+    assert shapes[:2] == [(len(sources), 1), (len(sources), 4)]
+    shapes.clear()
+    search(runtime, sources[:1], options)
+    assert shapes[0] == (1, 4)  # one row would have other last bits
+    runtime.attends_by_row = False
+    shapes.clear()
+    wanted = search(runtime, sources, options)
+    assert shapes[0] == (len(sources), 4)
+    assert ids_of(found) == ids_of(wanted)
+    scores = [[[hypothesis.score for hypothesis in row] for row in rows] for rows in (found, wanted)]
+    np.testing.assert_allclose(scores[0], scores[1], atol=1e-6)
+
+
+def test_all_hypotheses_go_on_from_a_first_token_that_they_share(tiny_bundle: Path) -> None:
+    bundle, beam = open_bundle(tiny_bundle), 3
+    runtimes: list[Any] = [make(bundle, threads=1) for make in (ort_cpu, ort_cpu_portable)]
+    runtimes[0].attends_by_row = True
+    states = [runtime.encode(*pad(random_sources(CONFIG, [5, 9]), 1), beam=beam) for runtime in runtimes]
+    for tokens in ([2] * 6, [4, 5, 6, 7, 8, 9], [5, 6, 7, 8, 9, 4]):  # each in the place in which it was
+        logits = []
+        for index, runtime in enumerate(runtimes):
+            found, states[index] = runtime.step(states[index], np.array(tokens))
+            logits.append(found)
+        assert logits[0].shape == logits[1].shape
+        assert np.abs(logits[0] - logits[1]).max() < 1e-5
+
+
+def test_hypotheses_share_no_step_where_one_row_alone_has_other_last_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    narrow = write_bundle(random_model(CONFIG), tmp_path / "narrow")
+    wide = write_bundle(random_model(CONFIG.replace(d_model=48)), tmp_path / "wide")
+    monkeypatch.setattr("tfexport.kernels.library", lambda: tmp_path)
+    monkeypatch.setattr("tfexport.kernels.register", lambda _: None)
+    made: list[Any] = [ort_cpu(bundle, threads=1) for bundle in (narrow, wide)]
+    monkeypatch.setattr("tfexport.kernels.library", lambda: None)
+    made.append(ort_cpu(wide, threads=1))
+    assert [runtime.attends_by_row for runtime in made] == [False, True, False]
 
 
 def test_sessions_have_the_threads_that_are_asked_for_and_no_slow_fusion(

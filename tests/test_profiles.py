@@ -372,10 +372,11 @@ def test_fairseq_ends_with_eos_at_the_limit_of_each_sentence() -> None:
 
 def test_opennmt_without_a_penalty_goes_on_until_the_best_candidate_ends() -> None:
     """Two outputs end early, as the second best of their steps; the best of the third step is eos, and beats one of them.
-    And it stops there, though fewer than `beam` are finished, where no more are asked for."""
+    And it stops there, though fewer than `beam` are finished, where no more are asked for. Where one is, nothing beats the
+    first one any more when the second step is done."""
 
     def model(source: Ids, tokens: Ids) -> np.ndarray:
-        eos, three = {0: (0.4, 0.5), 1: (0.2, 0.7), 2: (0.98, 0.01)}.get(len(tokens), (0.01, 0.98))
+        eos, three = {0: (0.4, 0.5), 1: (0.2, 0.7), 2: (0.6, 0.38)}.get(len(tokens), (0.01, 0.98))
         return np.log(np.array([0.001, 0.001, eos, three, 0.002, 0.001, 0.001], dtype=np.float32))
 
     def steps(**given: Any) -> tuple[list[Ids], int]:
@@ -386,7 +387,8 @@ def test_opennmt_without_a_penalty_goes_on_until_the_best_candidate_ends() -> No
 
     assert steps(beam=2, nbest=2) == ([(EOS,), (3, 3, EOS)], 3)
     assert steps(beam=2, nbest=2, length_penalty=1e-9) == ([(EOS,), (3, EOS)], 2)
-    assert steps(beam=4, nbest=1)[1] == 3
+    assert steps(beam=4, nbest=3)[1] == 3
+    assert steps(beam=4, nbest=1) == ([(EOS,)], 2)
 
 
 def test_joeynmt_goes_on_behind_the_end() -> None:

@@ -206,13 +206,31 @@ def test_ties_by_hand() -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_a_beam_sentence_leaves_the_batch_as_soon_as_it_is_done(make_model: Callable[..., Model], seed: int) -> None:
     model, beam, config = make_model(seed, 6), 3, tiny_config(tgt_vocab_size=6)
-    options: dict[str, Any] = {"beam": beam, "max_length": 9, "length_penalty": 0.6}
+    limits: dict[str, Any] = {"max_length": 9, "length_penalty": 0.6}
     runtime = ScriptedRuntime(model, config)
-    search(runtime, SOURCES, SearchOptions(**options))
-    steps = [naive_beam(model, source, **options)[1] for source in SOURCES]
+    search(runtime, SOURCES, SearchOptions(beam=beam, nbest=beam, **limits))
+    steps = [naive_beam(model, source, beam=beam, **limits)[1] for source in SOURCES]
     assert len(set(steps)) > 1, "all sentences end together: this seed tests nothing"
     rows = [beam * sum(last >= step for last in steps) for step in range(1, max(steps) + 1)]
     assert runtime.rows == [rows]
+
+
+@pytest.mark.parametrize("make_model", [random_model, tied_model])
+@pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 2.0])
+def test_a_beam_sentence_is_done_when_nothing_can_become_the_best(
+    make_model: Callable[..., Model], length_penalty: float
+) -> None:
+    """One output is asked for, and is the one that the search for all of them has first."""
+    options: dict[str, Any] = {"beam": 3, "max_length": 9, "length_penalty": length_penalty}
+    steps = []
+    for seed in range(10):
+        model, outputs = make_model(seed, 6), []
+        for nbest in (1, 3):
+            runtime = ScriptedRuntime(model, tiny_config(tgt_vocab_size=6))
+            outputs.append(search(runtime, SOURCES, SearchOptions(**options, nbest=nbest)))
+            steps.append(sum(runtime.rows[0]))
+        assert [found[0] for found in outputs[0]] == [found[0] for found in outputs[1]]
+    assert sum(steps[::2]) < sum(steps[1::2])
 
 
 def test_a_greedy_sentence_leaves_the_batch_once_enough_of_them_are_done() -> None:

@@ -63,7 +63,8 @@ def test_what_is_decided_is_the_beginning_of_what_is_found(seed: int, beam: int,
             assert len(ids) >= told[index]
             assert beam > 1 or len(ids) == min(length, len(best.ids))
             told[index] = len(ids)
-    assert sum(told) > (0 if beam > 1 else len(SOURCES))
+    if beam == 1 or options.length_penalty:  # without one all may be done before hypotheses have something in common
+        assert sum(told) > (0 if beam > 1 else len(SOURCES))
 
 
 @pytest.mark.parametrize(

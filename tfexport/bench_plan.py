@@ -12,6 +12,7 @@ import numpy as np
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision, short_name
 from tfexport.errors import TfexportError
+from tfexport.profiles import ProfileName
 
 FEWEST_SENTENCES = 16
 MIXED_SENTENCES = 64
@@ -62,6 +63,8 @@ class Plan:
     max_length: int = 256
     """Most tokens of an output that the model ends."""
     rounds: int = 5
+    profile: ProfileName = "tfexport"
+    """Whose rules the own search has. With those of another engine both do the same work, where beams end by themselves."""
     sentences: int | None = None
     """Of each cell; by default as many as give each worker a batch, and more where their lengths are mixed."""
 
@@ -95,7 +98,8 @@ class Plan:
         """A request to decode `sources` (see bench_worker.py)."""
         least, most = (0, self.max_length) if self.tokens is None else (self.tokens - 1, self.tokens)
         lengths = {"min_length": least, "max_length": most}
-        return {"command": command, "sources": sources, "batch_size": batch, "beam": beam, **lengths}
+        asked = {"batch_size": batch, "beam": beam, "profile": self.profile, **lengths}
+        return {"command": command, "sources": sources, **asked}
 
 
 def random_sources(config: ModelConfig, count: int, *, seed: int = 0) -> list[list[int]]:

@@ -1,9 +1,10 @@
 """One contestant of `tfexport bench`, in a process of its own: requests on stdin, answers on stdout, a JSON object a line.
 
     load    {contestant, path, precision, workers, threads, sources} -> {seconds, versions}
-    decode  {sources, batch_size, beam, min_length, max_length, repeats?, outputs?, forget_peak?}
+    decode  {sources, batch_size, beam, min_length, max_length, profile?, repeats?, outputs?, forget_peak?}
                 -> {seconds, lengths, memory, outputs?}; seconds are those of one of the repeats
-    profile {sources, batch_size, beam, min_length, max_length}, of a runtime of tfexport -> {seconds, parts, steps}
+    profile {sources, batch_size, beam, min_length, max_length, profile?}, of a runtime of tfexport
+                -> {seconds, parts, steps}
     peaks   {threads: [...]} -> {peaks}
     close
 
@@ -182,7 +183,8 @@ class Session:
 
 
 def _options(request: Mapping[str, Any]) -> SearchOptions:
-    return SearchOptions(
+    return SearchOptions.for_profile(
+        request.get("profile", "tfexport"),
         beam=int(request["beam"]),
         min_length=int(request["min_length"]),
         max_length=int(request["max_length"]),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,11 +49,12 @@ class NextTokens:
         self._least = np.array([source.least for source in sources], dtype=np.int64)
         self._most_least = int(self._least.max(initial=0))
         self._streams = Streams(options.seed, [source.line for source in sources], options.samples)
-        self._ranking = None
-        if isinstance(runtime, Ranking) and runtime.ranks and options.ranks_alone:
+        self._ranking: Ranking | None = None
+        # Not by `isinstance`, which for protocols takes as long as a third of a small model's step.
+        if options.ranks_alone and getattr(runtime, "ranks", False):
             # What a source asks for beside its ids needs logits, or is another graph's.
             plain = all(not source.prefix and not source.least and source.candidates is None for source in sources)
-            self._ranking = runtime if plain else None
+            self._ranking = cast(Ranking, runtime) if plain else None
         self._bans: dict[tuple[bool, bool], list[int]] = {}
         self._always_needs_logits = bool(options.samples or options.repetition_penalty != 1 or options.no_repeat_ngram)
         self._may_have_to_end = options.rules.at_limit == "eos" or options.force_eos
@@ -205,6 +206,10 @@ def without(best: Best, banned: Sequence[int], count: int, *, end: int) -> Best:
     is_banned = best.ids == banned[0] if len(banned) == 1 else np.isin(best.ids, banned)
     if not is_banned.any():
         return Best(best.log_probs[:, :count], best.ids[:, :count])
+    if best.ids.shape[1] == count + len(banned) and best.log_probs[:, -1].min() > -np.inf:
+        kept = ~is_banned  # at least `count` of each row, all of them possible
+        kept &= kept.cumsum(axis=1) <= count
+        return Best(best.log_probs[kept].reshape(-1, count), best.ids[kept].reshape(-1, count))
     # Such a row has every possible token, as it has more than are banned: `end` too.
     stuck = ~((best.log_probs > -np.inf) & ~is_banned).any(axis=1)
     is_banned[stuck] = best.ids[stuck] != end

@@ -74,7 +74,8 @@ class CTranslate2Peer:
     """CTranslate2's `Translator` on the CPU.
 
     Its length penalty divides by length ** A, see `_plain_power`. A beam search ends with the first `beam` finished
-    hypotheses, and eos that may not come yet leaves its probability to the other tokens.
+    hypotheses, where ours goes on while a live one would beat the worst of them; and eos that may not come yet leaves its
+    probability to the other tokens. Our profile `opennmt` does as it does.
 
     Args:
         compute_type: float32, or int8, whose weights it makes from float32 when it loads the model.
@@ -216,7 +217,7 @@ def _plain_power(options: SearchOptions, sources: Sources) -> float:
 
     Their logarithms have the same slope at the mean length of the sources, about which those of the outputs lie.
     """
-    if not sources:
+    if not sources or not options.rules.google_length:
         return options.length_penalty
     length = sum(map(len, sources)) / len(sources)
     return options.length_penalty * length / (5 + length)

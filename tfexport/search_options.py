@@ -177,11 +177,15 @@ class SearchOptions:
             limit = np.minimum(limit, most.astype(np.int64))
         return np.maximum(limit, 1)
 
+    @property
+    def length_exponent(self) -> float:
+        """The exponent A, as the profile takes it."""
+        return max(self.length_penalty, self.rules.least_length_penalty)
+
     def normalise(self, log_prob: float, length: int) -> float:
         """The score of a hypothesis of `length` tokens."""
-        exponent = max(self.length_penalty, self.rules.least_length_penalty)
         base = (5.0 + length) / 6.0 if self.rules.google_length else float(length)
-        return log_prob / base**exponent
+        return log_prob / base**self.length_exponent
 
 
 class SearchSettings(TypedDict, total=False):
@@ -319,7 +323,7 @@ class Finished:
     def is_done(self, best_live: float, length: int) -> bool:
         """Whether the sentence is, when its best live hypothesis of `length` tokens has log-probability `best_live`."""
         options, rules = self._options, self._options.rules
-        if best_live == -np.inf:
+        if best_live == -np.inf or self._is_decided(best_live, length):
             return True
         if rules.done == "all":
             return False
@@ -335,6 +339,18 @@ class Finished:
             length = self._limit
         # A coverage penalty takes from the scores of live ones too, and is none at best.
         return options.normalise(best_live, length) <= self._found[-1].score
+
+    def _is_decided(self, best_live: float, length: int) -> bool:
+        """Whether what goes on can come to nothing that would be among the best, so that it need not.
+
+        Log-probabilities only fall, and a coverage penalty is none at best. What length makes of them is best at the limit,
+        where the exponent is above 0, and with the next token elsewhere.
+        """
+        options = self._options
+        if len(self._found) < options.nbest:
+            return False
+        best_length = self._limit if options.length_exponent > 0 else min(length + 1, self._limit)
+        return options.normalise(best_live, best_length) <= self._found[options.nbest - 1].score
 
     def best(self) -> list[Hypothesis]:
         """The `nbest` ones, best first."""

@@ -12,6 +12,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from tfexport import kernels
 from tfexport.bundle import Bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import ATTENTION_ROLES, Precision, Role, attention_graphs_of, graphs_of
@@ -98,6 +99,8 @@ class OrtCpuRuntime:
         self._loading = threading.Lock()
         self._greedy: Literal["decoder_step", "beam_step"]
         self._greedy = "decoder_step" if bundle.has_graph("decoder_step", precision, "ort") else "beam_step"
+        # Without them products of attention are of all rows of a sentence, and those of one row have other last bits.
+        self.attends_by_row = kernels.library() is not None and kernels.takes_heads(self.config.head_dim)
         self.ranks = self._greedy == "decoder_step" and bundle.has_graph("greedy_step", precision, "ort")
         self.session("encoder")
 

@@ -7,7 +7,9 @@ Greedy search has a cache for each row, beam search one for all hypotheses of a 
     mask   x           x       x                                 hypothesis 0: a0 a1, then c1's place in the third step
 
 A reorder of beams moves rows of the mask. Every few steps, slots that no hypothesis has in its past any more are left
-behind: beams share all but their last few tokens, so that a cache holds little more than one hypothesis.
+behind: beams share all but their last few tokens, so that a cache holds little more than one hypothesis. A search begins
+with one token for all hypotheses of a sentence: then, with kernels, the first step computes one of them, and all see its
+slot.
 """
 
 from __future__ import annotations
@@ -192,19 +194,26 @@ class BeamState:
         slot: IntArray,
     ) -> None:
         """Go on in these buffers, all of whose places are live and have their next free slot at `slot` [sentences]."""
-        self._cross, self._src_len, self._cache, self._slot = cross, src_len, cache, slot
+        self._cross, self._src_len, self._cache, self._mask, self._slot = cross, src_len, cache, mask, slot
         self._places, self._in_order = np.arange(len(src_len)), True
-        sizes = (cross, src_len, (len(src_len), self._beam))
-        self._step = Step(self._runtime, "beam_step", *sizes, attention=self._attention, listed=self._listed)
-        self._step.tokens.fill(self._runtime.config.bos_id)  # what places that are left go on reading
-        self._step.binding.input("slot", self._slot)
-        self._step.use(cache)
-        self._see(mask)
+        self._step: Step | None = None
+
+    def _bind(self, width: int) -> Step:
+        """The graph for steps that compute `width` hypotheses of each sentence."""
+        sizes = (self._cross, self._src_len, (len(self._src_len), width))
+        step = Step(self._runtime, "beam_step", *sizes, attention=self._attention, listed=self._listed)
+        step.tokens.fill(self._runtime.config.bos_id)  # what places that are left go on reading
+        step.binding.input("slot", self._slot)
+        step.use(self._cache)
+        self._step, self._width = step, width
+        self._see(self._mask)
+        return step
 
     def _see(self, mask: NDArray[np.bool_]) -> None:
         """Let each hypothesis see the slots of `mask` [places, 1, beam, slots]."""
         self._mask = mask
-        self._step.binding.input("mask", mask)
+        if self._step is not None:
+            self._step.binding.input("mask", np.ascontiguousarray(mask[:, :, : self._width]))
 
     @property
     def rows(self) -> int:
@@ -216,40 +225,59 @@ class BeamState:
 
     @property
     def attention(self) -> FloatArray:
+        assert self._step is not None  # there is none of a step that was not run
         told, rows = _told(self._step.attention), self._rows()
         return told if rows is None else told[:, rows]
 
     def best(self, tokens: IntArray, count: int) -> Best:
-        self._run(tokens, count)
-        best = self._step.best()
-        rows = self._rows()
+        best, rows = self._run(tokens, count).best(), self._rows()
         return best if rows is None else Best(best.log_probs[rows], best.ids[rows])
 
     def step(self, tokens: IntArray) -> FloatArray:
-        self._step.wants_logits()
-        self._run(tokens, 1)
-        rows, logits = self._rows(), self._step.logits()
+        logits, rows = self._run(tokens).logits(), self._rows()
         return logits if rows is None else logits[rows]
 
-    def _rows(self) -> IntArray | None:
-        """The rows of the buffers that are searched; None for all in their order."""
-        if self._in_order:
-            return None
-        return (self._places[:, None] * self._beam + self._every).ravel()
+    def _lie(self) -> IntArray | None:
+        """Where the hypotheses that are searched lie in the buffers, [rows]; None for all in their order."""
+        return None if self._in_order else (self._places[:, None] * self._beam + self._every).ravel()
 
-    def _run(self, tokens: IntArray, count: int) -> None:
+    def _rows(self) -> IntArray | None:
+        """The row of each hypothesis in the outputs of the last step; None for all in their order."""
+        return self._lie() if self._width == self._beam else self._places.repeat(self._beam)
+
+    def _run(self, tokens: IntArray, count: int | None = None) -> Step:
+        """The graph after a step that tells the `count` best tokens, or else logits."""
         _require_position(self._runtime, self._position)
         if self._position == self._room_until:
             self._make_room()
+        given = tokens.reshape(-1, self._beam)
         live, new = self._places[:, None], self._every
-        self._mask[live, 0, new, self._slot[live] + new] = True
+        if self._begins_alike(given):
+            self._mask[live, 0, new, 0] = True
+            step = self._bind(1)
+        else:
+            self._mask[live, 0, new, self._slot[live] + new] = True
+            step = self._step if self._step is not None and self._width == self._beam else self._bind(self._beam)
         if not self._in_order:
-            every = self._step.tokens.copy()
-            every[self._places] = tokens.reshape(-1, self._beam)
-            tokens = every
-        self._step.run(tokens.ravel(), self._position, count)
+            every = step.tokens.copy()
+            every[self._places] = given[:, : self._width]
+            given = every
+        if count is None:
+            step.wants_logits()
+        step.run(given[:, : self._width], self._position, count or 1)
         self._slot += self._beam
         self._position += 1
+        return step
+
+    def _begins_alike(self, tokens: IntArray) -> bool:
+        """Whether one hypothesis is all that a step has to compute of each sentence with these `tokens` [sentences, beam].
+
+        Not of a single sentence, where it would save less than the graph costs that is bound for it, and products of a
+        single row have other last bits.
+        """
+        if self._position or len(self._places) == 1 or self._attention or not self._runtime.attends_by_row:
+            return False
+        return bool((tokens == tokens[:, :1]).all())
 
     def _make_room(self) -> None:
         """Go on in a cache without the slots that are in no hypothesis' past.
@@ -271,25 +299,26 @@ class BeamState:
         for index, tensor in enumerate(self._cache):  # one by one, so that no two caches are in memory
             moved = tensor.reshape(-1, head_dim).take(lies, axis=0)
             self._cache[index] = layout.tensor(self._runtime, places, size, moved)
-            self._step.replace(index, self._cache[index])
+            if self._step is not None:
+                self._step.replace(index, self._cache[index])
         mask = np.zeros((*self._mask.shape[:3], size), dtype=bool)
-        mask[..., :most] = np.take_along_axis(self._mask, order[:, None, None], axis=3)
+        mask[:, 0, :, :most] = self._mask[np.arange(places)[:, None, None], 0, self._every[:, None], order[:, None]]
         self._see(mask)
         self._slot[:] = count
         self._room_until += steps
 
     def select(self, rows: IntArray) -> BeamState:
-        groups = rows.reshape(-1, self._beam)
-        sentences, parents = groups[:, 0] // self._beam, groups % self._beam
-        left = len(sentences) < len(self._places)
-        if left or (sentences != np.arange(len(sentences))).any():
+        seen, lay = self._mask.reshape(-1, self._mask.shape[3]), self._lie()
+        sentences = rows[:: self._beam] // self._beam
+        some_left = len(sentences) < len(self._places)
+        if some_left or (sentences != np.arange(len(sentences))).any():
             self._places = self._places[sentences]
             self._in_order = len(self._places) == len(self._src_len) and bool((np.diff(self._places) == 1).all())
-        seen = self._mask[:, 0]
-        moved = seen[self._places[:, None], parents]
-        if left:
+        moved = seen[rows if lay is None else lay[rows]]
+        if some_left:
             seen[...] = False  # those that are left see nothing more, so that they need no room
-        seen[self._places] = moved
+        lie = self._lie()
+        seen[... if lie is None else lie] = moved
         if len(self._places) <= COMPACT_BELOW * len(self._src_len):
             cross, cache = _moved(self._cross, self._places), _moved(self._cache, self._places)
             self._listed = self._listed and self._listed.of(self._places)
