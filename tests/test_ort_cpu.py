@@ -376,7 +376,8 @@ def test_logits_are_those_of_the_portable_graphs_whatever_is_selected(tiny_bundl
                 found, states[index] = runtime.step(states[index], tokens)
                 logits.append(found)
             assert logits[0].dtype == np.float32
-            assert np.abs(logits[0] - logits[1]).max() < 1e-5, (trial, step)
+            # Some are above 20, whose last bit is 2e-6: sums in another order differ in a few of them.
+            assert np.abs(logits[0] - logits[1]).max() < 1e-6 * max(10, np.abs(logits[1]).max()), (trial, step)
             for _ in range(int(random.integers(0, 3))):
                 sentences = states[0].rows // beam
                 kept = random.permutation(sentences)[: max(1, sentences - int(random.integers(0, 3) == 0))]
