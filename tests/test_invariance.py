@@ -32,8 +32,6 @@ def test_clean_bundle_passes(quantized_bundle: Path, precision: Precision, beam:
     names = [way.name for way in found.arrangements]
     assert names == ["shuffled", "padded", "other cache", "poisoned cache", "2 threads"]
     assert all(way.identical == found.sentences == 12 for way in found.arrangements)
-    if precision == "int8":  # whose sums are of whole numbers; other cache sizes move float32 sums of attention
-        assert all(way.exact == 12 for way in found.arrangements if way.name != "other cache")
 
 
 @pytest.mark.parametrize("beam", [1, 3])
