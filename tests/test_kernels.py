@@ -275,7 +275,7 @@ def test_a_kernel_computes_what_its_definition_says(
 
 @pytest.mark.parametrize("head_dim", range(16, 144, 16))
 def test_every_size_of_heads_that_there_is_a_kernel_for(head_dim: int, tmp_path: Path) -> None:
-    assert kernels.takes_heads(head_dim) == (head_dim <= 128)
+    assert kernels.take_attention(model_of(head_dim).config) == (head_dim <= 128)
     _decodes_the_same(model_of(head_dim), tmp_path)
 
 
@@ -365,6 +365,7 @@ WRONG_SHAPES = [
     ("LinearRectified", "bias", (0,)),
     ("Int8Linear", "states", (2, 0)),
     ("Int8Linear", "states", (2, 20)),
+    ("Int8Linear", "states", (1, 65540)),
     ("Int8Linear", "weight.int8", (1, 6, 16, 4)),
     ("Int8Linear", "weight.int8", (2, 7, 16, 4)),
     ("Int8Linear", "weight.int8", (2, 6, 4, 16)),
@@ -494,12 +495,12 @@ def test_products_are_the_same_by_any_number_of_threads_and_with_any_rows_beside
 
 
 def test_the_largest_sums_do_not_overflow() -> None:
-    size = 4096
+    size = 65536
     weights = {"weight.int8": np.full((1, size // 4, 16, 4), -127, np.int8), "weight.scale": np.ones(16, np.float32)}
     feeds = {"states": np.ones((1, size), np.float32), **weights, "bias": np.zeros(16, np.float32)}
     for name in ("Int8Linear", "Int8LinearRectified"):
         (found,) = called(name, feeds, kernel=True)
-        np.testing.assert_allclose(found, -127 * size, rtol=1e-6)
+        np.testing.assert_allclose(found, -127.0 * size, rtol=1e-6)
 
 
 def test_a_library_that_cannot_be_loaded_is_said_and_done_without(

@@ -576,3 +576,18 @@ def test_a_graph_is_loaded_once_by_threads_that_ask_together(
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda beam: search(runtime, [[5, 6]], SearchOptions(beam=beam)), [1, 2, 3] * 8))
     assert sorted(loaded) == ["beam_step.ort.onnx", "decoder_step.ort.onnx", "encoder.ort.onnx"]
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "relative"])
+def test_a_beam_is_the_same_alone_and_in_a_batch_to_the_last_bit(
+    tmp_path: Path, positions: str, precision: Any
+) -> None:
+    """Of sentences of one length, so that no padding is between them."""
+    more = {"max_distance": 9} if positions == "relative" else {}
+    model = random_model(CONFIG.replace(d_model=48, n_heads=3, positions=positions, **more), seed=5)
+    runtime = ort_cpu(write_bundle(model, tmp_path / "bundle", (precision,)), precision=precision, threads=1)
+    sources = random_sources(CONFIG, [9] * 16)
+    options = SearchOptions(beam=4, nbest=4, max_length=20)
+    together = search(runtime, sources, options)
+    assert together == [search(runtime, [source], options)[0] for source in sources]

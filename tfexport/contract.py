@@ -35,8 +35,8 @@ PRECISIONS: dict[str, Precision] = {
 """The precisions by the short names of flags and files."""
 
 QUANTIZED: dict[Precision, str] = {
-    "int8": "8-bit weights, a scale a column; activations are rounded to 8 bits, a scale a row, or where the "
-    "model bounds them one scale for all; embeddings, positions, norms, attention, biases and softmax in float32",
+    "int8": "8-bit weights, a scale a column; activations are rounded to 8 bits, a scale a row; embeddings, positions, "
+    "norms, attention, biases and softmax in float32",
     "int4": "4-bit weights, a scale for 32 of a column; the rest as in int8, with a scale for 32 of a row",
 }
 """Precisions of the matrices alone: their activations, caches and logits are float32. Both round each row by itself, so that

@@ -33,7 +33,7 @@ from tfexport.blocks import (
 )
 from tfexport.config import ModelConfig
 from tfexport.emitter import CONTRIB, Emitter, Linear, Value
-from tfexport.kernels import takes_heads
+from tfexport.kernels import take_attention
 from tfexport.linears import float32_linear, three_axes_linear
 from tfexport.projections import Projection, decoder_projections, encoder_projections
 from tfexport.quantize import columns_of, int4_linear, int8_linear
@@ -247,11 +247,8 @@ def _attention(
 def _called(
     emitter: Emitter, name: str, *inputs: Value, body: Callable[..., Sequence[Value]], outputs: Sequence[str]
 ) -> Sequence[Value]:
-    """Attention as `body(emitter, *inputs)` says, in a function where there may be a kernel for it.
-
-    Not with relative positions: what they add to the scores is no part of the kernels.
-    """
-    if takes_heads(emitter.config.head_dim) and emitter.config.positions != "relative":
+    """Attention as `body(emitter, *inputs)` says, in a function where there may be a kernel for it."""
+    if take_attention(emitter.config):
         return emitter.called(name, *inputs, body=partial(body, emitter), outputs=outputs)
     found = body(emitter, *inputs)
     for value, output in zip(found, outputs, strict=True):

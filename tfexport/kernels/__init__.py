@@ -23,12 +23,15 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
+from tfexport.config import ModelConfig
+
 LARGEST_HEAD = 128
 
 
-def takes_heads(head_dim: int) -> bool:
-    """Whether the kernels of attention take heads of so many numbers (`has_kernel` in attention.h)."""
-    return head_dim % 16 == 0 and head_dim <= LARGEST_HEAD
+def take_attention(config: ModelConfig) -> bool:
+    """Whether graphs call the kernels' attention: with heads of some sizes (`has_kernel` in attention.h), and not with
+    relative positions, as what they add to the scores is no part of it."""
+    return config.head_dim % 16 == 0 and config.head_dim <= LARGEST_HEAD and config.positions != "relative"
 
 
 def library() -> Path | None:
@@ -69,7 +72,15 @@ def _loads(path: Path) -> bool:
 def has_products() -> bool:
     """Whether sessions compute products by kernels, which read weights as they lie."""
     path = library()
-    return path is not None and bool(ctypes.CDLL(str(path)).tfexport_has_products())
+    return path is not None and _has_products(path)
+
+
+@functools.cache
+def _has_products(path: Path) -> bool:
+    try:
+        return bool(ctypes.CDLL(str(path)).tfexport_has_products())
+    except AttributeError:  # a library of an older version
+        return False
 
 
 def identity() -> str:

@@ -68,7 +68,7 @@ INLINED void every_head(const Place& place, float* scores) {
   }
 }
 
-// Whether there is a kernel for heads of so many numbers: `takes_heads` in __init__.py says the same.
+// Whether there is a kernel for heads of so many numbers: `take_attention` in __init__.py says the same.
 inline bool has_kernel(int64_t dim) { return dim > 0 && dim % kLanes == 0 && dim <= 128; }
 
 FOR_EACH_CPU void attend_place(const Place& place, float* scores) {

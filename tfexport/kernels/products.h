@@ -35,8 +35,11 @@ inline bool has_products() {
 constexpr int64_t kBlock = 16;  // outputs whose weights lie side by side
 constexpr int64_t kGroup = 4;   // inputs, in 8 bits
 constexpr int64_t kTile = 3;    // blocks in registers
-constexpr double kTask = 4e-6;  // seconds that are worth waking up a thread for, of a CPU with
-constexpr double kMultiplications = 1e11, kInt8Multiplications = 4e11, kBytes = 8e10;  // so many of these a second
+constexpr int64_t kMostInputs = 65536;  // whose products of 8 bits have a sum of 32 bits, whatever they are
+
+// What is worth waking up a thread for is guessed, from a CPU that has so many multiplications and bytes of weights a second.
+constexpr double kTask = 4e-6;  // seconds
+constexpr double kMultiplications = 1e11, kInt8Multiplications = 4e11, kBytes = 8e10;
 
 // Which of the 16 outputs of a block there are.
 WITH_AVX512 INLINED __mmask16 outputs_of(int64_t block, int64_t columns) {
@@ -187,7 +190,8 @@ inline float* result_of(Context& context, const Tensor& states, int64_t columns)
   return context.status() ? nullptr : result;
 }
 
-constexpr char kMisfit[] = "a product takes rows, weights for as many numbers in each, and what is added for each column";
+constexpr char kMisfit[] =
+    "a product takes rows (in 8 bits of 65536 numbers at most), weights for as many, and what is added for each column";
 
 inline bool are_blocks(const Tensor& weights, int64_t columns, int64_t size) {
   return columns > 0 && weights.dims.size() == 3 && weights.dims[0] == (columns + kBlock - 1) / kBlock && weights.dims[1] == size &&
@@ -195,7 +199,7 @@ inline bool are_blocks(const Tensor& weights, int64_t columns, int64_t size) {
 }
 
 inline bool are_int8_blocks(const Tensor& weights, int64_t columns, int64_t size) {
-  return columns > 0 && weights.dims.size() == 4 && weights.dims[0] == (columns + kBlock - 1) / kBlock &&
+  return columns > 0 && size <= kMostInputs && weights.dims.size() == 4 && weights.dims[0] == (columns + kBlock - 1) / kBlock &&
          weights.dims[1] * kGroup == size && weights.dims[2] == kBlock && weights.dims[3] == kGroup;
 }
 
@@ -232,6 +236,7 @@ void int8_linear(Context& context) {
       rows.start[row] = kRectified ? 0 : -128 * sum;
     }
   });
+  if (context.status()) return;
   const Int8Product<kRectified> product = {rows, weights.as<int8_t>(), scale.as<float>(), bias.as<float>(), count, size, columns};
   multiply(context, product, result);
 }

@@ -1,6 +1,6 @@
 // What of ONNX Runtime's C interface a library of operators needs, so that it builds without ONNX Runtime's headers, which no
-// Python package has. Its table of functions and its struct of an operator only ever grow at their ends: the numbers below are
-// those of its first version, and an operator says how much of the struct it fills in.
+// Python package has. Its table of functions and its struct of an operator only ever grow at their ends: a function keeps its number
+// below in all versions that have it, and an operator says how much of the struct it fills in.
 #pragma once
 
 #include <cstddef>

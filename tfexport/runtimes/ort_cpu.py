@@ -16,6 +16,7 @@ from tfexport import kernels
 from tfexport.bundle import Bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import ATTENTION_ROLES, Precision, Role, attention_graphs_of, graphs_of
+from tfexport.cpus import return_freed_memory
 from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, Runtime
 from tfexport.runtimes.buffers import Buffers
@@ -100,7 +101,7 @@ class OrtCpuRuntime:
         self._greedy: Literal["decoder_step", "beam_step"]
         self._greedy = "decoder_step" if bundle.has_graph("decoder_step", precision, "ort") else "beam_step"
         # Without them products of attention are of all rows of a sentence, and those of one row have other last bits.
-        self.attends_by_row = kernels.library() is not None and kernels.takes_heads(self.config.head_dim)
+        self.attends_by_row = kernels.library() is not None and kernels.take_attention(self.config)
         self.ranks = self._greedy == "decoder_step" and bundle.has_graph("greedy_step", precision, "ort")
         self.session("encoder")
 
@@ -126,13 +127,14 @@ class OrtCpuRuntime:
             if role not in self._sessions:
                 graph = self._bundle.graph(role, self._precision, "ort")
                 session = (
-                    shared_session(self._bundle, graph, self._precision, self._threads)
+                    shared_session(self._bundle, graph, self._threads)
                     if self._share_weights
                     else cpu_session(graph, self._threads)
                 )
                 require_contract(session, graph, role, self.config, self._precision)
                 self._bundle.require_same()  # it may be long since the others were loaded
                 self._sessions[role] = session
+                return_freed_memory(now=True)  # what ONNX Runtime ordered the weights in
             return self._sessions[role]
 
     def prepare(self, options: SearchOptions) -> bool:

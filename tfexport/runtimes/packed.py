@@ -59,12 +59,8 @@ class NotShared(Exception):
     """Why weights cannot be shared; never leaves this module."""
 
 
-def shared_session(
-    bundle: Bundle, graph: Path, precision: Precision, threads: int | None
-) -> onnxruntime.InferenceSession:
+def shared_session(bundle: Bundle, graph: Path, threads: int | None) -> onnxruntime.InferenceSession:
     """A session of a graph of `bundle` whose packed weights are mapped from a file, which is written if it is not there.
-
-    In 8 bits, kernels (`kernels/products.h`) read the weights of the bundle itself: where they are, nothing is packed.
 
     Where that is not possible (a full disk, a folder that is not this user's alone), a warning says so, and the session
     has packed weights of its own: it decodes the same.
@@ -75,8 +71,6 @@ def shared_session(
     """
     if fcntl is None:
         raise RuntimeUnavailable("--share-weights is for Linux and macOS. Leave it out.")
-    if precision == "int8" and kernels.has_products():
-        return cpu_session(graph, threads)
     try:
         place = _folder() / _key(bundle, graph)
         with _lock(place) as lock:
