@@ -307,7 +307,7 @@ def other_weight(graph: onnx.GraphProto) -> None:
 
 
 def other_operator(graph: onnx.GraphProto) -> None:
-    other = {"LinearRectified": "Linear", "Int8LinearRectified": "Int8Linear"}
+    other = {"Relu": "Tanh", "LinearRectified": "Linear", "Int8LinearRectified": "Int8Linear"}
     node = next(node for node in graph.node if node.op_type in other)
     node.op_type = other[node.op_type]
 
