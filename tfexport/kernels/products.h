@@ -2,7 +2,8 @@
 // operators are not registered, and their definitions run.
 //
 // Weights lie in blocks of 16 outputs: float32 [blocks, in, 16], and int8 [blocks, in / 4, 16, 4], four inputs side by side as
-// the instruction takes them; what is left of the last block is 0. They are read as they lie, in the file that is mapped.
+// the instruction takes them; what is left of the last block is 0. Those in 8 bits lie so in the file, and
+// are read where it is mapped; those in float32 ONNX Runtime puts in this order when it loads a graph.
 //
 // With one row a product takes as long as its weights take to come from memory: each is read once, and in order. With many
 // rows a tile of 8 rows and 48 outputs stays in registers, in which whatever is loaded is used 3 or 8 times.

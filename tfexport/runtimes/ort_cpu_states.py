@@ -273,7 +273,7 @@ class BeamState:
         """Whether one hypothesis is all that a step has to compute of each sentence with these `tokens` [sentences, beam].
 
         Not of a single sentence, where it would save less than the graph costs that is bound for it, and products of a
-        single row have other last bits.
+        single row may have other last bits, where they are ONNX Runtime's.
         """
         if self._position or len(self._places) == 1 or self._attention or not self._runtime.attends_by_row:
             return False
