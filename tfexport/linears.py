@@ -9,14 +9,14 @@ import numpy as np
 from tfexport.emitter import Emitter, Value
 from tfexport.projections import Projection
 
-BLOCK = 16
+BLOCK = 48
 """Outputs whose weights lie side by side for the kernels (see kernels/products.h)."""
 
 
 def float32_linear(emitter: Emitter, projection: Projection, states: Value) -> Value:
     """States [n, in] to [n, out], a ReLU before it included. ONNX Runtime orders the weights when it loads the graph:
 
-        weights [out, in] ── Reshape ── Transpose ──> blocks [out / 16, in, 16] ──┐
+        weights [out, in] ── Reshape ── Transpose ──> blocks [out / 48, in, 48] ──┐
         states ───────────────────────────────────────────────────────────────────┴─ Linear ──> [n, out]
 
     and of these its own operator, where there is no kernel:

@@ -1,12 +1,12 @@
 // Products of rows with the weights of a projection, in float32 and in 8 bits, for CPUs with AVX-512 and VNNI. On others these
 // operators are not registered, and their definitions run.
 //
-// Weights lie in blocks of 16 outputs: float32 [blocks, in, 16], and int8 [blocks, in / 4, 16, 4], four inputs side by side as
-// the instruction takes them; what is left of the last block is 0. Those in 8 bits lie so in the file, and
-// are read where it is mapped; those in float32 ONNX Runtime puts in this order when it loads a graph.
+// Weights lie in blocks of 48 outputs: float32 [blocks, in, 48], and int8 [blocks, in / 4, 48, 4], four inputs side by side as
+// the instruction takes them; what is left of the last block is 0. Those in 8 bits lie so in the file, and are read where it
+// is mapped; those in float32 ONNX Runtime puts in this order when it loads a graph.
 //
-// With one row a product takes as long as its weights take to come from memory: each is read once, and in order. With many
-// rows a tile of 8 rows and 48 outputs stays in registers, in which whatever is loaded is used 3 or 8 times.
+// With one row a product takes as long as its weights take to come from memory: they are read once, from first to last. With
+// many rows a tile of 8 rows and a block stays in registers, in which whatever is loaded is used 3 or 8 times.
 #pragma once
 
 #include <algorithm>
@@ -33,26 +33,34 @@ inline bool has_products() {
   return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
 }
 
-constexpr int64_t kBlock = 16;  // outputs whose weights lie side by side
-constexpr int64_t kGroup = 4;   // inputs, in 8 bits
-constexpr int64_t kTile = 3;    // blocks in registers
+constexpr int64_t kWidest = 3;                // registers of outputs in a tile
+constexpr int64_t kBlock = kWidest * kLanes;  // outputs whose weights lie side by side
+constexpr int64_t kGroup = 4;                 // inputs, in 8 bits
+// With few rows multiplying is faster than memory is, and the CPU's own prefetching stops at each page.
+constexpr int kFewRows = 4, kAhead = 2048;  // bytes
 constexpr int64_t kMostInputs = 65536;  // whose products of 8 bits have a sum of 32 bits, whatever they are
 
 // What is worth waking up a thread for is guessed, from a CPU that has so many multiplications and bytes of weights a second.
 constexpr double kTask = 4e-6;  // seconds
 constexpr double kMultiplications = 1e11, kInt8Multiplications = 4e11, kBytes = 8e10;
 
-// Which of the 16 outputs of a block there are.
-WITH_AVX512 INLINED __mmask16 outputs_of(int64_t block, int64_t columns) {
-  const int64_t left = columns - block * kBlock;
-  return left >= kBlock ? 0xffff : (1u << left) - 1;
+// Which of the 16 outputs from `column` on there are.
+WITH_AVX512 INLINED __mmask16 outputs_from(int64_t column, int64_t columns) {
+  return columns - column >= kLanes ? 0xffff : (1u << (columns - column)) - 1;
+}
+
+// The weights at `from`, for so many rows.
+template <int kRows>
+WITH_AVX512 INLINED __m512i taken_from(const void* from) {
+  if (kRows <= kFewRows) _mm_prefetch(static_cast<const char*>(from) + kAhead, _MM_HINT_T0);
+  return _mm512_loadu_si512(from);
 }
 
 // float32, of which a ReLU is taken first with `kRectified`. Each result is summed in the order of its inputs.
 template <bool kRectified>
 struct FloatProduct {
   const float* rows;     // [count, stride]
-  const float* weights;  // [blocks, stride, 16]
+  const float* weights;  // [blocks, stride, 48]
   const float* bias;     // [columns]
   int64_t count, stride, columns;
 
@@ -61,33 +69,39 @@ struct FloatProduct {
     return std::max(size * count / kMultiplications, size * sizeof(float) / kBytes);
   }
 
-  template <int kRows, int kBlocks>
-  WITH_AVX512 INLINED void tile(int64_t row, int64_t block, float* result) const {
-    __m512 sums[kRows][kBlocks];
-    UNROLLED for (int b = 0; b < kBlocks; ++b) {
-      const __m512 first = _mm512_maskz_loadu_ps(outputs_of(block + b, columns), bias + (block + b) * kBlock);
-      UNROLLED for (int r = 0; r < kRows; ++r) sums[r][b] = first;
+  // So many rows and registers of outputs, from `column` on, at which a block begins.
+  template <int kRows, int kWidth>
+  WITH_AVX512 INLINED void tile(int64_t row, int64_t column, float* result) const {
+    __m512 sums[kRows][kWidth];
+    UNROLLED for (int w = 0; w < kWidth; ++w) {
+      const int64_t first = column + w * kLanes;
+      const __m512 more = _mm512_maskz_loadu_ps(outputs_from(first, columns), bias + first);
+      UNROLLED for (int r = 0; r < kRows; ++r) sums[r][w] = more;
     }
     const float* numbers = rows + row * stride;
-    const float* taken_from = weights + block * stride * kBlock;
+    const float* block = weights + column * stride;
     for (int64_t i = 0; i < stride; ++i) {
-      __m512 taken[kBlocks];
-      UNROLLED for (int b = 0; b < kBlocks; ++b) taken[b] = _mm512_loadu_ps(taken_from + (b * stride + i) * kBlock);
+      __m512 taken[kWidth];
+      UNROLLED for (int w = 0; w < kWidth; ++w) {
+        taken[w] = _mm512_castsi512_ps(taken_from<kRows>(block + i * kBlock + w * kLanes));
+      }
       UNROLLED for (int r = 0; r < kRows; ++r) {
         // Written out, because GCC loads all rows before it multiplies any, which takes more registers than there are: half
         // the speed.
         __m512 number;
         asm volatile("vbroadcastss %1, %0" : "=v"(number) : "m"(numbers[r * stride + i]));
         if (kRectified) number = _mm512_max_ps(_mm512_setzero_ps(), number);  // in this order NaN stays
-        UNROLLED for (int b = 0; b < kBlocks; ++b) {
-          asm("vfmadd231ps %2, %1, %0" : "+v"(sums[r][b]) : "v"(number), "v"(taken[b]));
+        UNROLLED for (int w = 0; w < kWidth; ++w) {
+          asm("vfmadd231ps %2, %1, %0" : "+v"(sums[r][w]) : "v"(number), "v"(taken[w]));
         }
       }
     }
-    UNROLLED for (int b = 0; b < kBlocks; ++b) {
-      const __mmask16 there = outputs_of(block + b, columns);
-      float* first = result + row * columns + (block + b) * kBlock;
-      UNROLLED for (int r = 0; r < kRows; ++r) _mm512_mask_storeu_ps(first + r * columns, there, sums[r][b]);
+    UNROLLED for (int w = 0; w < kWidth; ++w) {
+      const int64_t first = column + w * kLanes;
+      const __mmask16 there = outputs_from(first, columns);
+      UNROLLED for (int r = 0; r < kRows; ++r) {
+        _mm512_mask_storeu_ps(result + (row + r) * columns + first, there, sums[r][w]);
+      }
     }
   }
 };
@@ -106,7 +120,7 @@ struct RoundedRows {
 template <bool kRectified>
 struct Int8Product {
   const RoundedRows& rows;
-  const int8_t* weights;  // [blocks, stride / 4, 16, 4]
+  const int8_t* weights;  // [blocks, stride / 4, 48, 4]
   const float* scale;     // [columns]
   const float* bias;      // [columns]
   int64_t count, stride, columns;
@@ -116,67 +130,70 @@ struct Int8Product {
     return std::max(size * count / kInt8Multiplications, size / kBytes);
   }
 
-  template <int kRows, int kBlocks>
-  WITH_AVX512 INLINED void tile(int64_t row, int64_t block, float* result) const {
-    __m512i sums[kRows][kBlocks];
+  template <int kRows, int kWidth>
+  WITH_AVX512 INLINED void tile(int64_t row, int64_t column, float* result) const {
+    __m512i sums[kRows][kWidth];
     UNROLLED for (int r = 0; r < kRows; ++r) {
-      UNROLLED for (int b = 0; b < kBlocks; ++b) sums[r][b] = _mm512_set1_epi32(rows.start[row + r]);
+      UNROLLED for (int w = 0; w < kWidth; ++w) sums[r][w] = _mm512_set1_epi32(rows.start[row + r]);
     }
     const uint8_t* numbers = rows.numbers.data() + row * stride;
-    const int8_t* taken_from = weights + block * stride * kBlock;
+    const int8_t* block = weights + column * stride;
     const __m512i flip = _mm512_set1_epi8(-128);
     for (int64_t i = 0; i < stride; i += kGroup) {
-      __m512i taken[kBlocks];
-      UNROLLED for (int b = 0; b < kBlocks; ++b) {
-        taken[b] = _mm512_loadu_si512(taken_from + (b * stride + i) * kBlock);
-        if (!kRectified) taken[b] = _mm512_xor_si512(taken[b], flip);
+      __m512i taken[kWidth];
+      UNROLLED for (int w = 0; w < kWidth; ++w) {
+        taken[w] = taken_from<kRows>(block + i * kBlock + w * kLanes * kGroup);
+        if (!kRectified) taken[w] = _mm512_xor_si512(taken[w], flip);
       }
       UNROLLED for (int r = 0; r < kRows; ++r) {
         __m512i four;
         const auto* from = reinterpret_cast<const int32_t*>(numbers + r * stride + i);
         asm volatile("vpbroadcastd %1, %0" : "=v"(four) : "m"(*from));
-        UNROLLED for (int b = 0; b < kBlocks; ++b) {
+        UNROLLED for (int w = 0; w < kWidth; ++w) {
           if (kRectified) {
-            asm("vpdpbusd %2, %1, %0" : "+v"(sums[r][b]) : "v"(four), "v"(taken[b]));
+            asm("vpdpbusd %2, %1, %0" : "+v"(sums[r][w]) : "v"(four), "v"(taken[w]));
           } else {
-            asm("vpdpbusd %2, %1, %0" : "+v"(sums[r][b]) : "v"(taken[b]), "v"(four));
+            asm("vpdpbusd %2, %1, %0" : "+v"(sums[r][w]) : "v"(taken[w]), "v"(four));
           }
         }
       }
     }
-    UNROLLED for (int b = 0; b < kBlocks; ++b) {
-      const __mmask16 there = outputs_of(block + b, columns);
-      const int64_t column = (block + b) * kBlock;
-      const __m512 factor = _mm512_maskz_loadu_ps(there, scale + column), more = _mm512_maskz_loadu_ps(there, bias + column);
+    UNROLLED for (int w = 0; w < kWidth; ++w) {
+      const int64_t first = column + w * kLanes;
+      const __mmask16 there = outputs_from(first, columns);
+      const __m512 factor = _mm512_maskz_loadu_ps(there, scale + first), more = _mm512_maskz_loadu_ps(there, bias + first);
       UNROLLED for (int r = 0; r < kRows; ++r) {
-        const __m512 product = _mm512_cvtepi32_ps(sums[r][b]) * factor * rows.scale[row + r] + more;
-        _mm512_mask_storeu_ps(result + (row + r) * columns + column, there, product);
+        const __m512 product = _mm512_cvtepi32_ps(sums[r][w]) * factor * rows.scale[row + r] + more;
+        _mm512_mask_storeu_ps(result + (row + r) * columns + first, there, product);
       }
     }
   }
 };
 
-template <int kBlocks, typename Product>
-WITH_AVX512 void multiply_blocks(const Product& product, int64_t block, float* result) {
+// All rows times the `kWidth` registers of outputs from `column` on.
+template <int kWidth, typename Product>
+WITH_AVX512 void multiply_block(const Product& product, int64_t column, float* result) {
   int64_t row = 0;
-  for (; row + 8 <= product.count; row += 8) product.template tile<8, kBlocks>(row, block, result);
-  if (product.count - row >= 4) product.template tile<4, kBlocks>(row, block, result), row += 4;
-  if (product.count - row >= 2) product.template tile<2, kBlocks>(row, block, result), row += 2;
-  if (product.count - row >= 1) product.template tile<1, kBlocks>(row, block, result);
+  for (; row + 8 <= product.count; row += 8) product.template tile<8, kWidth>(row, column, result);
+  if (product.count - row >= 4) product.template tile<4, kWidth>(row, column, result), row += 4;
+  if (product.count - row >= 2) product.template tile<2, kWidth>(row, column, result), row += 2;
+  if (product.count - row >= 1) product.template tile<1, kWidth>(row, column, result);
 }
 
 // All rows times all columns to `result` [count, columns], by the threads of the session.
 template <typename Product>
 void multiply(Context& context, const Product& product, float* result) {
-  const int64_t blocks = (product.columns + kBlock - 1) / kBlock, tiles = (blocks + kTile - 1) / kTile;
-  const int64_t tasks = std::clamp<int64_t>(product.seconds() / kTask, 1, tiles);
+  const int64_t blocks = (product.columns + kBlock - 1) / kBlock;
+  const int64_t tasks = std::clamp<int64_t>(product.seconds() / kTask, 1, blocks);
   context.parallel(tasks, [&](int64_t task) {
-    for (int64_t tile = tiles * task / tasks; tile < tiles * (task + 1) / tasks; ++tile) {
-      const int64_t block = tile * kTile;
-      switch (std::min(kTile, blocks - block)) {
-        case 1: multiply_blocks<1>(product, block, result); break;
-        case 2: multiply_blocks<2>(product, block, result); break;
-        default: multiply_blocks<3>(product, block, result);
+    for (int64_t block = blocks * task / tasks; block < blocks * (task + 1) / tasks; ++block) {
+      const int64_t column = block * kBlock, left = product.columns - column;
+      if (left > 2 * kLanes) {
+        multiply_block<3>(product, column, result);
+      } else if (left > kLanes) {
+        multiply_block<2>(product, column, result);
+      } else {
+        multiply_block<1>(product, column, result);
       }
     }
   });
