@@ -36,8 +36,7 @@ inline bool has_products() {
 constexpr int64_t kWidest = 3;                // registers of outputs in a tile
 constexpr int64_t kBlock = kWidest * kLanes;  // outputs whose weights lie side by side
 constexpr int64_t kGroup = 4;                 // inputs, in 8 bits
-// With few rows multiplying is faster than memory is, and the CPU's own prefetching stops at each page.
-constexpr int kFewRows = 4, kAhead = 2048;  // bytes
+constexpr int64_t kAhead = 8192;              // bytes to fetch in advance: the CPU's own prefetching stops at each page
 constexpr int64_t kMostInputs = 65536;  // whose products of 8 bits have a sum of 32 bits, whatever they are
 
 // What is worth waking up a thread for is guessed, from a CPU that has so many multiplications and bytes of weights a second.
@@ -49,10 +48,9 @@ WITH_AVX512 INLINED __mmask16 outputs_from(int64_t column, int64_t columns) {
   return columns - column >= kLanes ? 0xffff : (1u << (columns - column)) - 1;
 }
 
-// The weights at `from`, for so many rows.
-template <int kRows>
+// The weights at `from`.
 WITH_AVX512 INLINED __m512i taken_from(const void* from) {
-  if (kRows <= kFewRows) _mm_prefetch(static_cast<const char*>(from) + kAhead, _MM_HINT_T0);
+  _mm_prefetch(static_cast<const char*>(from) + kAhead, _MM_HINT_T0);
   return _mm512_loadu_si512(from);
 }
 
@@ -83,7 +81,7 @@ struct FloatProduct {
     for (int64_t i = 0; i < stride; ++i) {
       __m512 taken[kWidth];
       UNROLLED for (int w = 0; w < kWidth; ++w) {
-        taken[w] = _mm512_castsi512_ps(taken_from<kRows>(block + i * kBlock + w * kLanes));
+        taken[w] = _mm512_castsi512_ps(taken_from(block + i * kBlock + w * kLanes));
       }
       UNROLLED for (int r = 0; r < kRows; ++r) {
         // Written out, because GCC loads all rows before it multiplies any, which takes more registers than there are: half
@@ -142,7 +140,7 @@ struct Int8Product {
     for (int64_t i = 0; i < stride; i += kGroup) {
       __m512i taken[kWidth];
       UNROLLED for (int w = 0; w < kWidth; ++w) {
-        taken[w] = taken_from<kRows>(block + i * kBlock + w * kLanes * kGroup);
+        taken[w] = taken_from(block + i * kBlock + w * kLanes * kGroup);
         if (!kRectified) taken[w] = _mm512_xor_si512(taken[w], flip);
       }
       UNROLLED for (int r = 0; r < kRows; ++r) {
