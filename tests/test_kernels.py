@@ -357,23 +357,24 @@ WRONG_SHAPES = [
     ("ResidualNorm", "scale", (5,)),
     ("ResidualNorm", "bias", (7,)),
     ("Linear", "states", (4, 0)),
+    ("Linear", "states", (1, 1, 1, 2, 6)),
     ("Linear", "states", (4, 5)),
-    ("Linear", "weight", (1, 6, 16)),
-    ("Linear", "weight", (2, 6, 15)),
-    ("Linear", "weight", (12, 16)),
-    ("LinearRectified", "bias", (33,)),
+    ("Linear", "weight", (2, 6, 48)),
+    ("Linear", "weight", (1, 6, 47)),
+    ("Linear", "weight", (6, 48)),
+    ("LinearRectified", "bias", (49,)),
     ("LinearRectified", "bias", (0,)),
     ("Int8Linear", "states", (2, 0)),
     ("Int8Linear", "states", (2, 20)),
     ("Int8Linear", "states", (1, 65540)),
-    ("Int8Linear", "weight.int8", (1, 6, 16, 4)),
-    ("Int8Linear", "weight.int8", (2, 7, 16, 4)),
-    ("Int8Linear", "weight.int8", (2, 6, 4, 16)),
+    ("Int8Linear", "weight.int8", (2, 6, 48, 4)),
+    ("Int8Linear", "weight.int8", (1, 7, 48, 4)),
+    ("Int8Linear", "weight.int8", (1, 6, 4, 48)),
     ("Int8Linear", "weight.scale", (33,)),
     ("Int8LinearRectified", "bias", (17,)),
     ("ScreenProduct", "numbers", (2, 2, 24)),
     ("ScreenProduct", "numbers", (2, 23)),
-    ("ScreenProduct", "weight.int8", (2, 6, 64)),
+    ("ScreenProduct", "weight.int8", (1, 6, 192)),
     ("ScreenProduct", "room", (17,)),
     ("BestTokens", "logits", (2, 3, 2)),
     ("BestTokens", "count", (2,)),
@@ -486,7 +487,7 @@ def test_a_row_of_zeros_and_of_the_least_floats_gives_the_bias(least: float) -> 
 def test_products_are_the_same_by_any_number_of_threads_and_with_any_rows_beside_them(threads: int) -> None:
     """To the last bit."""
     eight_bits = {"states": numbers(0, 40, 512), **blocks_case(1, 1000, 512), "bias": numbers(2, 1000)}
-    floats = {"states": numbers(0, 40, 512), "weight": numbers(1, 63, 512, BLOCK), "bias": numbers(2, 1000)}
+    floats = {"states": numbers(0, 40, 512), "weight": numbers(1, -(-1000 // BLOCK), 512, BLOCK), "bias": numbers(2, 1000)}
     for name, feeds in (("Int8Linear", eight_bits), ("Linear", floats)):
         (together,) = called(name, feeds, kernel=True, threads=threads)
         for rows in (1, 2, 3, 5, 8, 15):
@@ -496,8 +497,8 @@ def test_products_are_the_same_by_any_number_of_threads_and_with_any_rows_beside
 
 def test_the_largest_sums_do_not_overflow() -> None:
     size = 65536
-    weights = {"weight.int8": np.full((1, size // 4, 16, 4), -127, np.int8), "weight.scale": np.ones(16, np.float32)}
-    feeds = {"states": np.ones((1, size), np.float32), **weights, "bias": np.zeros(16, np.float32)}
+    weights = {"weight.int8": np.full((1, size // 4, BLOCK, 4), -127, np.int8), "weight.scale": np.ones(BLOCK, np.float32)}
+    feeds = {"states": np.ones((1, size), np.float32), **weights, "bias": np.zeros(BLOCK, np.float32)}
     for name in ("Int8Linear", "Int8LinearRectified"):
         (found,) = called(name, feeds, kernel=True)
         np.testing.assert_allclose(found, -127.0 * size, rtol=1e-6)

@@ -118,7 +118,7 @@ struct CacheShape {
 };
 
 inline float* like(Context& context, size_t index, const Tensor& rows, int64_t width) {
-  std::vector<int64_t> dims = rows.dims;
+  Dims dims = rows.dims;
   dims.back() = width;
   return static_cast<float*>(context.output(index, dims));
 }

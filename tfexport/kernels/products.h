@@ -199,7 +199,7 @@ void multiply(Context& context, const Product& product, float* result) {
 
 // Room for the result, one row of `columns` for each row of `states`; null where the operator has failed.
 inline float* result_of(Context& context, const Tensor& states, int64_t columns) {
-  std::vector<int64_t> dims = states.dims;
+  Dims dims = states.dims;
   if (context.status()) return nullptr;
   dims.back() = columns;
   auto* result = static_cast<float*>(context.output(0, dims));

@@ -3,6 +3,7 @@
 // below in all versions that have it, and an operator says how much of the struct it fills in.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -15,7 +16,6 @@ struct OrtSessionOptions;
 struct OrtKernelContext;
 struct OrtKernelInfo;
 struct OrtValue;
-struct OrtTensorTypeAndShapeInfo;
 struct OrtCustomOpDomain;
 
 using OrtApi = void*;  // the table is an array of functions
@@ -50,7 +50,7 @@ struct OrtCustomOp {
 namespace tfexport {
 
 constexpr uint32_t kOperatorVersion = 16;  // of the struct: the first with operators that can return an error
-constexpr uint32_t kVersion = 17;          // of the table: the first with ParallelFor
+constexpr uint32_t kVersion = 24;          // of the table: the first that tells shapes without memory of their own
 
 enum Function {
   kCreateStatus = 0,
@@ -58,16 +58,15 @@ enum Function {
   kCustomOpDomain_Add = 27,
   kAddCustomOpDomain = 28,
   kGetTensorMutableData = 51,
-  kGetDimensionsCount = 61,
-  kGetDimensions = 62,
-  kGetTensorTypeAndShape = 65,
   kKernelInfoGetAttribute_float = 85,
   kKernelContext_GetInput = 90,
   kKernelContext_GetOutput = 91,
-  kReleaseTensorTypeAndShapeInfo = 99,
   kKernelInfoGetConstantInput_tensor = 249,
   kKernelContext_ParallelFor = 274,
+  kGetTensorElementTypeAndShapeDataReference = 414,
 };
+
+constexpr int kInvalidArgument = 2;
 
 enum Type { kFloat = 1, kUint8 = 2, kInt8 = 3, kInt32 = 6, kInt64 = 7, kBool = 9 };
 
@@ -76,10 +75,32 @@ OrtStatus* call(const OrtApi* api, Function function, Arguments... arguments) {
   return reinterpret_cast<OrtStatus* (*)(Arguments...)>(api[function])(arguments...);
 }
 
+// The sizes of a tensor's axes. It is in no memory of its own, for which a step of a small model would ask a hundred times.
+class Dims {
+ public:
+  static constexpr size_t kMost = 4;
+
+  Dims() = default;
+  Dims(std::initializer_list<int64_t> sizes) : Dims(sizes.begin(), sizes.size()) {}
+  Dims(const int64_t* sizes, size_t count) : count_(count) { std::copy_n(sizes, count, sizes_); }
+
+  const int64_t* data() const { return sizes_; }
+  size_t size() const { return count_; }
+  bool empty() const { return count_ == 0; }
+  int64_t operator[](size_t axis) const { return sizes_[axis]; }
+  int64_t& back() { return sizes_[count_ - 1]; }
+  int64_t back() const { return sizes_[count_ - 1]; }
+  bool operator==(const Dims& other) const { return std::equal(sizes_, sizes_ + count_, other.sizes_, other.sizes_ + other.count_); }
+
+ private:
+  int64_t sizes_[kMost] = {};
+  size_t count_ = 0;
+};
+
 // A dense tensor. `data` belongs to ONNX Runtime.
 struct Tensor {
   void* data = nullptr;
-  std::vector<int64_t> dims;
+  Dims dims;
   int64_t size = 1;
 
   template <typename T>
@@ -91,19 +112,15 @@ struct Tensor {
 
 // Fills `tensor` with what a value holds. Returns what failed, if anything did.
 inline OrtStatus* read(const OrtApi* api, const OrtValue* value, Tensor& tensor) {
-  OrtTensorTypeAndShapeInfo* info = nullptr;
-  size_t rank = 0;
-  OrtStatus* failed = call(api, kGetTensorTypeAndShape, value, &info);
+  int type = 0;
+  const int64_t* sizes = nullptr;
+  size_t count = 0;
+  OrtStatus* failed = call(api, kGetTensorElementTypeAndShapeDataReference, value, &type, &sizes, &count);
   if (failed) return failed;
-  const auto* shape = const_cast<const OrtTensorTypeAndShapeInfo*>(info);
-  failed = call(api, kGetDimensionsCount, shape, &rank);
-  if (!failed) {
-    tensor.dims.resize(rank);
-    failed = call(api, kGetDimensions, shape, tensor.dims.data(), rank);
-  }
-  reinterpret_cast<void (*)(OrtTensorTypeAndShapeInfo*)>(api[kReleaseTensorTypeAndShapeInfo])(info);
-  for (int64_t dim : tensor.dims) tensor.size *= dim;
-  return failed ? failed : call(api, kGetTensorMutableData, const_cast<OrtValue*>(value), &tensor.data);
+  if (count > Dims::kMost) return call(api, kCreateStatus, kInvalidArgument, "an operator takes tensors of 4 axes at most");
+  tensor.dims = Dims(sizes, count);
+  for (size_t axis = 0; axis < count; ++axis) tensor.size *= sizes[axis];
+  return call(api, kGetTensorMutableData, const_cast<OrtValue*>(value), &tensor.data);
 }
 
 // What an operator's node has for all of its runs.
@@ -130,7 +147,7 @@ class Context {
     return tensor;
   }
 
-  void* output(size_t index, const std::vector<int64_t>& dims) {
+  void* output(size_t index, const Dims& dims) {
     OrtValue* value = nullptr;
     void* data = nullptr;
     if (!failed(call(api_, kKernelContext_GetOutput, context_, index, dims.data(), dims.size(), &value))) {
@@ -141,7 +158,6 @@ class Context {
 
   // `holds`, or else the operator fails.
   bool require(bool holds, const char* otherwise) {
-    constexpr int kInvalidArgument = 2;
     if (status_ == nullptr && !holds) status_ = call(api_, kCreateStatus, kInvalidArgument, otherwise);
     return status_ == nullptr;
   }
