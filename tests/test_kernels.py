@@ -189,13 +189,11 @@ def screen_states_case(seed: int, places: int, slots: int, queries: int) -> Arra
 def screen_best_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
     """Bounds that prove the best word, or with every third seed hardly ever do."""
     states, weight = numbers(seed, places, 3 * queries), numbers(seed + 1, CANDIDATES + slots, 3 * queries)
-    scale, allowed = np.abs(numbers(seed + 2, places, 1)) + 0.1, numbers(seed + 3, len(weight))
-    if seed % 2:
-        allowed[:: 1 + seed % 5] = -np.inf
-        allowed[-1] = 1
+    scale, bias = np.abs(numbers(seed + 2, places, 1)) + 0.1, numbers(seed + 3, len(weight))
+    banned = np.arange(len(weight) - 1)[:: 1 + seed % 5] if seed % 2 else np.empty(0, np.int64)
     above = np.abs(numbers(seed + 4, places, len(weight), scale=100 if seed % 3 == 0 else 0.01))
     bounds = (states @ weight.T / scale + above).astype(np.float32)
-    return {"bounds": bounds, "scale": scale, "states": states, "weight": weight, "allowed": allowed}
+    return {"bounds": bounds, "scale": scale, "states": states, "weight": weight, "bias": bias, "banned": banned}
 
 
 CASES = {
@@ -237,12 +235,12 @@ DEFINED = {
     "Int8LinearRectified": "619159bd",
     "ScreenStates": "7a56ccc1",
     "ScreenProduct": "f20f893a",
-    "ScreenBest": "83c041e4",
+    "ScreenBest": "5f7a4f0a",
     "BestToken": "03178fc2",
     "BestTokens": "623b1386",
 }
 """A digest of each definition. A kernel takes the place of a definition by its name alone, also of those in bundles that
-were exported before: where one of these changes, the function must get another name."""
+were exported before: where one of these changes, the function must get another name, or bundles another format."""
 
 
 def test_definitions_are_what_their_kernels_stand_for() -> None:
@@ -385,7 +383,7 @@ WRONG_SHAPES = [
     ("ScreenBest", "scale", (1, 1)),
     ("ScreenBest", "states", (2, 5)),
     ("ScreenBest", "weight", (21, 6)),
-    ("ScreenBest", "allowed", (21,)),
+    ("ScreenBest", "bias", (21,)),
 ]
 
 
@@ -420,6 +418,8 @@ def test_a_mask_may_have_any_bytes() -> None:
         ("BestTokens", "count", -1, "not so many tokens"),
         ("BestToken", "banned", 6, "no such token"),
         ("BestToken", "banned", -1, "no such token"),
+        ("ScreenBest", "banned", 22, "no such token"),
+        ("ScreenBest", "banned", -1, "no such token"),
     ],
 )
 def test_numbers_out_of_range_are_refused(name: str, key: str, numbers_of: int, message: str) -> None:

@@ -32,6 +32,7 @@ from tfexport.config import ModelConfig
 from tfexport.contract import Precision, groups_queries
 from tfexport.emitter import CONTRIB, Emitter
 from tfexport.errors import TfexportError
+from tfexport.linears import zeros
 from tfexport.projections import Projection
 from tfexport.quantize import GROUP, columns_of, from_blocks, stored_int8
 
@@ -96,8 +97,7 @@ def _lengths(
 def screened(emitter: Emitter, output: Projection, states: ir.Value, banned: ir.Value) -> tuple[ir.Value, ir.Value]:
     """The largest logit of `states` [rows, d_model], words that are `banned` [n] aside, and its word, each [rows, 1]."""
     with emitter.at("screening"):
-        bias = emitter.joined(output.biases) if output.biases else None
-        allowed = _without(emitter, bias, banned)
+        bias = emitter.joined(output.biases) if output.biases else zeros(emitter, emitter.config.tgt_vocab_size)
         numbers, scale, room = emitter.called(
             "ScreenStates",
             *(states, emitter.weight("screening.norm"), emitter.weight("screening.error")),
@@ -113,21 +113,12 @@ def screened(emitter: Emitter, output: Projection, states: ir.Value, banned: ir.
         )
         best, ids = emitter.called(
             "ScreenBest",
-            *(bounds, scale, states, emitter.joined(output.weights), allowed),
+            *(bounds, scale, states, emitter.joined(output.weights), bias, banned),
             body=partial(_screen_best, emitter),
             outputs=("", ""),
             dtypes=("float32", "int64"),
         )
     return best, ids
-
-
-def _without(emitter: Emitter, bias: ir.Value | None, banned: ir.Value) -> ir.Value:
-    """What is added to logits, [vocab]: the projection's bias, or 0, and -inf for words that are banned."""
-    if bias is None:
-        size = emitter.sizes(emitter.config.tgt_vocab_size)
-        bias = emitter.node("Expand", emitter.constant(0.0, np.float32), size)
-    hidden = emitter.node("Expand", emitter.constant(-np.inf, np.float32), emitter.shape_of(banned))
-    return emitter.node("ScatterElements", bias, banned, hidden, attributes={"axis": 0})
 
 
 def _screen_states(
@@ -161,9 +152,17 @@ def _screen_product(
 
 
 def _screen_best(
-    emitter: Emitter, bounds: ir.Value, scale: ir.Value, states: ir.Value, weight: ir.Value, allowed: ir.Value
+    emitter: Emitter,
+    bounds: ir.Value,
+    scale: ir.Value,
+    states: ir.Value,
+    weight: ir.Value,
+    bias: ir.Value,
+    banned: ir.Value,
 ) -> tuple[ir.Value, ir.Value]:
     """The candidates by their bounds, the best of them in float32, and all words where it is not proven to be the best."""
+    hidden = emitter.node("Expand", emitter.constant(-np.inf, np.float32), emitter.shape_of(banned))
+    allowed = emitter.node("ScatterElements", bias, banned, hidden, attributes={"axis": 0})  # what is added to logits
     bounds = emitter.node("Add", emitter.node("Mul", bounds, scale), allowed)
     size = emitter.sizes(min(CANDIDATES, emitter.config.tgt_vocab_size))
     values, found = emitter.nodes("TopK", bounds, size, outputs=2)

@@ -19,7 +19,7 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(O
       {"CrossAttention", cross_attention, {kFloat, kFloat, kFloat, kInt32}, {kFloat}},
       {"ResidualNorm", residual_norm, {kFloat, kFloat, kFloat, kFloat}, {kFloat, kFloat}, "epsilon"},
       {"ScreenStates", screen_states, {kFloat, kFloat, kFloat}, {kUint8, kFloat, kFloat}},
-      {"ScreenBest", screen_best, {kFloat, kFloat, kFloat, kFloat, kFloat}, {kFloat, kInt64}},
+      {"ScreenBest", screen_best, {kFloat, kFloat, kFloat, kFloat, kFloat, kInt64}, {kFloat, kInt64}},
       {"BestToken", best_token, {kFloat, kInt64}, {kFloat, kInt64}},
       {"BestTokens", best_tokens, {kFloat, kInt64}, {kFloat, kInt64}},
   };

@@ -155,7 +155,7 @@ FOR_EACH_CPU void best_of(const float* row, int64_t size, float most, float log_
   by_lanes(
       size,
       [&](int64_t i) INLINED_LAMBDA {
-        if (have == count && !(largest((load(row + i) - most) - log_sum) > least)) return;
+        if (have == count && !any(((load(row + i) - most) - log_sum) > least)) return;
         for (int lane = 0; lane < kLanes; ++lane) take(i + lane);
       },
       [&](int64_t i) INLINED_LAMBDA { take(i); });

@@ -99,30 +99,36 @@ FOR_EACH_CPU float dot(const float* a, const float* b, int64_t size) {
 }
 
 // Args: bounds float [rows, vocab], in multiples of the scales [rows, 1]; states [rows, d_model]; weight [vocab, d_model];
-// allowed [vocab], which is added to logits. Gives the largest logit of each row and its word, [rows, 1].
+// bias [vocab]; the ids int64 [banned] that may not come. Gives the largest logit of each row and its word, [rows, 1].
 inline void screen_best(Context& context) {
   const Tensor bounds = context.input(0), scales = context.input(1), states = context.input(2);
-  const Tensor weight = context.input(3), allowed = context.input(4);
-  context.require(bounds.dims.size() == 2 && states.dims.size() == 2 && weight.dims.size() == 2 && allowed.size > 0 &&
+  const Tensor weight = context.input(3), bias = context.input(4), banned = context.input(5);
+  context.require(bounds.dims.size() == 2 && states.dims.size() == 2 && weight.dims.size() == 2 && bias.size > 0 &&
                       bounds.dims[0] == states.dims[0] && scales.size == states.dims[0] &&
-                      bounds.dims[1] == weight.dims[0] && allowed.size == weight.dims[0] &&
+                      bounds.dims[1] == weight.dims[0] && bias.size == weight.dims[0] &&
                       states.dims[1] == weight.dims[1],
                   "ScreenBest takes bounds of all words, states, and the weights that they are for");
+  for (int64_t i = 0; i < banned.size && !context.status(); ++i) {
+    const int64_t id = banned.as<int64_t>()[i];
+    context.require(id >= 0 && id < bias.size, "there is no such token to ban");
+  }
   if (context.status()) return;
   const int64_t rows = states.dims[0], size = states.dims[1], vocab = weight.dims[0];
   auto* best = static_cast<float*>(context.output(0, {rows, 1}));
   auto* ids = static_cast<int64_t*>(context.output(1, {rows, 1}));
   if (context.status()) return;
+  static thread_local std::vector<float> allowed, values;
+  allowed.assign(bias.as<float>(), bias.as<float>() + vocab);
+  for (int64_t i = 0; i < banned.size; ++i) allowed[banned.as<int64_t>()[i]] = -INFINITY;
   const auto logit = [&](int64_t row, int64_t word) {
-    return dot(states.as<float>() + row * size, weight.as<float>() + word * size, size) + allowed.as<float>()[word];
+    return dot(states.as<float>() + row * size, weight.as<float>() + word * size, size) + allowed[word];
   };
   const int64_t count = std::min<int64_t>(kCandidates, vocab);
-  static thread_local std::vector<float> values;
   values.resize(vocab);
   std::vector<Found> candidates(count);
   std::vector<int64_t> unproven;
   for (int64_t row = 0; row < rows; ++row) {
-    scale_and_add(bounds.as<float>() + row * vocab, scales.as<float>()[row], allowed.as<float>(), vocab, values.data());
+    scale_and_add(bounds.as<float>() + row * vocab, scales.as<float>()[row], allowed.data(), vocab, values.data());
     best_of(values.data(), vocab, 0, 0, count, candidates.data());
     const float least = candidates.back().log_prob;  // no other word's logit is above
     // In the order of their ids, so that of equal logits the first is taken.
