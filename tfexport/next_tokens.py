@@ -86,7 +86,7 @@ class NextTokens:
         banned = self._banned(length)
         if self._ranking is not None:
             best, state = self._ranking.best_alone(state, tokens, banned)
-            if np.isfinite(best.log_probs).all():
+            if math.isfinite(best.log_probs.sum()):  # so are all of them; where the sum alone is not, no harm is done
                 return best, state
             nothing = best.log_probs == -np.inf
             require_numbers(best.log_probs[~nothing] if banned else best.log_probs)

@@ -41,8 +41,7 @@ class Binding:
         self._values: dict[str, Any] = {}  # kept alive, and with them their arrays
 
     def input(self, name: str, array: NDArray[Any]) -> None:
-        self._values[name] = value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
-        self._binding.bind_ortvalue_input(name, value)
+        self._binding.bind_cpu_input(name, array)
 
     def output(self, name: str, array: NDArray[Any]) -> None:
         self._values[name] = value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
@@ -50,8 +49,9 @@ class Binding:
 
     def in_place(self, past: str, present: str, array: NDArray[Any]) -> None:
         """Let an input and an output be one array."""
-        self.input(past, array)
-        self._binding.bind_ortvalue_output(present, self._values[past])
+        self._values[past] = value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
+        self._binding.bind_ortvalue_input(past, value)
+        self._binding.bind_ortvalue_output(present, value)
 
     def run(self) -> None:
         """Raises BundleError where ONNX Runtime cannot compute the graph."""
