@@ -36,7 +36,7 @@ class CacheLayout:
 
     block: int = 16
     """Slots by which caches grow."""
-    room: int = 8
+    room: int = 16
     """Steps for which a shared cache has room when it is made or made anew."""
     fill: float = 0.0
     """What is in slots that no step has written. A NaN is for the caches of greedy search alone, whose kernel does not read
