@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
@@ -253,6 +253,7 @@ def test_definitions_are_what_their_kernels_stand_for() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 @given(st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 70), st.integers(1, 5))
+@example(108, 1, 5, 5)  # logits of -inf, and all others banned
 @settings(max_examples=40, deadline=None)
 def test_a_kernel_computes_what_its_definition_says(
     name: str, seed: int, places: int, slots: int, queries: int
@@ -487,8 +488,16 @@ def test_a_row_of_zeros_and_of_the_least_floats_gives_the_bias(least: float) -> 
 def test_products_are_the_same_by_any_number_of_threads_and_with_any_rows_beside_them(threads: int) -> None:
     """To the last bit."""
     eight_bits = {"states": numbers(0, 40, 512), **blocks_case(1, 1000, 512), "bias": numbers(2, 1000)}
-    floats = {"states": numbers(0, 40, 512), "weight": numbers(1, -(-1000 // BLOCK), 512, BLOCK), "bias": numbers(2, 1000)}
-    for name, feeds in (("Int8Linear", eight_bits), ("Linear", floats)):
+    floats = {
+        "states": numbers(0, 40, 512),
+        "weight": numbers(1, -(-1000 // BLOCK), 512, BLOCK),
+        "bias": numbers(2, 1000),
+    }
+    # With few rows, inputs that a ReLU makes 0 are passed over: here 4 of 5, all, and hardly any of them.
+    few, none, most = ({**floats, "states": floats["states"] - np.float32(shift)} for shift in (0.9, 9, -2))
+    few["states"][2, 7] = np.nan
+    rectified = [("LinearRectified", feeds) for feeds in (few, none, most)]
+    for name, feeds in (("Int8Linear", eight_bits), ("Linear", floats), *rectified):
         (together,) = called(name, feeds, kernel=True, threads=threads)
         for rows in (1, 2, 3, 5, 8, 15):
             (alone,) = called(name, {**feeds, "states": feeds["states"][:rows]}, kernel=True)
@@ -497,7 +506,10 @@ def test_products_are_the_same_by_any_number_of_threads_and_with_any_rows_beside
 
 def test_the_largest_sums_do_not_overflow() -> None:
     size = 65536
-    weights = {"weight.int8": np.full((1, size // 4, BLOCK, 4), -127, np.int8), "weight.scale": np.ones(BLOCK, np.float32)}
+    weights = {
+        "weight.int8": np.full((1, size // 4, BLOCK, 4), -127, np.int8),
+        "weight.scale": np.ones(BLOCK, np.float32),
+    }
     feeds = {"states": np.ones((1, size), np.float32), **weights, "bias": np.zeros(BLOCK, np.float32)}
     for name in ("Int8Linear", "Int8LinearRectified"):
         (found,) = called(name, feeds, kernel=True)

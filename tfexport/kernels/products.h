@@ -37,6 +37,9 @@ constexpr int64_t kWidest = 3;                // registers of outputs in a tile
 constexpr int64_t kBlock = kWidest * kLanes;  // outputs whose weights lie side by side
 constexpr int64_t kGroup = 4;                 // inputs, in 8 bits
 constexpr int64_t kAhead = 8192;              // bytes to fetch in advance: the CPU's own prefetching stops at each page
+constexpr int64_t kListAhead = 32;            // of listed inputs
+constexpr int64_t kFewRows = 8;               // in which to look for what a ReLU makes 0 in all of them
+constexpr double kWorthListing = 0.8;         // part of the inputs: with more, all of them take no longer
 constexpr int64_t kMostInputs = 65536;  // whose products of 8 bits have a sum of 32 bits, whatever they are
 
 // What is worth waking up a thread for is guessed, from a CPU that has so many multiplications and bytes of weights a second.
@@ -48,22 +51,19 @@ WITH_AVX512 INLINED __mmask16 outputs_from(int64_t column, int64_t columns) {
   return columns - column >= kLanes ? 0xffff : (1u << (columns - column)) - 1;
 }
 
-// The weights at `from`.
-WITH_AVX512 INLINED __m512i taken_from(const void* from) {
-  _mm_prefetch(static_cast<const char*>(from) + kAhead, _MM_HINT_T0);
-  return _mm512_loadu_si512(from);
-}
-
-// float32, of which a ReLU is taken first with `kRectified`. Each result is summed in the order of its inputs.
-template <bool kRectified>
+// float32, of which a ReLU is taken first with `kRectified`. Each result is summed in the order of its inputs; with `kListed`
+// of some of them.
+template <bool kRectified, bool kListed>
 struct FloatProduct {
   const float* rows;     // [count, stride]
   const float* weights;  // [blocks, stride, 48]
   const float* bias;     // [columns]
   int64_t count, stride, columns;
+  const int32_t* listed;  // [used + kListAhead], those behind the last to be fetched only
+  int64_t used;           // inputs
 
   double seconds() const {
-    const double size = static_cast<double>(stride) * columns;
+    const double size = static_cast<double>(used) * columns;
     return std::max(size * count / kMultiplications, size * sizeof(float) / kBytes);
   }
 
@@ -78,10 +78,14 @@ struct FloatProduct {
     }
     const float* numbers = rows + row * stride;
     const float* block = weights + column * stride;
-    for (int64_t i = 0; i < stride; ++i) {
+    for (int64_t place = 0; place < used; ++place) {
+      const int64_t i = kListed ? listed[place] : place;
       __m512 taken[kWidth];
       UNROLLED for (int w = 0; w < kWidth; ++w) {
-        taken[w] = _mm512_castsi512_ps(taken_from(block + i * kBlock + w * kLanes));
+        const float* from = block + i * kBlock + w * kLanes;
+        const float* ahead = kListed ? block + listed[place + kListAhead] * kBlock + w * kLanes : from + kAhead / sizeof(float);
+        _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T0);
+        taken[w] = _mm512_loadu_ps(from);
       }
       UNROLLED for (int r = 0; r < kRows; ++r) {
         // Written out, because GCC loads all rows before it multiplies any, which takes more registers than there are: half
@@ -140,7 +144,9 @@ struct Int8Product {
     for (int64_t i = 0; i < stride; i += kGroup) {
       __m512i taken[kWidth];
       UNROLLED for (int w = 0; w < kWidth; ++w) {
-        taken[w] = taken_from(block + i * kBlock + w * kLanes * kGroup);
+        const int8_t* from = block + i * kBlock + w * kLanes * kGroup;
+        _mm_prefetch(reinterpret_cast<const char*>(from) + kAhead, _MM_HINT_T0);
+        taken[w] = _mm512_loadu_si512(from);
         if (!kRectified) taken[w] = _mm512_xor_si512(taken[w], flip);
       }
       UNROLLED for (int r = 0; r < kRows; ++r) {
@@ -219,6 +225,26 @@ inline bool are_int8_blocks(const Tensor& weights, int64_t columns, int64_t size
          weights.dims[1] * kGroup == size && weights.dims[2] == kBlock && weights.dims[3] == kGroup;
 }
 
+// Puts into `list` the inputs of `rows` that a ReLU leaves in one row at least, in their order, and behind them `kListAhead`
+// that there are; returns how many it leaves. Of a trained network they are few, and the weights of the others are not read.
+WITH_AVX512 inline int64_t list_positive(const float* rows, int64_t count, int64_t size, std::vector<int32_t>& list) {
+  list.resize(size + kListAhead + kLanes);
+  int64_t used = 0;
+  const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  for (int64_t i = 0; i < size; i += kLanes) {
+    const __mmask16 there = outputs_from(i, size);
+    __mmask16 left = 0;
+    for (int64_t row = 0; row < count; ++row) {
+      // Not "less or equal": NaN stays.
+      left |= _mm512_mask_cmp_ps_mask(there, _mm512_maskz_loadu_ps(there, rows + row * size + i), _mm512_setzero_ps(), _CMP_NLE_UQ);
+    }
+    _mm512_mask_compressstoreu_epi32(list.data() + used, left, _mm512_add_epi32(lanes, _mm512_set1_epi32(i)));
+    used += __builtin_popcount(left);
+  }
+  std::fill_n(list.begin() + used, kListAhead, 0);
+  return used;
+}
+
 // Args: states float [.., in], of which a ReLU is taken first with `kRectified`; weights float; bias [out]. Gives [.., out].
 template <bool kRectified>
 void linear(Context& context) {
@@ -227,9 +253,16 @@ void linear(Context& context) {
   context.require(!states.dims.empty() && size > 0 && are_blocks(weights, bias.size, size), kMisfit);
   float* result = result_of(context, states, bias.size);
   if (!result) return;
-  const FloatProduct<kRectified> product = {states.as<float>(),  weights.as<float>(), bias.as<float>(),
-                                            states.size / size, size,                bias.size};
-  multiply(context, product, result);
+  const int64_t count = states.size / size;
+  const float *rows = states.as<float>(), *blocks = weights.as<float>(), *added = bias.as<float>();
+  if (kRectified && count <= kFewRows && size < INT32_MAX) {
+    static thread_local std::vector<int32_t> list;
+    const int64_t used = list_positive(rows, count, size, list);
+    if (used < size * kWorthListing) {
+      return multiply(context, FloatProduct<true, true>{rows, blocks, added, count, size, bias.size, list.data(), used}, result);
+    }
+  }
+  multiply(context, FloatProduct<kRectified, false>{rows, blocks, added, count, size, bias.size, nullptr, size}, result);
 }
 
 // Args: states float [.., in], of which a ReLU is taken first with `kRectified`; weights int8; their scales, and the bias,

@@ -214,8 +214,8 @@ inline void best_token(Context& context) {
     best_of(logits.as<float>() + row * vocab, vocab, 0, 0, count, found.data());
     const auto first = std::find_if(found.begin(), found.end(), [&](const Found& one) { return may_come[one.id]; });
     largest[row] = first == found.end() ? -INFINITY : first->log_prob;
+    ids[row] = largest[row] == -INFINITY ? 0 : first->id;  // then all are equal, and the first of all is the best
     if (has_nan(logits.as<float>() + row * vocab, vocab)) largest[row] = NAN;
-    ids[row] = first == found.end() ? 0 : first->id;
   }
 }
 
