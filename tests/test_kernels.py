@@ -527,6 +527,19 @@ def test_a_library_that_cannot_be_loaded_is_said_and_done_without(
     assert "install tfexport again" in caplog.text
 
 
+def test_a_library_of_another_version_is_done_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after an update of the sources alone: its operators are for other graphs."""
+    library = kernels.library()
+    assert library is not None
+    assert kernels._loads(library)
+    monkeypatch.setattr(kernels, "FORMAT", kernels.FORMAT + 1)
+    with caplog.at_level(logging.WARNING):
+        assert not kernels._loads(library)
+    assert "another version's" in caplog.text
+
+
 def test_definitions_are_what_other_sessions_run(tmp_path: Path) -> None:
     """Whoever opens a graph with ONNX Runtime alone can run it."""
     for graph in write_graphs(model_of(), tmp_path):

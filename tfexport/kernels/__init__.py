@@ -9,7 +9,8 @@ So a bundle runs wherever ONNX Runtime does, and faster where this package was i
 (GCC 12 or newer, or Clang). TFEXPORT_KERNELS=0 in the environment leaves the kernels out. Those of matrix products are for
 CPUs with AVX-512 and VNNI.
 
-A kernel takes the place of a definition by its name alone: a function that is to compute something else gets another name.
+A kernel takes the place of a definition by its name alone: a function that is to compute something else gets another name,
+or bundles another format.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
+from tfexport.bundle import FORMAT
 from tfexport.config import ModelConfig
 
 LARGEST_HEAD = 128
@@ -66,7 +68,16 @@ def _loads(path: Path) -> bool:
             str(error).splitlines()[0],
         )
         return False
-    return True
+    try:
+        is_ours = bool(ctypes.CDLL(str(path)).tfexport_bundle_format() == FORMAT)
+    except AttributeError:  # before there was such a number
+        is_ours = False
+    if not is_ours:
+        logging.getLogger(__name__).warning(
+            "warning: the kernels in %s are another version's. Decoding is slower without them; install tfexport again.",
+            path,
+        )
+    return is_ours
 
 
 def has_products() -> bool:
@@ -77,10 +88,7 @@ def has_products() -> bool:
 
 @functools.cache
 def _has_products(path: Path) -> bool:
-    try:
-        return bool(ctypes.CDLL(str(path)).tfexport_has_products())
-    except AttributeError:  # a library of an older version
-        return False
+    return bool(ctypes.CDLL(str(path)).tfexport_has_products())
 
 
 def identity() -> str:

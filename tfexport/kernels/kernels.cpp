@@ -9,6 +9,10 @@
 
 using namespace tfexport;
 
+constexpr int kBundleFormat = 5;  // of the bundles whose functions these are
+
+extern "C" __attribute__((visibility("default"))) int tfexport_bundle_format() { return kBundleFormat; }
+
 extern "C" __attribute__((visibility("default"))) int tfexport_has_products() { return has_products(); }
 
 extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(OrtSessionOptions* options,
