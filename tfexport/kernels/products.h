@@ -179,9 +179,15 @@ template <int kWidth, typename Product>
 WITH_AVX512 void multiply_block(const Product& product, int64_t column, float* result) {
   int64_t row = 0;
   for (; row + 8 <= product.count; row += 8) product.template tile<8, kWidth>(row, column, result);
-  if (product.count - row >= 4) product.template tile<4, kWidth>(row, column, result), row += 4;
-  if (product.count - row >= 2) product.template tile<2, kWidth>(row, column, result), row += 2;
-  if (product.count - row >= 1) product.template tile<1, kWidth>(row, column, result);
+  switch (product.count - row) {
+    case 7: return product.template tile<7, kWidth>(row, column, result);
+    case 6: return product.template tile<6, kWidth>(row, column, result);
+    case 5: return product.template tile<5, kWidth>(row, column, result);
+    case 4: return product.template tile<4, kWidth>(row, column, result);
+    case 3: return product.template tile<3, kWidth>(row, column, result);
+    case 2: return product.template tile<2, kWidth>(row, column, result);
+    case 1: return product.template tile<1, kWidth>(row, column, result);
+  }
 }
 
 // All rows times all columns to `result` [count, columns], by the threads of the session.
