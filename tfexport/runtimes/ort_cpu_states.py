@@ -297,7 +297,8 @@ class BeamState:
         # A tensor as [places * heads * slots, head_dim]: where what is seen lies in it, [places, heads, most].
         lies = np.arange(places * heads).reshape(places, heads, 1) * slots + order[:, None]
         for index, tensor in enumerate(self._cache):  # one by one, so that no two caches are in memory
-            moved = tensor.reshape(-1, head_dim).take(lies, axis=0)
+            moved = self._runtime.buffers.empty((*lies.shape, head_dim))
+            tensor.reshape(-1, head_dim).take(lies, axis=0, out=moved, mode="clip")  # not "raise", which makes a copy more
             self._cache[index] = layout.tensor(self._runtime, places, size, moved)
             if self._step is not None:
                 self._step.replace(index, self._cache[index])
