@@ -298,7 +298,9 @@ class BeamState:
         lies = np.arange(places * heads).reshape(places, heads, 1) * slots + order[:, None]
         for index, tensor in enumerate(self._cache):  # one by one, so that no two caches are in memory
             moved = self._runtime.buffers.empty((*lies.shape, head_dim))
-            tensor.reshape(-1, head_dim).take(lies, axis=0, out=moved, mode="clip")  # not "raise", which makes a copy more
+            tensor.reshape(-1, head_dim).take(
+                lies, axis=0, out=moved, mode="clip"
+            )  # not "raise", which makes a copy more
             self._cache[index] = layout.tensor(self._runtime, places, size, moved)
             if self._step is not None:
                 self._step.replace(index, self._cache[index])
