@@ -240,7 +240,8 @@ DEFINED = {
     "BestTokens": "623b1386",
 }
 """A digest of each definition. A kernel takes the place of a definition by its name alone, also of those in bundles that
-were exported before: where one of these changes, the function must get another name, or bundles another format."""
+were exported before: where one of these changes, the function must get another name, or bundles another format.
+The order of weights (`BLOCK`, `GROUP`) is not in it, and is of the format too."""
 
 
 def test_definitions_are_what_their_kernels_stand_for() -> None:

@@ -1,4 +1,4 @@
-"""The time that decoding cannot be below: what must be read and computed, by what the machine reads and computes at most.
+"""The time that decoding with all weights cannot be below: what is read and computed, by what the machine does at most.
 
 A step of the decoder has one row for each live hypothesis. With d = d_model, f = d_ff, L decoder layers, vocabulary V,
 R rows of B sentences (R = B * beam), S source ids and C filled cache slots:
@@ -11,6 +11,9 @@ R rows of B sentences (R = B * beam), S source ids and C filled cache slots:
     keys and values read    2 * L * d * (R * C + B * S) * bytes of an activation
 
     seconds of a step >= max(bytes / bandwidth of so many bytes, operations / peak)
+
+What is proven to make no difference need not be read: `ort-cpu` may be below this where it screens the vocabulary, or passes
+over inputs that a ReLU made 0.
 
 The encoder is counted likewise: E layers of 4 * d * d + 2 * d * f, and 2 * d * d for each decoder layer's cross keys and
 values. Left out, as it makes the bound lower: biases, norms, embedding rows, softmax, the search, padding, whatever is

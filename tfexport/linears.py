@@ -16,8 +16,8 @@ BLOCK = 48
 def float32_linear(emitter: Emitter, projection: Projection, states: Value) -> Value:
     """States [n, in] to [n, out], a ReLU before it included. ONNX Runtime orders the weights when it loads the graph:
 
-        weights [out, in] ── Reshape ── Transpose ──> blocks [out / 48, in, 48] ──┐
-        states ───────────────────────────────────────────────────────────────────┴─ Linear ──> [n, out]
+        weights [out, in] ── Reshape ── Transpose ──> blocks [ceil(out / 48), in, 48] ──┐
+        states ─────────────────────────────────────────────────────────────────────────┴─ Linear ──> [n, out]
 
     and of these its own operator, where there is no kernel:
 

@@ -37,7 +37,7 @@ def take_attention(config: ModelConfig) -> bool:
 
 
 def library() -> Path | None:
-    """The library of the kernels; None where it was not built, or is not wanted."""
+    """The library of the kernels; None where it was not built, cannot be taken, or is not wanted."""
     if os.environ.get("TFEXPORT_KERNELS") == "0":
         return None
     return _built()
@@ -45,7 +45,7 @@ def library() -> Path | None:
 
 @functools.cache
 def _built() -> Path | None:
-    """The library if it was built and can be loaded, which is said once if not."""
+    """The library if it was built, for bundles of this version, and can be loaded, which is said once if not."""
     folder = Path(__file__).parent
     for suffix in EXTENSION_SUFFIXES:
         path = folder / f"_library{suffix}"
@@ -60,6 +60,18 @@ def _loads(path: Path) -> bool:
     except ImportError:
         return False
     try:
+        is_ours = bool(ctypes.CDLL(str(path)).tfexport_bundle_format() == FORMAT)
+    except AttributeError:  # before there was such a number
+        is_ours = False
+    except OSError:
+        is_ours = True  # it is no library at all, which ONNX Runtime says
+    if not is_ours:
+        logging.getLogger(__name__).warning(
+            "warning: the kernels in %s are another version's. Decoding is slower without them; install tfexport again.",
+            path,
+        )
+        return False
+    try:
         onnxruntime.SessionOptions().register_custom_ops_library(str(path))
     except Exception as error:  # the library's errors have no common base
         logging.getLogger(__name__).warning(
@@ -68,16 +80,7 @@ def _loads(path: Path) -> bool:
             str(error).splitlines()[0],
         )
         return False
-    try:
-        is_ours = bool(ctypes.CDLL(str(path)).tfexport_bundle_format() == FORMAT)
-    except AttributeError:  # before there was such a number
-        is_ours = False
-    if not is_ours:
-        logging.getLogger(__name__).warning(
-            "warning: the kernels in %s are another version's. Decoding is slower without them; install tfexport again.",
-            path,
-        )
-    return is_ours
+    return True
 
 
 def has_products() -> bool:

@@ -52,7 +52,7 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(O
 #endif
     return failed ? nullptr : made;
   }();
-  if (api == nullptr) return nullptr;
+  if (api == nullptr) return call(base->GetApi(1), kCreateStatus, 1, "ONNX Runtime is older than 1.24");
   if (domain == nullptr) return call(api, kCreateStatus, 1, "the operators cannot be registered");
   return call(api, kAddCustomOpDomain, options, domain);
 }

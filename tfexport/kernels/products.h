@@ -5,8 +5,8 @@
 // the instruction takes them; what is left of the last block is 0. Those in 8 bits lie so in the file, and are read where it
 // is mapped; those in float32 ONNX Runtime puts in this order when it loads a graph.
 //
-// With one row a product takes as long as its weights take to come from memory: they are read once, from first to last. With
-// many rows a tile of 8 rows and a block stays in registers, in which whatever is loaded is used 3 or 8 times.
+// With one row a product takes as long as its weights take to come from memory: they are read once, from first to last (but for
+// those of inputs that a ReLU makes 0, which are passed over). With many rows a tile of 8 rows and a block stays in registers, in which whatever is loaded is used 3 or 8 times.
 #pragma once
 
 #include <algorithm>
@@ -234,7 +234,7 @@ inline bool are_int8_blocks(const Tensor& weights, int64_t columns, int64_t size
 // Puts into `list` the inputs of `rows` that a ReLU leaves in one row at least, in their order, and behind them `kListAhead`
 // that there are; returns how many it leaves. Of a trained network they are few, and the weights of the others are not read.
 WITH_AVX512 inline int64_t list_positive(const float* rows, int64_t count, int64_t size, std::vector<int32_t>& list) {
-  list.resize(size + kListAhead + kLanes);
+  list.resize(size + kListAhead + kLanes);  // as whole registers are stored
   int64_t used = 0;
   const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   for (int64_t i = 0; i < size; i += kLanes) {
@@ -244,7 +244,8 @@ WITH_AVX512 inline int64_t list_positive(const float* rows, int64_t count, int64
       // Not "less or equal": NaN stays.
       left |= _mm512_mask_cmp_ps_mask(there, _mm512_maskz_loadu_ps(there, rows + row * size + i), _mm512_setzero_ps(), _CMP_NLE_UQ);
     }
-    _mm512_mask_compressstoreu_epi32(list.data() + used, left, _mm512_add_epi32(lanes, _mm512_set1_epi32(i)));
+    const __m512i inputs = _mm512_add_epi32(lanes, _mm512_set1_epi32(i));
+    _mm512_storeu_si512(list.data() + used, _mm512_maskz_compress_epi32(left, inputs));
     used += __builtin_popcount(left);
   }
   std::fill_n(list.begin() + used, kListAhead, 0);

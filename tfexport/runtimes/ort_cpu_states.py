@@ -288,7 +288,7 @@ class BeamState:
         seen = self._mask[:, 0].any(axis=1)  # [batch, cache]
         count = seen.sum(axis=1)  # [batch]
         most = int(count.max())
-        # Where all slots are seen, as with a beam of one, room for 8 steps each time would be copied for too often.
+        # Where all slots are seen, as with a beam of one, room for so few steps each time would be copied for too often.
         layout = self._runtime.layout
         steps = max(layout.room, self._position // 8)
         size = layout.slots(most + steps * self._beam)
@@ -296,8 +296,8 @@ class BeamState:
         places, heads, slots, head_dim = self._cache[0].shape
         # A tensor as [places * heads * slots, head_dim]: where what is seen lies in it, [places, heads, most].
         lies = np.arange(places * heads).reshape(places, heads, 1) * slots + order[:, None]
+        moved = self._runtime.buffers.empty((*lies.shape, head_dim))
         for index, tensor in enumerate(self._cache):  # one by one, so that no two caches are in memory
-            moved = self._runtime.buffers.empty((*lies.shape, head_dim))
             tensor.reshape(-1, head_dim).take(
                 lies, axis=0, out=moved, mode="clip"
             )  # not "raise", which makes a copy more
