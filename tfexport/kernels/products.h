@@ -6,7 +6,8 @@
 // is mapped; those in float32 ONNX Runtime puts in this order when it loads a graph.
 //
 // With one row a product takes as long as its weights take to come from memory: they are read once, from first to last (but for
-// those of inputs that a ReLU makes 0, which are passed over). With many rows a tile of 8 rows and a block stays in registers, in which whatever is loaded is used 3 or 8 times.
+// those of inputs that a ReLU makes 0, which are passed over). With many rows a tile of 8 rows and a block stays in registers,
+// in which whatever is loaded is used 3 or 8 times.
 #pragma once
 
 #include <algorithm>

@@ -298,9 +298,8 @@ class BeamState:
         lies = np.arange(places * heads).reshape(places, heads, 1) * slots + order[:, None]
         moved = self._runtime.buffers.empty((*lies.shape, head_dim))
         for index, tensor in enumerate(self._cache):  # one by one, so that no two caches are in memory
-            tensor.reshape(-1, head_dim).take(
-                lies, axis=0, out=moved, mode="clip"
-            )  # not "raise", which makes a copy more
+            # Places are in range; "raise", which looks, makes one copy more.
+            tensor.reshape(-1, head_dim).take(lies, axis=0, out=moved, mode="clip")
             self._cache[index] = layout.tensor(self._runtime, places, size, moved)
             if self._step is not None:
                 self._step.replace(index, self._cache[index])
