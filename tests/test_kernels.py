@@ -546,3 +546,29 @@ def test_definitions_are_what_other_sessions_run(tmp_path: Path) -> None:
     """Whoever opens a graph with ONNX Runtime alone can run it."""
     for graph in write_graphs(model_of(), tmp_path):
         session_of(tmp_path / graph.file)
+
+
+@pytest.mark.parametrize("vocab", [128, 129, 300, 1500])
+@pytest.mark.parametrize("count", [1, 8, 100])
+def test_best_tokens_of_many_are_found_in_order(vocab: int, count: int) -> None:
+    logits = np.concatenate(
+        [
+            numbers(vocab, 3, vocab, scale=4),
+            np.round(numbers(count, 3, vocab)),  # where equal ones lie in other parts of the row
+            np.sort(numbers(1, 1, vocab)),
+            np.sort(numbers(1, 1, vocab))[:, ::-1],
+            np.zeros((1, vocab), np.float32),
+            np.where(np.arange(vocab) < vocab - 1, -np.inf, 2).astype(np.float32)[None],
+        ]
+    )
+    expected = np.argsort(-logits, axis=1, kind="stable")[:, :count]
+    log_probs, ids = called("BestTokens", {"logits": logits, "count": np.array([count])}, kernel=True)
+    assert (ids == expected).all()
+    sums = np.log(np.exp(logits.astype(np.float64)).sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(log_probs, np.take_along_axis(logits, expected, axis=1) - sums, atol=1e-5)
+    banned = expected[0, :-1]  # of the first row the best word but one may not come
+    left = np.where(np.isin(np.arange(vocab), banned), -np.inf, logits)
+    largest, ids = called("BestToken", {"logits": logits, "banned": banned}, kernel=True)
+    assert (largest[:, 0] == left.max(axis=1)).all()
+    possible = np.isfinite(largest[:, 0])
+    assert (ids[:, 0] == left.argmax(axis=1))[possible].all()

@@ -273,22 +273,23 @@ def _beam(
             for group, rank in np.argwhere(ends).tolist():
                 last, log_prob = int(found[group, rank]), float(totals[group, rank])
                 finish(group, int(origin[group, rank]), last, log_prob, rank=rank)
-        kept = []
+        kept = np.zeros(len(sentence), dtype=bool)
         for group, (index, best_live) in enumerate(zip(sentence.tolist(), scores[:, 0].tolist(), strict=True)):
             if best_live == -np.inf and not len(finished[index]):
                 raise _nothing_may_come()
             if not at_limit[group]:
                 if not finished[index].is_done(best_live, length):
-                    kept.append(group)
+                    kept[group] = True
             elif rules.at_limit == "compete" and not finished[index].is_done(best_live, length):
                 for rank in np.flatnonzero(np.isfinite(scores[group])).tolist():
                     last, log_prob = int(token[group, rank]), float(scores[group, rank])
                     finish(group, int(parent[group, rank]), last, log_prob, rank=rank)
-        if not kept:
+        if not kept.any():
             break
-        rows, some_left = first_rows[: len(sentence)] + parent, len(kept) < len(sentence)
+        rows, some_left = first_rows[: len(sentence)] + parent, not kept.all()
         if some_left:
-            rows, token, scores, sentence = rows[kept], token[kept], scores[kept], sentence[kept]
+            order = _closed_up(kept)
+            rows, token, scores, sentence = rows[order], token[order], scores[order], sentence[order]
         tokens = token.ravel()
         if some_left or (parent != in_place).any():
             state = state.select(rows.ravel())

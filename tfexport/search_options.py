@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypedDict, get_args
 
 import numpy as np
@@ -177,9 +178,9 @@ class SearchOptions:
             limit = np.minimum(limit, most.astype(np.int64))
         return np.maximum(limit, 1)
 
-    @property
+    @cached_property
     def length_exponent(self) -> float:
-        """The exponent A, as the profile takes it."""
+        """The exponent A, as the profile takes it; asked for with each step of each sentence."""
         return max(self.length_penalty, self.rules.least_length_penalty)
 
     def normalise(self, log_prob: float, length: int) -> float:

@@ -5,6 +5,7 @@
 // once into the cache of the CPU, for all hypotheses of a sentence; only what a hypothesis sees is computed with.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -14,56 +15,91 @@
 
 namespace tfexport {
 
+// Which slots of a cache count: those of a list, or without one the first.
+struct Slots {
+  const int32_t* list;
+  int32_t count;
+
+  INLINED int64_t operator[](int32_t i) const { return list ? list[i] : i; }
+};
+
 // The attention of one place of a cache: a row of greedy search, or a sentence with the hypotheses of its beam.
 struct Place {
   const float* query;     // [queries, stride]
   const float* keys;      // [heads, slots, dim]
   const float* values;    // the same
   float* mixed;           // [queries, heads * dim]
-  const int32_t* seen;    // [queries, slots], the first `counts` of each are slots; null for the first `counts` slots
-  const int32_t* counts;  // [queries]
+  const Slots* seen;      // [queries + 1]: by each query, and by any
   int64_t queries, stride, slots, heads, dim;
 };
 
 // softmax(query * keys / sqrt(dim)) * values of one query and head. A query that sees nothing gives 0.
 template <int kDim>
-INLINED void attend(const float* query, const float* keys, const float* values, const int32_t* seen, int32_t count,
-                    float* scores, float* mixed) {
+INLINED void attend(const float* query, const float* keys, const float* values, Slots seen, float* scores, float* mixed) {
   constexpr int kParts = kDim / kLanes;
   const float scale = 1.0f / std::sqrt(static_cast<float>(kDim));
   Floats scaled[kParts], sums[kParts] = {};
   for (int part = 0; part < kParts; ++part) scaled[part] = load(query + part * kLanes) * scale;
-  float most = -INFINITY;  // where it stays so, all weights are NaN, as they should be
-  for (int32_t i = 0; i < count; ++i) {
-    const float* key = keys + static_cast<int64_t>(seen ? seen[i] : i) * kDim;
-    Floats products = scaled[0] * load(key);
-    for (int part = 1; part < kParts; ++part) products += scaled[part] * load(key + part * kLanes);
-    scores[i] = sum(products);
-    most = scores[i] > most ? scores[i] : most;
+  const auto several = [&](int32_t i) INLINED_LAMBDA {
+    Floats products[kTogether];
+    for (int32_t k = 0; k < kTogether; ++k) {
+      const float* key = keys + seen[std::min(i + k, seen.count - 1)] * kDim;
+      products[k] = scaled[0] * load(key);
+      for (int part = 1; part < kParts; ++part) products[k] += scaled[part] * load(key + part * kLanes);
+    }
+    return sums_of(products);
+  };
+  Floats mosts = all(-INFINITY), totals = {};
+  for (int32_t i = 0; i < seen.count; i += kLanes) {
+    const Half half = several(i);
+    const Floats both = beside(half, i + kTogether < seen.count ? several(i + kTogether) : half);
+    const Floats found = kPlaces < seen.count - i ? both : all(-INFINITY);
+    store(scores + i, found);
+    mosts = larger(found, mosts);
   }
-  for (int32_t i = count; i % kLanes; ++i) scores[i] = -INFINITY;
-  Floats totals = {};
-  for (int32_t i = 0; i < count; i += kLanes) {
+  const float most = largest(mosts);  // where it is -inf, all weights are NaN, as they should be
+  for (int32_t i = 0; i < seen.count; i += kLanes) {
     const Floats weights = exp_of_negative(load(scores + i) - most);
     store(scores + i, weights);
     totals += weights;
   }
-  for (int32_t i = 0; i < count; ++i) {
-    const float* value = values + static_cast<int64_t>(seen ? seen[i] : i) * kDim;
+  Floats more[kParts] = {};  // of every second, so that a sum need not wait for the one before
+  for (int32_t i = 0; i < seen.count; i += 2) {
+    const float* value = values + seen[i] * kDim;
     for (int part = 0; part < kParts; ++part) sums[part] += scores[i] * load(value + part * kLanes);
+    if (i + 1 == seen.count) break;
+    const float* next = values + seen[i + 1] * kDim;
+    for (int part = 0; part < kParts; ++part) more[part] += scores[i + 1] * load(next + part * kLanes);
   }
-  const float norm = count ? 1.0f / sum(totals) : 0.0f;
-  for (int part = 0; part < kParts; ++part) store(mixed + part * kLanes, sums[part] * norm);
+  const float norm = seen.count ? 1.0f / sum(totals) : 0.0f;
+  for (int part = 0; part < kParts; ++part) store(mixed + part * kLanes, (sums[part] + more[part]) * norm);
+}
+
+// Asks for a part of the keys and values of a head that any query sees: they lie so far apart that the CPU does not do so by
+// itself, and waiting for them would take as long as what is computed of them.
+template <int kDim>
+INLINED void fetch(const Place& place, int64_t head, int64_t part, int64_t parts) {
+  const Slots& seen = place.seen[place.queries];
+  const int64_t start = head * place.slots * kDim;
+  for (int64_t i = part; i < seen.count; i += parts) {
+    for (int64_t number = start + seen[i] * kDim; number < start + (seen[i] + 1) * kDim; number += kLanes) {
+      __builtin_prefetch(place.keys + number);
+      __builtin_prefetch(place.values + number);
+    }
+  }
 }
 
 template <int kDim>
 INLINED void every_head(const Place& place, float* scores) {
+  fetch<kDim>(place, 0, 0, 1);
   for (int64_t head = 0; head < place.heads; ++head) {
     const int64_t start = head * place.slots * kDim;
     for (int64_t query = 0; query < place.queries; ++query) {
+      // With each query some, as only so many can be under way at once. Behind the last head begins the next place, of which
+      // about the same is seen.
+      fetch<kDim>(place, head + 1, query, place.queries);
       attend<kDim>(place.query + query * place.stride + head * kDim, place.keys + start, place.values + start,
-                   place.seen ? place.seen + query * place.slots : nullptr, place.counts[query], scores,
-                   place.mixed + (query * place.heads + head) * kDim);
+                   place.seen[query], scores, place.mixed + (query * place.heads + head) * kDim);
     }
   }
 }
@@ -87,13 +123,18 @@ FOR_EACH_CPU void attend_place(const Place& place, float* scores) {
 // Memory that a thread uses again.
 struct Scratch {
   std::vector<float> scores;
-  std::vector<int32_t> seen, counts;
+  std::vector<int32_t> lists;
+  std::vector<uint8_t> any;
+  std::vector<Slots> seen;
 
   static Scratch& of(int64_t queries, int64_t slots, bool masked) {
     static thread_local Scratch scratch;
     scratch.scores.resize(slots + kLanes);
-    if (masked) scratch.seen.resize(queries * slots + 1);  // and one that may be written behind the last
-    scratch.counts.resize(queries);
+    if (masked) {
+      scratch.lists.resize((queries + 1) * slots + 1);  // and one that may be written behind the last
+      scratch.any.resize(slots);
+    }
+    scratch.seen.resize(queries + 1);
     return scratch;
   }
 };
@@ -130,6 +171,24 @@ inline float* present(Context& context, size_t index, const Tensor& past) {
   return data;
 }
 
+// The slots before `end` that are seen, put into `list`: one more than there are may be written.
+FOR_EACH_CPU Slots list_seen(const uint8_t* sees, int32_t end, int32_t* list) {
+  int32_t count = 0;
+  for (int32_t i = 0; i < end; ++i) {
+    list[count] = i;
+    count += sees[i] != 0;  // as bytes: a file may have others than 0 and 1 where it says bool
+  }
+  return {list, count};
+}
+
+// The heads of a row, each [dim], to one of the slots of a cache [heads, slots, dim].
+FOR_EACH_CPU void write_slot(const float* row, const CacheShape& cache, int64_t slot, float* tensor) {
+  for (int64_t head = 0; head < cache.heads; ++head) {
+    float* to = tensor + (head * cache.slots + slot) * cache.dim;
+    for (int64_t i = 0; i < cache.dim; i += kLanes) store(to + i, load(row + head * cache.dim + i));
+  }
+}
+
 // Writes the new keys and values of all queries of a place from `slots[place]` on, and attends.
 //
 // Args: query_key_value float [.., 3 * width]; past keys and values; slot [places]; with `kMasked` what each query sees of the
@@ -160,28 +219,23 @@ void self_attention(Context& context) {
     const float* own = rows.as<float>() + place * cache.queries * stride;
     for (int64_t query = 0; query < cache.queries; ++query) {
       const float* row = own + query * stride;
-      for (int64_t head = 0; head < cache.heads; ++head) {
-        const int64_t to = place * size + (head * cache.slots + at + query) * cache.dim;
-        std::memcpy(keys + to, row + cache.width + head * cache.dim, cache.dim * sizeof(float));
-        std::memcpy(values + to, row + 2 * cache.width + head * cache.dim, cache.dim * sizeof(float));
+      write_slot(row + cache.width, cache, at + query, keys + place * size);
+      write_slot(row + 2 * cache.width, cache, at + query, values + place * size);
+    }
+    const auto end = static_cast<int32_t>(at + cache.queries);
+    if (kMasked) {
+      const uint8_t* sees = mask.as<uint8_t>() + place * cache.queries * cache.slots;
+      std::fill_n(scratch.any.begin(), end, 0);
+      for (int64_t query = 0; query < cache.queries; ++query, sees += cache.slots) {
+        for (int32_t i = 0; i < end; ++i) scratch.any[i] |= sees[i];
+        scratch.seen[query] = list_seen(sees, end, scratch.lists.data() + query * cache.slots);
       }
-      int32_t count = static_cast<int32_t>(at + cache.queries);
-      if (kMasked) {
-        // As bytes: a file may have others than 0 and 1 where it says bool.
-        const uint8_t* sees = mask.as<uint8_t>() + (place * cache.queries + query) * cache.slots;
-        int32_t* seen = scratch.seen.data() + query * cache.slots;
-        int32_t found = 0;
-        for (int32_t i = 0; i < count; ++i) {
-          seen[found] = i;
-          found += sees[i] != 0;
-        }
-        count = found;
-      }
-      scratch.counts[query] = count;
+      scratch.seen[cache.queries] = list_seen(scratch.any.data(), end, scratch.lists.data() + cache.queries * cache.slots);
+    } else {
+      std::fill(scratch.seen.begin(), scratch.seen.end(), Slots{nullptr, end});
     }
     attend_place({own, keys + place * size, values + place * size, mixed + place * cache.queries * cache.width,
-                  kMasked ? scratch.seen.data() : nullptr, scratch.counts.data(), cache.queries, stride, cache.slots,
-                  cache.heads, cache.dim},
+                  scratch.seen.data(), cache.queries, stride, cache.slots, cache.heads, cache.dim},
                  scratch.scores.data());
   }
 }
@@ -202,10 +256,10 @@ inline void cross_attention(Context& context) {
   Scratch& scratch = Scratch::of(cache.queries, cache.slots, false);
   const int64_t size = cache.heads * cache.slots * cache.dim, own = cache.queries * cache.width;
   for (int64_t place = 0; place < cache.places; ++place) {
-    scratch.counts.assign(cache.queries, length.as<int32_t>()[place]);
+    std::fill(scratch.seen.begin(), scratch.seen.end(), Slots{nullptr, length.as<int32_t>()[place]});
     attend_place({rows.as<float>() + place * own, key.as<float>() + place * size, value.as<float>() + place * size,
-                  mixed + place * own, nullptr, scratch.counts.data(), cache.queries, cache.width, cache.slots,
-                  cache.heads, cache.dim},
+                  mixed + place * own, scratch.seen.data(), cache.queries, cache.width, cache.slots, cache.heads,
+                  cache.dim},
                  scratch.scores.data());
   }
 }

@@ -115,24 +115,31 @@ FOR_EACH_CPU void scale_and_add(const float* numbers, float scale, const float* 
       [&](int64_t i) INLINED_LAMBDA { result[i] = numbers[i] * scale + bias[i]; });
 }
 
-// The largest of a row, and the log of the sum of e^(x - largest).
-FOR_EACH_CPU void log_sum_exp(const float* row, int64_t size, float& most, float& log_sum) {
-  Floats mosts = all(-INFINITY);
-  float last = -INFINITY;
-  by_lanes(
-      size, [&](int64_t i) INLINED_LAMBDA { mosts = larger(mosts, load(row + i)); },
-      [&](int64_t i) INLINED_LAMBDA { last = std::max(last, row[i]); });
-  most = std::max(largest(mosts), last);
+constexpr int64_t kChunk = 8 * kLanes;
+
+inline int64_t chunks_of(int64_t size) { return (size + kChunk - 1) / kChunk; }
+
+// The largest of each `kChunk` numbers of a row, [chunks]. NaN is passed over.
+FOR_EACH_CPU void largest_of_chunks(const float* row, int64_t size, float* largests) {
+  for (int64_t start = 0; start < size; start += kChunk) {
+    Floats mosts = all(-INFINITY);
+    float last = -INFINITY;
+    const float* chunk = row + start;
+    by_lanes(
+        std::min(size - start, kChunk), [&](int64_t i) INLINED_LAMBDA { mosts = larger(load(chunk + i), mosts); },
+        [&](int64_t i) INLINED_LAMBDA { last = std::max(last, chunk[i]); });
+    largests[start / kChunk] = std::max(largest(mosts), last);
+  }
+}
+
+// The log of the sum of e^(x - most).
+FOR_EACH_CPU float log_sum_exp(const float* row, int64_t size, float most) {
   Floats sums = {};
   float last_sum = 0;
   by_lanes(
-      size,
-      [&](int64_t i) INLINED_LAMBDA {
-        const Floats off = load(row + i) - most;
-        sums += off < -87.0f ? Floats{} : exp_of_negative(off);
-      },
+      size, [&](int64_t i) INLINED_LAMBDA { sums += exp_of_negative(load(row + i) - most); },
       [&](int64_t i) INLINED_LAMBDA { last_sum += std::exp(row[i] - most); });
-  log_sum = std::log(sum(sums) + last_sum);
+  return std::log(sum(sums) + last_sum);
 }
 
 struct Found {
@@ -140,25 +147,58 @@ struct Found {
   int64_t id;
 };
 
-// Puts the best `count` of a row into `found`, best first; of equal ones the first in the row.
-FOR_EACH_CPU void best_of(const float* row, int64_t size, float most, float log_sum, int64_t count, Found* found) {
-  int64_t have = 0;
-  float least = -INFINITY;  // to be better than, once there are so many
-  const auto take = [&](int64_t id) INLINED_LAMBDA {
-    const float log_prob = (row[id] - most) - log_sum;
-    if (have == count && !(log_prob > least)) return;
-    int64_t place = have < count ? have++ : count - 1;
+// The best so many of the numbers that it is shown, best first; of equal ones the first that came.
+class Ranking {
+ public:
+  explicit Ranking(int64_t count) : found(count) {}
+
+  // Forgets all; from now on passes over what is less than `bar`. What is no number is less than nothing.
+  void begin(float bar) { have_ = 0, bar_ = bar; }
+
+  // Shows it the log-probabilities of a row's numbers from `start` to `end`.
+  INLINED void see(const float* row, int64_t start, int64_t end, float most, float log_sum) {
+    by_lanes(
+        end - start,
+        [&](int64_t i) INLINED_LAMBDA {
+          if (!any(~(((load(row + start + i) - most) - log_sum) < bar_))) return;
+          for (int lane = 0; lane < kLanes; ++lane) take((row[start + i + lane] - most) - log_sum, start + i + lane);
+        },
+        [&](int64_t i) INLINED_LAMBDA { take((row[start + i] - most) - log_sum, start + i); });
+  }
+
+  // What the last of the best has, or where there are not so many, less.
+  float bar() const { return bar_; }
+
+  std::vector<Found> found;
+
+ private:
+  bool is_full() const { return have_ == static_cast<int64_t>(found.size()); }
+
+  INLINED void take(float log_prob, int64_t id) {
+    if (is_full() ? !(log_prob > bar_) : log_prob < bar_) return;
+    int64_t place = is_full() ? have_ - 1 : have_++;
     for (; place > 0 && log_prob > found[place - 1].log_prob; --place) found[place] = found[place - 1];
     found[place] = {log_prob, id};
-    if (have == count) least = found[count - 1].log_prob;
-  };
-  by_lanes(
-      size,
-      [&](int64_t i) INLINED_LAMBDA {
-        if (have == count && !any(((load(row + i) - most) - log_sum) > least)) return;
-        for (int lane = 0; lane < kLanes; ++lane) take(i + lane);
-      },
-      [&](int64_t i) INLINED_LAMBDA { take(i); });
+    if (is_full()) bar_ = found.back().log_prob;
+  }
+
+  int64_t have_ = 0;
+  float bar_ = -INFINITY;
+};
+
+// Lets `ranking` see the best of a row. As many numbers as it keeps are no less than the last of the best `largests`, which are
+// those of all chunks: only chunks that hold as much are looked at.
+FOR_EACH_CPU void rank(const float* row, int64_t size, const std::vector<float>& largests, float most, float log_sum,
+                       Ranking& ranking) {
+  const int64_t chunks = static_cast<int64_t>(largests.size());
+  ranking.begin(-INFINITY);
+  ranking.see(largests.data(), 0, chunks, most, log_sum);
+  const float bar = ranking.bar();
+  ranking.begin(bar);
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    if ((largests[chunk] - most) - log_sum < bar) continue;
+    ranking.see(row, chunk * kChunk, std::min(size, (chunk + 1) * kChunk), most, log_sum);
+  }
 }
 
 // Args: logits float [rows, vocab]; count int64 [1]. Gives log-probabilities and ids of the best tokens, [rows, count].
@@ -170,15 +210,16 @@ inline void best_tokens(Context& context) {
   auto* log_probs = static_cast<float*>(context.output(0, {rows, count}));
   auto* ids = static_cast<int64_t*>(context.output(1, {rows, count}));
   if (context.status() || rows == 0 || count == 0) return;
-  std::vector<Found> found(count);
+  Ranking ranking(count);
+  std::vector<float> largests(chunks_of(vocab));
   for (int64_t row = 0; row < rows; ++row) {
     const float* own = logits.as<float>() + row * vocab;
-    float most, log_sum;
-    log_sum_exp(own, vocab, most, log_sum);
-    best_of(own, vocab, most, log_sum, count, found.data());
+    largest_of_chunks(own, vocab, largests.data());
+    const float most = *std::max_element(largests.begin(), largests.end());
+    rank(own, vocab, largests, most, log_sum_exp(own, vocab, most), ranking);
     for (int64_t i = 0; i < count; ++i) {
-      log_probs[row * count + i] = found[i].log_prob;
-      ids[row * count + i] = found[i].id;
+      log_probs[row * count + i] = ranking.found[i].log_prob;
+      ids[row * count + i] = ranking.found[i].id;
     }
   }
 }
@@ -209,13 +250,17 @@ inline void best_token(Context& context) {
   if (context.status()) return;
   // One more than are banned are looked at, so that one of them may come.
   const int64_t count = std::min(vocab, banned.size + 1);
-  std::vector<Found> found(count);
+  Ranking ranking(count);
+  std::vector<float> largests(chunks_of(vocab));
+  const auto& found = ranking.found;
   for (int64_t row = 0; row < rows; ++row) {
-    best_of(logits.as<float>() + row * vocab, vocab, 0, 0, count, found.data());
+    const float* own = logits.as<float>() + row * vocab;
+    largest_of_chunks(own, vocab, largests.data());
+    rank(own, vocab, largests, 0, 0, ranking);
     const auto first = std::find_if(found.begin(), found.end(), [&](const Found& one) { return may_come[one.id]; });
     largest[row] = first == found.end() ? -INFINITY : first->log_prob;
     ids[row] = largest[row] == -INFINITY ? 0 : first->id;  // then all are equal, and the first of all is the best
-    if (has_nan(logits.as<float>() + row * vocab, vocab)) largest[row] = NAN;
+    if (has_nan(own, vocab)) largest[row] = NAN;
   }
 }
 

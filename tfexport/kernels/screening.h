@@ -125,11 +125,14 @@ inline void screen_best(Context& context) {
   };
   const int64_t count = std::min<int64_t>(kCandidates, vocab);
   values.resize(vocab);
-  std::vector<Found> candidates(count);
+  Ranking ranking(count);
+  std::vector<float> largests(chunks_of(vocab));
+  std::vector<Found>& candidates = ranking.found;
   std::vector<int64_t> unproven;
   for (int64_t row = 0; row < rows; ++row) {
     scale_and_add(bounds.as<float>() + row * vocab, scales.as<float>()[row], allowed.data(), vocab, values.data());
-    best_of(values.data(), vocab, 0, 0, count, candidates.data());
+    largest_of_chunks(values.data(), vocab, largests.data());
+    rank(values.data(), vocab, largests, 0, 0, ranking);
     const float least = candidates.back().log_prob;  // no other word's logit is above
     // In the order of their ids, so that of equal logits the first is taken.
     std::sort(candidates.begin(), candidates.end(), [](const Found& a, const Found& b) { return a.id < b.id; });
