@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, TypedDict, get_args
 
 import numpy as np
@@ -178,9 +177,9 @@ class SearchOptions:
             limit = np.minimum(limit, most.astype(np.int64))
         return np.maximum(limit, 1)
 
-    @cached_property
+    @property
     def length_exponent(self) -> float:
-        """The exponent A, as the profile takes it; asked for with each step of each sentence."""
+        """The exponent A, as the profile takes it."""
         return max(self.length_penalty, self.rules.least_length_penalty)
 
     def normalise(self, log_prob: float, length: int) -> float:
