@@ -572,3 +572,55 @@ def test_best_tokens_of_many_are_found_in_order(vocab: int, count: int) -> None:
     assert (largest[:, 0] == left.max(axis=1)).all()
     possible = np.isfinite(largest[:, 0])
     assert (ids[:, 0] == left.argmax(axis=1))[possible].all()
+
+
+@pytest.mark.parametrize("count", [129, 1000, 1500])
+def test_many_best_tokens_are_found_in_order(count: int) -> None:
+    logits = np.concatenate(
+        [numbers(0, 3, 1500, scale=4), np.round(numbers(1, 3, 1500)), np.zeros((1, 1500), np.float32)]
+    )
+    logits[1, ::2] = -np.inf
+    log_probs, ids = called("BestTokens", {"logits": logits, "count": np.array([count])}, kernel=True)
+    assert (ids == np.argsort(-logits, axis=1, kind="stable")[:, :count]).all()
+    sums = np.log(np.exp(logits.astype(np.float64)).sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(log_probs, np.take_along_axis(logits, ids, axis=1) - sums, atol=1e-5)
+    logits[2, 7] = np.nan
+    log_probs, ids = called("BestTokens", {"logits": logits, "count": np.array([count])}, kernel=True)
+    assert np.isnan(log_probs[2]).all()
+    assert len(set(ids[2].tolist())) == count
+    assert not np.isnan(log_probs[[0, 1, 3, 4, 5, 6]]).any()
+
+
+def test_the_best_of_many_banned_words() -> None:
+    logits, random = numbers(0, 20, 700), np.random.default_rng(0)
+    logits[3, 100] = np.inf
+    banned = np.append(random.permutation(700)[:650], 100)
+    largest, ids = called("BestToken", {"logits": logits, "banned": banned}, kernel=True)
+    left = logits.copy()
+    left[:, banned] = -np.inf
+    assert (ids[:, 0] == left.argmax(axis=1)).all()
+    assert (largest[:, 0] == left.max(axis=1)).all()
+
+
+def screened_best(
+    states: NDArray[Any], weight: NDArray[Any], bounds: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    feeds = {"bounds": bounds, "scale": np.ones((len(states), 1), np.float32), "states": states, "weight": weight}
+    more = {"bias": np.zeros(len(weight), np.float32), "banned": np.empty(0, np.int64)}
+    best, ids = called("ScreenBest", {**feeds, **more}, kernel=True)
+    return best[:, 0], ids[:, 0]
+
+
+@pytest.mark.parametrize("lost", [np.nan, -np.inf])
+def test_bounds_out_of_range_prove_nothing(lost: float) -> None:
+    states, weight = numbers(0, 5, 8), numbers(1, 300, 8)
+    logits = states @ weight.T
+    expected = logits.argmax(axis=1)
+    bounds = logits + np.float32(0.01)
+    if np.isnan(lost):
+        bounds[np.arange(5), expected] = lost
+    else:
+        bounds[:, np.arange(300) != 150] = lost
+    best, ids = screened_best(states, weight, bounds)
+    assert (ids == expected).all()
+    np.testing.assert_allclose(best, logits.max(axis=1), rtol=1e-5)

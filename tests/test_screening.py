@@ -244,6 +244,8 @@ def test_numbers_that_are_none_are_told(tmp_path: Path, where: str) -> None:
 def test_a_projection_that_is_no_numbers_is_refused() -> None:
     with pytest.raises(TfexportError, match="output projection has weights that are not finite"):
         screening_of(np.array([[1.0, np.inf]], np.float32))
+    with pytest.raises(TfexportError, match=r"output projection has weights above 1e\+30"):
+        screening_of(np.array([[1.0, 2e30]], np.float32))
 
 
 def plant(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,9 @@ add up two products of 8-bit numbers. The proof rests on exact sums."""
 CHUNK = 4096
 """Rows that are in memory in float64 at once."""
 
+LARGEST = 1e30
+"""Of weights: with larger ones a bound may leave the range of float32."""
+
 FILE = "weights.screening.safetensors"
 
 
@@ -62,10 +65,12 @@ def screening_of(weight: NDArray[np.float32]) -> dict[str, NDArray[np.generic]]:
     """The stored tensors that screening adds to the output projection `weight` [vocab, d_model].
 
     Raises:
-        TfexportError: a weight is not a finite number.
+        TfexportError: a weight is not a finite number, or so large that bounds may leave the range of float32.
     """
     if not np.isfinite(weight).all():
         raise TfexportError("the output projection has weights that are not finite numbers. Check the training.")
+    if np.abs(weight).max() > LARGEST:
+        raise TfexportError(f"the output projection has weights above {LARGEST:g}. Check the training.")
     stored = stored_int8(weight)
     norms, errors = _lengths(weight), _lengths(weight, stored)
     # What float32 may lose in a dot product is relative to |x| |w| (Higham 2002, section 3.1), and it is computed twice;
@@ -73,8 +78,7 @@ def screening_of(weight: NDArray[np.float32]) -> dict[str, NDArray[np.generic]]:
     numbers = np.finfo(np.float32)
     errors += 2 * (weight.shape[1] + 8) * float(numbers.eps) * norms + float(numbers.tiny)
     bounds = {"norm": norms, "error": errors}
-    with np.errstate(over="ignore"):  # nothing is proven of a word whose length is out of range
-        up = {name: np.nextafter(values.astype(np.float32), np.float32(np.inf)) for name, values in bounds.items()}
+    up = {name: np.nextafter(values.astype(np.float32), np.float32(np.inf)) for name, values in bounds.items()}
     return {f"screening.{name}": array for name, array in {**stored, **up}.items()}
 
 

@@ -80,18 +80,20 @@ INLINED void attend(const float* query, const float* keys, const float* values, 
 template <int kDim>
 INLINED void fetch(const Place& place, int64_t head, int64_t part, int64_t parts) {
   const Slots& seen = place.seen[place.queries];
-  const int64_t start = head * place.slots * kDim;
+  // Addresses, as there may be no such head: nothing is read.
+  const auto keys = reinterpret_cast<uintptr_t>(place.keys), values = reinterpret_cast<uintptr_t>(place.values);
   for (int64_t i = part; i < seen.count; i += parts) {
-    for (int64_t number = start + seen[i] * kDim; number < start + (seen[i] + 1) * kDim; number += kLanes) {
-      __builtin_prefetch(place.keys + number);
-      __builtin_prefetch(place.values + number);
+    const int64_t start = (head * place.slots + seen[i]) * kDim;
+    for (int64_t number = start; number < start + kDim; number += kLanes) {
+      __builtin_prefetch(reinterpret_cast<const float*>(keys + number * sizeof(float)));
+      __builtin_prefetch(reinterpret_cast<const float*>(values + number * sizeof(float)));
     }
   }
 }
 
 template <int kDim>
 INLINED void every_head(const Place& place, float* scores) {
-  fetch<kDim>(place, 0, 0, 1);
+  fetch<kDim>(place, 0, 0, 1);  // again, but for the first place: the one before asked for the slots that it sees itself
   for (int64_t head = 0; head < place.heads; ++head) {
     const int64_t start = head * place.slots * kDim;
     for (int64_t query = 0; query < place.queries; ++query) {
@@ -131,7 +133,7 @@ struct Scratch {
     static thread_local Scratch scratch;
     scratch.scores.resize(slots + kLanes);
     if (masked) {
-      scratch.lists.resize((queries + 1) * slots + 1);  // and one that may be written behind the last
+      scratch.lists.resize((queries + 1) * slots);
       scratch.any.resize(slots);
     }
     scratch.seen.resize(queries + 1);
@@ -171,7 +173,7 @@ inline float* present(Context& context, size_t index, const Tensor& past) {
   return data;
 }
 
-// The slots before `end` that are seen, put into `list`: one more than there are may be written.
+// The slots before `end` that are seen, put into `list`.
 FOR_EACH_CPU Slots list_seen(const uint8_t* sees, int32_t end, int32_t* list) {
   int32_t count = 0;
   for (int32_t i = 0; i < end; ++i) {

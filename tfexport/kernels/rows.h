@@ -147,12 +147,14 @@ struct Found {
   int64_t id;
 };
 
-// The best so many of the numbers that it is shown, best first; of equal ones the first that came.
+// The best so many of the numbers that it is shown, best first; of equal ones the first that came. It is for few: the time
+// grows with their square. A NaN is taken where there is room, and nothing is better than it: who reads the ranking of a row
+// with one knows by something else.
 class Ranking {
  public:
   explicit Ranking(int64_t count) : found(count) {}
 
-  // Forgets all; from now on passes over what is less than `bar`. What is no number is less than nothing.
+  // Forgets all; from now on passes over what is less than `bar`.
   void begin(float bar) { have_ = 0, bar_ = bar; }
 
   // Shows it the log-probabilities of a row's numbers from `start` to `end`.
@@ -201,6 +203,23 @@ FOR_EACH_CPU void rank(const float* row, int64_t size, const std::vector<float>&
   }
 }
 
+constexpr int64_t kFew = 128;
+
+// Puts the best of a row into `found`, as a ranking would, however many. A log-probability is NaN where `log_sum` is, and then all are.
+inline void rank_many(const float* row, int64_t size, float most, float log_sum, std::vector<Found>& every, std::vector<Found>& found) {
+  every.resize(size);
+  for (int64_t id = 0; id < size; ++id) every[id] = {(row[id] - most) - log_sum, id};
+  const auto count = static_cast<int64_t>(found.size());
+  if (log_sum == log_sum) {
+    const auto is_better = [](const Found& a, const Found& b) {
+      return a.log_prob > b.log_prob || (a.log_prob == b.log_prob && a.id < b.id);
+    };
+    std::nth_element(every.begin(), every.begin() + (count - 1), every.end(), is_better);
+    std::sort(every.begin(), every.begin() + count, is_better);
+  }
+  std::copy_n(every.begin(), count, found.begin());
+}
+
 // Args: logits float [rows, vocab]; count int64 [1]. Gives log-probabilities and ids of the best tokens, [rows, count].
 inline void best_tokens(Context& context) {
   const Tensor logits = context.input(0), counts = context.input(1);
@@ -212,11 +231,17 @@ inline void best_tokens(Context& context) {
   if (context.status() || rows == 0 || count == 0) return;
   Ranking ranking(count);
   std::vector<float> largests(chunks_of(vocab));
+  std::vector<Found> every;
   for (int64_t row = 0; row < rows; ++row) {
     const float* own = logits.as<float>() + row * vocab;
     largest_of_chunks(own, vocab, largests.data());
     const float most = *std::max_element(largests.begin(), largests.end());
-    rank(own, vocab, largests, most, log_sum_exp(own, vocab, most), ranking);
+    const float log_sum = log_sum_exp(own, vocab, most);
+    if (count > kFew) {
+      rank_many(own, vocab, most, log_sum, every, ranking.found);
+    } else {
+      rank(own, vocab, largests, most, log_sum, ranking);
+    }
     for (int64_t i = 0; i < count; ++i) {
       log_probs[row * count + i] = ranking.found[i].log_prob;
       ids[row * count + i] = ranking.found[i].id;
@@ -233,34 +258,35 @@ FOR_EACH_CPU bool has_nan(const float* row, int64_t size) {
   return last || any(found);
 }
 
+// The first of the largest numbers of a row.
+FOR_EACH_CPU int64_t first_of_largest(const float* row, int64_t size, std::vector<float>& largests) {
+  largest_of_chunks(row, size, largests.data());
+  const auto chunk = std::max_element(largests.begin(), largests.end());
+  int64_t id = (chunk - largests.begin()) * kChunk;
+  while (row[id] != *chunk && id + 1 < size) ++id;
+  return id;
+}
+
 // Args: logits float [rows, vocab]; the ids int64 [banned] that may not come. Gives the largest logit of what may, and its id,
 // [rows, 1]; of equal ones the first. Where all are banned, that is -inf; where one is NaN, NaN.
 inline void best_token(Context& context) {
   const Tensor logits = context.input(0), banned = context.input(1);
   if (!context.require(logits.dims.size() == 2 && logits.dims[1] > 0, "BestToken takes rows of logits")) return;
   const int64_t rows = logits.dims[0], vocab = logits.dims[1];
-  std::vector<bool> may_come(vocab, true);
   for (int64_t i = 0; i < banned.size; ++i) {
     const int64_t id = banned.as<int64_t>()[i];
     if (!context.require(id >= 0 && id < vocab, "there is no such token to ban")) return;
-    may_come[id] = false;
   }
   auto* largest = static_cast<float*>(context.output(0, {rows, 1}));
   auto* ids = static_cast<int64_t*>(context.output(1, {rows, 1}));
   if (context.status()) return;
-  // One more than are banned are looked at, so that one of them may come.
-  const int64_t count = std::min(vocab, banned.size + 1);
-  Ranking ranking(count);
-  std::vector<float> largests(chunks_of(vocab));
-  const auto& found = ranking.found;
+  std::vector<float> allowed(vocab), largests(chunks_of(vocab));
   for (int64_t row = 0; row < rows; ++row) {
-    const float* own = logits.as<float>() + row * vocab;
-    largest_of_chunks(own, vocab, largests.data());
-    rank(own, vocab, largests, 0, 0, ranking);
-    const auto first = std::find_if(found.begin(), found.end(), [&](const Found& one) { return may_come[one.id]; });
-    largest[row] = first == found.end() ? -INFINITY : first->log_prob;
-    ids[row] = largest[row] == -INFINITY ? 0 : first->id;  // then all are equal, and the first of all is the best
-    if (has_nan(own, vocab)) largest[row] = NAN;
+    std::copy_n(logits.as<float>() + row * vocab, vocab, allowed.begin());
+    const bool is_number = !has_nan(allowed.data(), vocab);
+    for (int64_t i = 0; i < banned.size; ++i) allowed[banned.as<int64_t>()[i]] = -INFINITY;
+    ids[row] = first_of_largest(allowed.data(), vocab, largests);
+    largest[row] = is_number ? allowed[ids[row]] : NAN;
   }
 }
 

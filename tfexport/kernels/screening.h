@@ -144,6 +144,8 @@ inline void screen_best(Context& context) {
       is_number &= found == found;
       if (found > best[row]) best[row] = found, ids[row] = candidate.id;
     }
+    // Bounds that left the range of float32 prove nothing.
+    is_number &= least >= -FLT_MAX && !has_nan(values.data(), vocab);
     if (!(is_number && best[row] > least)) unproven.push_back(row);
   }
   for (int64_t row : unproven) best[row] = -INFINITY, ids[row] = 0;
