@@ -19,6 +19,7 @@ from tfexport.bundle import TOKENIZER_FILES
 from tfexport.bundle_writer import new_bundle, write_manifest
 from tfexport.config import ModelConfig
 from tfexport.contract import short_name
+from tfexport.cpus import return_freed_memory
 from tfexport.errors import TfexportError
 from tfexport.graph_modules import Model
 from tfexport.models.checkpoint import Checkpoint
@@ -89,6 +90,7 @@ def export(
             written = write_graphs(config, precision, folder, keep, alignments=alignments, shortlist=shortlist)
             if precision in TOLERANCE:
                 max_errors[precision] = self_check(reference, written, folder)
+                return_freed_memory(now=True)  # of its sessions, several times the weights
             graphs += written
         for side, name in TOKENIZER_FILES.items():
             tokenizer = getattr(checkpoint.tokenizers, side)

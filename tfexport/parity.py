@@ -323,10 +323,15 @@ def gate(directory: Path) -> None:
     if bundle.config.is_classifier:
         return
     reference = TorchRuntime.from_bundle(bundle)
-    runtimes = [load_runtime("ort-cpu", bundle, precision=p) for p in bundle.precisions]
     sources = random_sources(bundle.config, GATE["sentences"])
-    searches = [SearchOptions(beam=beam, max_length=GATE["length"]) for beam in (1, 4)]
-    for report in compare_all(reference, runtimes, sources, searches, random=True):
+
+    def reports(beam: int) -> list[ParityReport]:
+        runtimes = [load_runtime("ort-cpu", bundle, precision=p) for p in bundle.precisions]
+        options = SearchOptions(beam=beam, max_length=GATE["length"])
+        return compare_all(reference, runtimes, sources, [options], random=True)
+
+    # Loaded anew for each, so that the graphs of both are not in memory at once.
+    for report in (report for beam in (1, 4) for report in reports(beam)):
         if not report.passed:
             raise TfexportError(
                 f"the exported graphs in {contract.short_name(report.precision)} do not decode as PyTorch does with beam "
