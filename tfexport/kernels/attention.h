@@ -53,7 +53,7 @@ INLINED void attend(const float* query, const float* keys, const float* values, 
   for (int32_t i = 0; i < seen.count; i += kLanes) {
     const Half half = several(i);
     const Floats both = beside(half, i + kTogether < seen.count ? several(i + kTogether) : half);
-    const Floats found = kPlaces < seen.count - i ? both : all(-INFINITY);
+    const Floats found = kLaneNumbers < seen.count - i ? both : all(-INFINITY);
     store(scores + i, found);
     mosts = larger(found, mosts);
   }

@@ -203,7 +203,7 @@ FOR_EACH_CPU void rank(const float* row, int64_t size, const std::vector<float>&
   }
 }
 
-constexpr int64_t kFew = 128;
+constexpr int64_t kFewBest = 128;  // for which a ranking is faster than sorting the row
 
 // Puts the best of a row into `found`, as a ranking would, however many. A log-probability is NaN where `log_sum` is, and then all are.
 inline void rank_many(const float* row, int64_t size, float most, float log_sum, std::vector<Found>& every, std::vector<Found>& found) {
@@ -237,7 +237,7 @@ inline void best_tokens(Context& context) {
     largest_of_chunks(own, vocab, largests.data());
     const float most = *std::max_element(largests.begin(), largests.end());
     const float log_sum = log_sum_exp(own, vocab, most);
-    if (count > kFew) {
+    if (count > kFewBest) {
       rank_many(own, vocab, most, log_sum, every, ranking.found);
     } else {
       rank(own, vocab, largests, most, log_sum, ranking);
