@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from tfexport.selfcheck import self_check
 
 from tfexport.bundle import Bundle, open_bundle
 from tfexport.bundle_writer import write_manifest
@@ -30,7 +31,6 @@ from tfexport.runtimes.ort import ort_cpu_portable
 from tfexport.runtimes.ort_cpu import ort_cpu
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search import SearchOptions
-from tfexport.selfcheck import self_check
 
 
 def random_config(chosen: random.Random) -> ModelConfig:

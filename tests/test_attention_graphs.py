@@ -11,6 +11,7 @@ import pytest
 import torch
 from fakes import tiny_config
 from ort_bundles import CONFIG, outputs_of, random_model
+from tfexport.selfcheck import SIZES, case_of, output_errors, self_check, session_of
 from tiny import HINTS, TinyCheckpoint, tiny_classifier
 
 from tfexport import contract
@@ -21,7 +22,6 @@ from tfexport.export import export, write_graphs, write_quantized, write_weights
 from tfexport.models.checkpoint import load_checkpoint
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import Transformer
-from tfexport.selfcheck import SIZES, case_of, output_errors, self_check, session_of
 
 RELATIVE: dict[str, Any] = {"positions": "relative", "max_distance": 6, "norm": "rms", "gated": True}
 CHANGES: dict[str, dict[str, Any]] = {

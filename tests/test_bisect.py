@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from onnx import helper, numpy_helper
 from ort_bundles import CONFIG, ONE_CHANGE, configs, random_model, write_bundle
 from safetensors.torch import load_file, save_file
+from tfexport.bisect import Bisection, bisect, bisect_bundle
 
 from tfexport import contract
-from tfexport.bisect import Bisection, bisect, bisect_bundle
 from tfexport.bundle import Bundle, file_sha256, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.errors import RuntimeUnavailable, TfexportError

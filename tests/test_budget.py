@@ -15,6 +15,7 @@ import pytest
 import torch
 from checkpoints import NATIVE
 from safetensors.torch import load_file
+from tfexport.selfcheck import self_check
 from tiny import TinyCheckpoint, overflowing, randomised
 
 from tfexport import budget as module
@@ -30,7 +31,6 @@ from tfexport.parity import compare, random_sources
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search import SearchOptions
-from tfexport.selfcheck import self_check
 from tfexport.translate import Writer
 
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_torch_file
+from tfexport.selfcheck import self_check
 from tiny import BOS, EOS, HEADS, HINTS, PAD, SRC_VOCAB, TinyCheckpoint, tiny_classifier, tiny_transformer
 
 from tfexport import __version__, contract
@@ -33,7 +34,6 @@ from tfexport.models.checkpoint import load_checkpoint
 from tfexport.parity import check
 from tfexport.runtimes import RUNTIMES, load_runtime
 from tfexport.search import SearchOptions, search
-from tfexport.selfcheck import self_check
 
 DTYPES = {
     TensorProto.INT64: "int64",

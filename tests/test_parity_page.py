@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from tfexport.bisect import Bisection, Compared, bisect_bundle
+
 from tfexport.bundle import open_bundle
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.invariance import Arrangement, Invariance, invariance

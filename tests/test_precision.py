@@ -18,6 +18,7 @@ from checkpoints import NATIVE
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from safetensors.torch import load_file
+from tfexport.selfcheck import self_check
 from tiny import BOS, HINTS, SRC_VOCAB, TGT_VOCAB, TinyCheckpoint, overflowing, randomised, tiny_classifier
 
 from tfexport import contract
@@ -33,7 +34,6 @@ from tfexport.runtimes import load_runtime
 from tfexport.runtimes.ort import ort_cpu_portable
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.search import SearchOptions, pad, search
-from tfexport.selfcheck import self_check
 from tfexport.stored_weights import StoredWeights
 
 LARGEST = 65504.0

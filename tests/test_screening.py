@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from ort_bundles import CONFIG, configs, random_model, random_sources, session_of, write_bundle, write_graphs
 from safetensors.numpy import load_file, save_file
+from tfexport.bisect import bisect
+from tfexport.selfcheck import self_check
 
 from tfexport import contract, screening
-from tfexport.bisect import bisect
 from tfexport.bundle import Bundle, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.demo import embedded_checkpoint
@@ -39,7 +40,6 @@ from tfexport.quantize import from_blocks, stored_int8
 from tfexport.runtimes.ort_cpu import OrtCpuRuntime
 from tfexport.screening import FEWEST_WORDS, FILE, LEVELS, screened, screening_of
 from tfexport.search import Hypothesis, SearchOptions, Source, search
-from tfexport.selfcheck import self_check
 from tfexport.stored_weights import StoredWeights
 
 WIDE = CONFIG.replace(tgt_vocab_size=1030, output_bias=True)

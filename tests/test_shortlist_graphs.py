@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from ort_bundles import CONFIG, ONE_CHANGE, random_model, random_sources, write_bundle
 from test_score import command
+from tfexport.selfcheck import TOLERANCE, self_check
 from tiny import TinyCheckpoint
 
 from tfexport.batching import decode_all
@@ -23,7 +24,6 @@ from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Shortlisting
 from tfexport.runtimes.ort_cpu_shortlist import FEWEST
 from tfexport.search import Hypothesis, SearchOptions, Source, search
-from tfexport.selfcheck import TOLERANCE, self_check
 from tfexport.shortlist_contract import SHORTLIST_PRECISIONS, shortlist_graphs_of
 
 WIDE = CONFIG.replace(tgt_vocab_size=1500, output_bias=True, max_target_length=30)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from ort_bundles import CONFIG, ONE_CHANGE, configs, random_model
+from tfexport.selfcheck import self_check
 from tiny import tiny_classifier
 
 from tfexport import contract
@@ -23,7 +24,6 @@ from tfexport.export import write_graphs, write_weights
 from tfexport.graph_modules import Model, random_inputs
 from tfexport.models.checkpoint import Checkpoint
 from tfexport.models.precision import in_precision
-from tfexport.selfcheck import self_check
 
 SIZES = [
     {"batch": 1, "rows": 1, "src": 1, "cache": 1, "from": 1},

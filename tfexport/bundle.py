@@ -39,6 +39,9 @@ class Origin:
     family: str
     given: Mapping[str, Any]
     """The config fields that it does not tell itself."""
+    text: Mapping[str, Any] = field(default_factory=dict)
+    """What was said of its text when it was exported: files of vocabularies, languages and the like, by the names of their
+    flags; the files relative to the checkpoint's folder."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,8 @@ class Bundle:
     """File names by side."""
     files: Mapping[str, str]
     """The sha256 of each file by its name."""
+    in_float32: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The modules that stay in float32 for a budget, by the precision."""
     _tokenizers: dict[str, TextTokenizer] = field(default_factory=dict, compare=False, repr=False)
     """By side, those that were read: as they were then, whatever comes to the place later."""
 
@@ -204,12 +209,16 @@ def open_bundle(directory: Path) -> Bundle:
         bundle = Bundle(
             directory,
             ModelConfig.from_dict(manifest["config"], where=str(path)),
-            Origin(str(source["sha256"]), str(source["family"]), dict(source["given"])),
+            Origin(str(source["sha256"]), str(source["family"]), dict(source["given"]), dict(source.get("text", {}))),
             tuple(map(_read_graph, manifest["graphs"])),
             tuple(map(_read_engine, manifest["engines"])),
             {name: _read_dialects(dialects) for name, dialects in manifest["runtimes"].items()},
             {str(side): str(name) for side, name in manifest["tokenizers"].items()},
             files,
+            {
+                contract.PRECISIONS[short]: tuple(map(str, budget["float32"]))
+                for short, budget in manifest.get("budgets", {}).items()
+            },
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise BundleError(f"{path} cannot be read: {error!r}. Export the checkpoint again.") from error

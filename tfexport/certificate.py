@@ -6,6 +6,7 @@ library's version and for the processor: anything else may round otherwise.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from tfexport.contract import Precision, short_name
 from tfexport.cpus import cpu_name
 from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.gpu import find_gpu
+from tfexport.rounding import RULE
 
 LIBRARIES = {
     "ort-cpu": ("onnxruntime", "onnxruntime-gpu"),
@@ -40,7 +42,11 @@ class Certificate:
     runtime: str
     precision: Precision
     files: Mapping[str, str]
-    """The sha256 of each file that the runtime reads, by its name."""
+    """The sha256 of each file that the runtime reads, by its name: all of them were compared."""
+    settings: str = ""
+    """The sha256 of what the manifest says: the model's config, its graphs, and the dialects of the runtimes."""
+    rule: int = 1
+    """The rule of the comparison (`rounding.RULE`); certificates of earlier versions tell none."""
     library: str
     """`onnxruntime 1.31.1`."""
     device: str
@@ -60,14 +66,25 @@ class Certificate:
 
 
 def files_of(bundle: Bundle, runtime: str, precision: Precision) -> dict[str, str]:
-    """The files of a bundle that a runtime reads, with their sha256."""
+    """The files of a bundle that a runtime reads, with their sha256, its tokenizers included."""
+    names = {name for name in bundle.files if name.endswith(".safetensors")} | set(bundle.tokenizers.values())
     if runtime == "tensorrt":
-        names = {engine.file for engine in bundle.engines if engine.precision == precision}
-    else:
+        names |= {engine.file for engine in bundle.engines if engine.precision == precision}
+    elif not runtime.startswith("torch"):
         dialect = bundle.dialect(runtime, precision)
-        names = {graph.file for graph in bundle.graphs if (graph.precision, graph.dialect) == (precision, dialect)}
-        names |= {name for name in bundle.files if name.endswith(".safetensors")}
+        names |= {graph.file for graph in bundle.graphs if (graph.precision, graph.dialect) == (precision, dialect)}
+        # Standard dialects share the graph that selects rows.
+        shared = ("select_rows", precision) if dialect.startswith("onnx24") else None
+        names |= {graph.file for graph in bundle.graphs if (graph.role, graph.precision) == shared}
     return {name: bundle.files[name] for name in sorted(names)}
+
+
+def settings_of(bundle: Bundle) -> str:
+    """The sha256 of what the manifest says of a bundle, but for files, engines and facts about the export."""
+    graphs = sorted([graph.role, graph.precision, graph.dialect, graph.file] for graph in bundle.graphs)
+    dialects = {runtime: dict(sorted(chosen.items())) for runtime, chosen in sorted(bundle.dialects.items())}
+    said = [bundle.config.to_dict(), graphs, dialects, dict(sorted(bundle.tokenizers.items()))]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
 def library_of(runtime: str) -> str:
@@ -102,6 +119,8 @@ def certify(
         runtime=runtime,
         precision=precision,
         files=files_of(bundle, runtime, precision),
+        settings=settings_of(bundle),
+        rule=RULE,
         library=library_of(runtime),
         device=device_of(runtime),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -166,7 +185,14 @@ def missing(bundle: Bundle, runtime: str, precision: Precision) -> str | None:
     what = f"{short_name(precision)} on {runtime}"
     if not mine:
         return f"{what} was not compared with PyTorch"
-    mine = [c for c in mine if dict(c.files) == files_of(bundle, runtime, precision)]
+    mine = [c for c in mine if c.rule == RULE]
+    if not mine:
+        return (
+            f"{what} was compared with PyTorch under the rule of another version of tfexport, whose certificates are not "
+            "trusted"
+        )
+    settings = settings_of(bundle)
+    mine = [c for c in mine if dict(c.files) == files_of(bundle, runtime, precision) and c.settings == settings]
     if not mine:
         return f"{what} was compared with PyTorch before the bundle was changed"
     library, device = library_of(runtime), device_of(runtime)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -73,8 +74,6 @@ from tfexport.options import (
     family_of,
     hints_of,
     scale_of,
-    split_by_codes,
-    vocabularies_of,
 )
 from tfexport.parity_command import parity
 from tfexport.probe_command import probe
@@ -205,17 +204,25 @@ def export(
     beam: ServedBeam = 1,
     parity: Annotated[
         bool,
-        typer.Option("--parity/--no-parity", help="Decode a few random sentences as PyTorch does, or export nothing."),
+        typer.Option(
+            "--parity/--no-parity",
+            help="Compute every value and decode a few sentences as PyTorch does, or export nothing.",
+        ),
     ] = True,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, help="Largest absolute difference that --parity accepts; by default what follows from rounding."
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
 ) -> None:
     """Export a checkpoint to a bundle: ONNX graphs, weights, tokenizers and a manifest, checked against PyTorch."""
     from tfexport.bundle_writer import refuse_to_overwrite
     from tfexport.export import export as run_export
-    from tfexport.models.checkpoint import load_checkpoint
-    from tfexport.models.toolkit import TextOptions
     from tfexport.parity import gate
     from tfexport.targets import EnginesTarget, GraphsTarget, TritonTarget, telling_of_lost_engines
+    from tfexport.text_settings import TextSettings
 
     hints = hints_of(
         checkpoint,
@@ -235,10 +242,8 @@ def export(
         max_source_length=max_length,
         max_target_length=max_length,
     )
-    tokenizers = vocabularies_of(src_vocab, tgt_vocab, src_tokenizer, lowercase, hints.get("unk_id"))
-    text = TextOptions(src_lang, tgt_lang, prefix)
-    loaded = load_checkpoint(checkpoint, hints, tokenizers=tokenizers, family=family_of(family), text=text)
-    loaded = replace(loaded, tokenizers=split_by_codes(loaded.tokenizers, src_bpe, tgt_bpe))
+    text = TextSettings(src_vocab, tgt_vocab, src_tokenizer, lowercase, src_bpe, tgt_bpe, src_lang, tgt_lang, prefix)
+    loaded = text.load(checkpoint, hints, family_of(family))
     directory = output or checkpoint.with_suffix("")
     if directory == checkpoint or (output is None and checkpoint.is_dir()):
         directory = checkpoint.with_name(f"{checkpoint.name}.bundle")
@@ -263,7 +268,7 @@ def export(
     budgets = budgets_of(loaded, automatic, budget, budget_input, budget_targets)
     with telling_of_lost_engines(directory):
         with working(f"exporting {checkpoint}"):
-            verify = gate if parity else None
+            verify = partial(gate, tolerance=tolerance) if parity else None
             exported = run_export(
                 loaded,
                 directory,
@@ -271,6 +276,8 @@ def export(
                 budgets=budgets,
                 alignments=alignments,
                 force=force,
+                check=parity,
+                tolerance=tolerance,
                 verify=verify,
                 shortlist=shortlist,
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar
 
@@ -12,11 +12,12 @@ from tfexport.contract import short_name
 from tfexport.errors import TfexportError
 
 if TYPE_CHECKING:
-    from tfexport.bisect import Bisection
     from tfexport.budget import Choice
     from tfexport.bundle import Engine
+    from tfexport.bundle_check import Mismatch
     from tfexport.contract import Precision
     from tfexport.export import Exported
+    from tfexport.graph_check import GraphCheck
     from tfexport.invariance import Invariance
     from tfexport.models.checkpoint import Checkpoint, Inspection
     from tfexport.parity_report import ParityReport
@@ -130,10 +131,16 @@ def print_export(loaded: Checkpoint, exported: Exported) -> None:
         say(f"note: {note}")
     if loaded.tokenizers.source is None or (loaded.tokenizers.target is None and not loaded.config.is_classifier):
         say("note: a side has no vocabulary and is decoded as ids only; --src-vocab and --tgt-vocab add them")
-    errors = ", ".join(f"{error:.1e} in {short_name(name)}" for name, error in exported.max_errors.items())
     for name, choice in exported.choices.items():
         print_choice(short_name(name), choice)
-    print(f"exported {exported.directory}: family {loaded.family}, largest error against PyTorch {errors}")
+    print(f"exported {exported.directory}: family {loaded.family}")
+    for precision, value in exported.closest.items():
+        print(
+            f"  {short_name(precision)} is as PyTorch computes it: errors reach {value.share:.0%} of what rounding explains "
+            f"({value.error:.1e} of {value.allowed:.1e}: {value.about})"
+        )
+    if not exported.closest:
+        print("  not compared with PyTorch")
 
 
 def print_choice(name: str, choice: Choice) -> None:
@@ -155,19 +162,40 @@ def print_repository(repository: Repository, precision: Precision) -> None:
     print(f"wrote {repository.directory} in {short_name(precision)}: {', '.join(repository.models)}")
 
 
-def print_bisection(bisection: Bisection) -> None:
-    """What `tfexport parity --bisect` found in a graph."""
-    count = len(bisection.values)
-    worst = max(bisection.values, key=lambda value: value.error)
-    if bisection.first is None:
+def print_graphs(checks: Sequence[GraphCheck], *, bisect: bool) -> None:
+    """What `tfexport parity` found in the graphs of a precision: those that are wrong, and with `--bisect` all."""
+    wrong = [check for check in checks if check.first is not None]
+    for check in checks if bisect else wrong:
+        file = f"{check.file}{' with kernels' if check.with_kernels else ''}"
+        value = check.largest
+        if check.first is None:
+            print(
+                f"{file}: all {len(check.values)} values as PyTorch has them; closest to what is allowed: {value.about}, "
+                f"off by {value.error:.1e} of {value.allowed:.1e}"
+            )
+            continue
+        first, index = check.first, check.values.index(check.first)
+        print(f"{file}: departs from PyTorch at {first.node}")
         print(
-            f"{bisection.file}: all {count} values as PyTorch has them; largest error {worst.error:.1e}, {worst.about}"
+            f"  {first.about}: off by {first.error:.1e}, {first.allowed:.1e} is allowed (PyTorch's own is {first.own:.1e})"
         )
-        return
-    first, index = bisection.first, bisection.values.index(bisection.first)
-    print(f"{bisection.file}: departs from PyTorch at {first.node}")
-    print(f"  {first.about}: error {first.error:.1e}, at most {bisection.tolerance:.0e} is accepted")
-    print(f"  {index} values before it are right, to {max([0.0, *(v.error for v in bisection.values[:index])]):.1e}")
+        if bisect:
+            print(f"  {index} values before it are right")
+    files = len({check.file for check in checks})
+    if checks and not wrong and not bisect:
+        print(f"  {files} graphs compute what they are defined as, value by value")
+
+
+def print_mismatches(mismatches: Sequence[Mismatch]) -> None:
+    """What of a bundle's files is not as its model says."""
+    for mismatch in mismatches[:MOST_MISMATCHES]:
+        print(f"{mismatch}")
+    if len(mismatches) > MOST_MISMATCHES:
+        print(f"and {len(mismatches) - MOST_MISMATCHES} more")
+
+
+MOST_MISMATCHES = 20
+"""That people are shown; JSON has all."""
 
 
 def print_invariance(found: Invariance) -> None:
@@ -193,8 +221,11 @@ def print_parity(report: ParityReport) -> None:
     print(f"{report.runtime} in {short_name(report.precision)} against PyTorch in {report.reference}:")
     print(f"  {report.sentences} sentences, {report.steps} steps, beam {report.beam}")
     for name, errors in report.cross.items():
-        print(f"  {name:<16} max {errors.max:.1e}  mean {errors.mean:.1e}")
-    print(f"  {'logits':<16} max {report.logits.max:.1e}  mean {report.logits.mean:.1e}  KL {report.divergence:.1e}")
+        print(f"  {name:<16} max {errors.error:.1e}  (PyTorch's own rounding {errors.own:.1e})")
+    logits = report.logits
+    print(
+        f"  {'logits':<16} max {logits.error:.1e}  (PyTorch's own rounding {logits.own:.1e})  KL {report.divergence:.1e}"
+    )
     print(f"  best token the same at {report.top1_agree} of {report.steps} steps")
     print(f"  decoded tokens the same in {report.identical} of {report.sentences} sentences")
     if report.quality is not None:
@@ -211,13 +242,14 @@ def print_parity(report: ParityReport) -> None:
             f"  and {len(report.divergences) - MOST_DIVERGENCES} more sentences, closer ones; {report.ties} in all are "
             "within the allowed error"
         )
-    if report.error is not None:
-        print(f"  {report.error}")
-    limits = report.limits
-    print(
-        f"  {'PASSED' if report.passed else 'FAILED'} (error at most {limits.error:.0e}, best token the same at "
-        f"{limits.top1:.1%} of the steps, tokens in {limits.identical:.0%} of the sentences)"
-    )
+    if report.divergences:
+        print(
+            f"  PyTorch prefers its own outputs by {report.loss:.1e} nats a token in the mean, "
+            f"by {report.furthest:.1e} at most"
+        )
+    print(f"  {'PASSED' if report.passed else 'FAILED'}")
+    for failure in report.failures:
+        print(f"    {failure}")
 
 
 def print_probe(found: Probe) -> None:

@@ -20,19 +20,18 @@ from tfexport.bundle_writer import new_bundle, write_manifest
 from tfexport.config import ModelConfig
 from tfexport.contract import short_name
 from tfexport.cpus import return_freed_memory
+from tfexport.definition import Definition, Stored, projections_of
 from tfexport.errors import TfexportError
+from tfexport.graph_check import ONNX_RUNTIME, Compared, check_graph
 from tfexport.graph_modules import Model
 from tfexport.models.checkpoint import Checkpoint
 from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.files import save_weights
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import Transformer
-from tfexport.projections import decoder_projections, encoder_projections
 from tfexport.quantize import quantized
-from tfexport.rounded import rounded
 from tfexport.screening import FILE as SCREENING_FILE
 from tfexport.screening import is_screened, screening_of
-from tfexport.selfcheck import ONNX_RUNTIME, TOLERANCE, self_check
 from tfexport.shortlist_contract import shortlist_graphs_of
 from tfexport.stored_weights import StoredWeights
 
@@ -42,9 +41,8 @@ class Exported:
     """What `export` did."""
 
     directory: Path
-    max_errors: dict[contract.Precision, float]
-    """Largest difference between graphs and PyTorch in the self-check, relative as `selfcheck.TOLERANCE` is; no number
-    for a precision that ONNX Runtime's CPU provider cannot run."""
+    closest: dict[contract.Precision, Compared]
+    """For each precision, of all values of its graphs the one that came closest to what is allowed."""
     choices: dict[contract.Precision, Choice]
     """What stays in float32 for a budget."""
 
@@ -57,6 +55,8 @@ def export(
     budgets: Mapping[contract.Precision, tuple[Budget, Text]] | None = None,
     alignments: bool = False,
     force: bool = False,
+    check: bool = True,
+    tolerance: float | None = None,
     verify: Callable[[Path], None] | None = None,
     shortlist: bool = False,
 ) -> Exported:
@@ -66,6 +66,8 @@ def export(
         precisions: variants to write beside float32, which is always there.
         alignments: write step graphs that tell their cross-attention, beside those that do not.
         budgets: for precisions of which modules are to stay in float32 until text is decoded within a budget.
+        check: hold every value of every graph against PyTorch.
+        tolerance: a fixed limit for these values, in the place of what follows from rounding.
         verify: called with the folder of the whole bundle before it is moved into place; what it raises stops that.
         shortlist: write graphs that compute the logits of a shortlist alone, too.
 
@@ -78,7 +80,7 @@ def export(
     if alignments and config.is_classifier:
         raise TfexportError("an encoder classifier writes nothing that could be aligned. Leave --alignments out.")
     graphs: list[contract.GraphSpec] = []
-    max_errors: dict[contract.Precision, float] = {}
+    closest: dict[contract.Precision, Compared] = {}
     choices: dict[contract.Precision, Choice] = {}
     with new_bundle(directory, force=force) as folder:
         for precision in (p for p in contract.PRECISIONS.values() if p == "float32" or p in precisions):
@@ -86,10 +88,11 @@ def export(
             if budgets and precision in budgets:
                 choices[precision] = _chosen(model, precision, folder, *budgets[precision])
                 keep = [kept.module for kept in choices[precision].kept]
-            reference = _write_variant(model, precision, folder, keep)
+            stored = write_variant(model, precision, folder, keep)
             written = write_graphs(config, precision, folder, keep, alignments=alignments, shortlist=shortlist)
-            if precision in TOLERANCE:
-                max_errors[precision] = self_check(reference, written, folder)
+            if check:
+                definition = Definition.of(model, precision, stored, keep)
+                closest[precision] = check_written(definition, written, folder, tolerance=tolerance)
                 return_freed_memory(now=True)  # of its sessions, several times the weights
             graphs += written
         for side, name in TOKENIZER_FILES.items():
@@ -100,7 +103,35 @@ def export(
         write_manifest(folder, config, graphs, {**_facts(checkpoint), "budgets": budgeted})
         if verify is not None:
             verify(folder)
-    return Exported(directory, max_errors, choices)
+    return Exported(directory, closest, choices)
+
+
+REMEDY: dict[contract.Precision, str] = {
+    "float16": "Its activations may not fit this precision: export in fp32, or in bf16, which has its range.",
+}
+"""What may be done about a graph that is too far off, where it is not a fault of ours."""
+
+
+def check_written(
+    definition: Definition, graphs: Sequence[contract.GraphSpec], folder: Path, *, tolerance: float | None = None
+) -> Compared:
+    """Hold the graphs of a precision against their definition; returns the value that came closest to what is allowed.
+
+    Raises:
+        TfexportError: a value is too far off.
+    """
+    found = []
+    for graph in graphs:
+        checked = check_graph(definition, graph, folder, tolerance=tolerance)
+        if (first := checked.first) is not None:
+            report = "Report this with the checkpoint's config, or allow more with --tolerance N."
+            raise TfexportError(
+                f"{graph.file} departs from PyTorch at {first.node}: {first.about} is off by {first.error:.1e}, and "
+                f"rounding explains {first.allowed:.1e} (PyTorch's own is {first.own:.1e}), so nothing was exported. "
+                + REMEDY.get(graph.precision, report)
+            )
+        found.append(checked.largest)
+    return max(found, key=lambda value: value.share)
 
 
 def _chosen(model: Model, precision: contract.Precision, folder: Path, budget: Budget, text: Text) -> Choice:
@@ -110,7 +141,7 @@ def _chosen(model: Model, precision: contract.Precision, folder: Path, budget: B
             "encoder classifiers decode nothing that a budget could hold. Give a precision without auto-."
         )
     # Weights that are too large for the precision are among those that can be kept.
-    _write_variant(
+    write_variant(
         model, precision, folder, [path for path, _ in model.named_modules()] if precision == "float16" else ()
     )
     dialects = [
@@ -126,13 +157,14 @@ def _chosen(model: Model, precision: contract.Precision, folder: Path, budget: B
     )
 
 
-def _write_variant(model: Model, precision: contract.Precision, folder: Path, keep: Collection[str]) -> Model:
-    """Write the weights of a precision, but for those of modules that stay in float32; returns a model that has them, in
-    float32, or what comes closest to it."""
+def write_variant(
+    model: Model, precision: contract.Precision, folder: Path, keep: Collection[str] = ()
+) -> Stored | None:
+    """Write the weights of a precision, but for those of modules that stay in float32; returns those of a quantized one."""
     if precision in contract.QUANTIZED:
         return write_quantized(model, precision, folder, keep)
     write_weights(in_precision(model, precision, keep), precision, folder)
-    return model
+    return None
 
 
 def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -143,6 +175,7 @@ def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
             "sha256": checkpoint.sha256,
             "family": checkpoint.family,
             "given": checkpoint.given,
+            "text": dict(checkpoint.text),
             "notes": list(checkpoint.notes),
         },
         "versions": {"tfexport": __version__, **packages, "onnxruntime": ONNX_RUNTIME},
@@ -206,10 +239,8 @@ def write_weights(model: Model, precision: contract.Precision, folder: Path) -> 
         )
 
 
-def write_quantized(
-    model: Model, precision: contract.Precision, folder: Path, keep: Collection[str] = ()
-) -> Transformer:
-    """Write the quantized weights of `model`, which is float32; returns a model that has them, in float32.
+def write_quantized(model: Model, precision: contract.Precision, folder: Path, keep: Collection[str] = ()) -> Stored:
+    """Write the quantized weights of `model`, which is float32, and return them.
 
     The projections `keep` are left as they are.
 
@@ -221,9 +252,8 @@ def write_quantized(
             "encoder classifiers are exported in fp32, fp16 and bf16 only. Leave the other precisions out."
         )
     weights = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
-    every = (*encoder_projections(model.config), *decoder_projections(model.config))
-    projections = [projection for projection in every if projection.name not in keep]
+    projections = [projection for projection in projections_of(model.config) if projection.name not in keep]
     arrays = quantized(weights, projections, precision)
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     save_weights(tensors, folder / contract.weights_file(precision), {"format": "pt"})
-    return rounded(model, arrays)
+    return arrays

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tfexport import contract
@@ -15,6 +17,18 @@ from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.transformer import KeyValue, Transformer, best_tokens
 
 Model = Transformer | EncoderClassifier
+Arrays = dict[str, NDArray[Any]]
+Outputs = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs of a graph, and what a model computes from them."""
+
+    inputs: Arrays
+    outputs: Callable[[Model], Outputs]
+    """The graph's outputs by their names, as this model computes them, and others that it may have computed: always the
+    logits that best tokens are of."""
 
 
 class _Encoder(nn.Module):
@@ -79,9 +93,18 @@ def module_of(model: Model, role: contract.Role) -> nn.Module:
     return _Encoder(model) if role == "encoder" else _DecoderStep(model)
 
 
-def arguments_of(inputs: Mapping[str, np.ndarray], graph: contract.GraphSpec) -> list[Tensor]:
-    """The inputs as tensors of the graph's types."""
-    return [torch.from_numpy(inputs[t.name]).to(getattr(torch, t.dtype)) for t in graph.inputs]
+def case(model: Model, graph: contract.GraphSpec, sizes: Mapping[str, int], random: np.random.Generator) -> Case:
+    """A random case of a standard graph."""
+    inputs = random_inputs(graph, model.config, sizes, random)
+
+    def outputs(model: Model) -> Outputs:
+        width = model.encoder.tokens.weight.dtype
+        tensors = [torch.from_numpy(inputs[tensor.name]) for tensor in graph.inputs]
+        tensors = [tensor.to(width) if tensor.is_floating_point() else tensor for tensor in tensors]
+        found = module_of(model, graph.role)(*grouped(tensors, graph, model.config))
+        return dict(zip((tensor.name for tensor in graph.outputs), found, strict=True))
+
+    return Case(inputs, outputs)
 
 
 def grouped(values: list[Any], graph: contract.GraphSpec, config: ModelConfig) -> tuple[Any, ...]:
@@ -111,7 +134,7 @@ def random_inputs(
         if tensor.dtype == "int64":
             inputs[tensor.name] = random.integers(*limits[tensor.name], shape)
         else:
-            # NumPy has no bfloat16: such inputs are cast where they are used.
-            dtype = np.float16 if tensor.dtype == "float16" else np.float32
-            inputs[tensor.name] = random.standard_normal(shape, dtype=np.float32).astype(dtype)
+            # Of few bits, so that every precision has them exactly. (NumPy has no bfloat16.)
+            numbers = random.standard_normal(shape, dtype=np.float32)
+            inputs[tensor.name] = (numbers.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
     return inputs

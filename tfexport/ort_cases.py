@@ -5,7 +5,6 @@ as all others, though their caches lie differently.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,21 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tfexport import contract
+from tfexport.graph_modules import Arrays, Case, Model, Outputs
 from tfexport.models.transformer import KeyValue, Transformer
 from tfexport.projections import Projection
 from tfexport.quantize import from_blocks, quantized
 from tfexport.shortlist_contract import LISTED
-
-Arrays = dict[str, NDArray[np.generic]]
-
-
-@dataclass(frozen=True)
-class Case:
-    """Inputs of a graph and the outputs that it should have."""
-
-    inputs: Arrays
-    outputs: dict[str, Tensor]
-    logits: Tensor | None = None
 
 
 def case(model: Transformer, graph: contract.GraphSpec, sizes: Mapping[str, int], random: np.random.Generator) -> Case:
@@ -35,16 +24,15 @@ def case(model: Transformer, graph: contract.GraphSpec, sizes: Mapping[str, int]
     config = model.config
     sizes = {**sizes, "src": min(sizes["src"], config.max_source_length)}
     if graph.role == "encoder":
-        return _encoder_case(model, sizes, random)
+        sources = _sources(model, sizes, random)
+        return Case(sources, lambda model: {"cross": torch.stack(_encoded(_transformer(model), sources))})
     if graph.role == "shortlist":
         ids = _candidates(model, sizes, random)
-        outputs = {name: torch.from_numpy(array) for name, array in _listed(model, graph, ids).items()}
-        return Case({"candidates": ids}, outputs)
+        return Case({"candidates": ids}, lambda model: _listed_tensors(_transformer(model), graph, ids))
     found = (_decoder_case if graph.step == "decoder_step" else _beam_case)(model, sizes, random)
     if graph.role == "greedy_step":
-        found = _ranked(found, _candidates(model, sizes, random))
-    told = {tensor.name for tensor in graph.outputs}
-    found = replace(found, outputs={name: tensor for name, tensor in found.outputs.items() if name in told})
+        banned = _candidates(model, sizes, random)[: config.tgt_vocab_size - 1]
+        return _ranked(found, banned)
     if graph.role in contract.SHORTLIST_ROLES.values():
         return _shortlisted(model, graph, found, _candidates(model, sizes, random), random)
     return found
@@ -52,14 +40,13 @@ def case(model: Transformer, graph: contract.GraphSpec, sizes: Mapping[str, int]
 
 def _ranked(step: Case, banned: NDArray[np.int64]) -> Case:
     """A case of a step that tells the best token of those that are not `banned`."""
-    assert step.logits is not None
-    banned = banned[: step.logits.shape[1] - 1]
-    logits = step.logits.index_fill(1, torch.from_numpy(banned), -torch.inf)
-    return Case(
-        {name: array for name, array in step.inputs.items() if name != "count"} | {"banned": banned},
-        step.outputs,
-        logits,
-    )
+
+    def outputs(model: Model) -> Outputs:
+        found = step.outputs(model)
+        return {**found, "logits": found["logits"].index_fill(1, torch.from_numpy(banned), -torch.inf)}
+
+    inputs = {name: array for name, array in step.inputs.items() if name != "count"}
+    return Case({**inputs, "banned": banned}, outputs)
 
 
 def _candidates(model: Transformer, sizes: Mapping[str, int], random: np.random.Generator) -> NDArray[np.int64]:
@@ -81,17 +68,24 @@ def _listed(model: Transformer, graph: contract.GraphSpec, ids: NDArray[np.int64
     return {f"{LISTED}{name}": array for name, array in arrays.items()}
 
 
+def _listed_tensors(model: Transformer, graph: contract.GraphSpec, ids: NDArray[np.int64]) -> Outputs:
+    return {name: torch.from_numpy(array) for name, array in _listed(model, graph, ids).items()}
+
+
 def _shortlisted(
     model: Transformer, graph: contract.GraphSpec, step: Case, ids: NDArray[np.int64], random: np.random.Generator
 ) -> Case:
     """A case of a step that has candidates in the place of the vocabulary."""
-    assert step.logits is not None
+    rows = step.inputs["tokens"].size
     # Any numbers: of -inf there is no difference.
-    left_out = random.standard_normal((len(step.logits), len(ids))).astype(np.float32)
-    logits = step.logits[:, torch.from_numpy(ids)] + torch.from_numpy(left_out)
+    left_out = random.standard_normal((rows, len(ids))).astype(np.float32)
+
+    def outputs(model: Model) -> Outputs:
+        found = step.outputs(model)
+        return {**found, "logits": found["logits"][:, torch.from_numpy(ids)] + torch.from_numpy(left_out)}
+
     count = np.minimum(step.inputs["count"], len(ids))
-    inputs = {**step.inputs, **_listed(model, graph, ids), "left_out": left_out, "count": count}
-    return Case(inputs, {**step.outputs, "logits": logits}, logits)
+    return Case({**step.inputs, **_listed(model, graph, ids), "left_out": left_out, "count": count}, outputs)
 
 
 def _sources(model: Transformer, sizes: Mapping[str, int], random: np.random.Generator) -> Arrays:
@@ -100,22 +94,17 @@ def _sources(model: Transformer, sizes: Mapping[str, int], random: np.random.Gen
     return {"src_ids": random.integers(0, model.config.src_vocab_size, shape), "src_len": lengths}
 
 
-def _encoder_case(model: Transformer, sizes: Mapping[str, int], random: np.random.Generator) -> Case:
-    inputs = _sources(model, sizes, random)
-    return Case(inputs, {name: torch.from_numpy(array) for name, array in _encoded(model, inputs).items()})
+def _encoded(model: Transformer, sources: Arrays) -> list[Tensor]:
+    lengths = torch.from_numpy(sources["src_len"]).long()
+    cross = model.encode(torch.from_numpy(sources["src_ids"]), lengths)
+    return [tensor for memory in cross for tensor in memory]
 
 
 def _memory(model: Transformer, sizes: Mapping[str, int], random: np.random.Generator) -> Arrays:
     """`src_len` and the cross keys and values of random sources."""
     sources = _sources(model, sizes, random)
-    (cross,) = _encoded(model, sources).values()
+    cross = [tensor.numpy() for tensor in _encoded(model, sources)]
     return {"src_len": sources["src_len"], **dict(zip(contract.cache_names(model.config, "cross"), cross, strict=True))}
-
-
-def _encoded(model: Transformer, sources: Arrays) -> Arrays:
-    lengths = torch.from_numpy(sources["src_len"]).long()
-    cross = model.encode(torch.from_numpy(sources["src_ids"]), lengths)
-    return {"cross": torch.stack([tensor for memory in cross for tensor in memory]).numpy()}
 
 
 def _history(model: Transformer, memory: Arrays, slots: int, random: np.random.Generator) -> list[NDArray[np.float32]]:
@@ -138,18 +127,22 @@ def _pairs(tensors: list[Tensor]) -> list[KeyValue]:
     return [KeyValue(*pair) for pair in zip(tensors[::2], tensors[1::2], strict=True)]
 
 
-def _reference(
-    model: Transformer, inputs: Arrays, tokens: NDArray[np.int64], position: NDArray[np.int32], past: list[Tensor]
-) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """Logits and cross-attention weights, and the new slots of all caches [rows, heads, head_dim]; `past` are caches
-    [rows, heads, slots, head_dim]."""
+def _transformer(model: Model) -> Transformer:
+    assert isinstance(model, Transformer), "a classifier has no graphs of this dialect"
+    return model
+
+
+def _step(model: Model, inputs: Arrays, past: list[Tensor]) -> tuple[Outputs, list[Tensor]]:
+    """Logits and cross-attention weights of a case, and the new slots of all caches [rows, heads, head_dim]; `past` are
+    caches [rows, heads, slots, head_dim]."""
+    model = _transformer(model)
     cross = _pairs([torch.from_numpy(inputs[name]) for name in contract.cache_names(model.config, "cross")])
-    where = torch.from_numpy(position).long()
+    tokens, where = (torch.from_numpy(inputs[name]).long().flatten() for name in ("tokens", "position"))
     lengths = torch.from_numpy(inputs["src_len"]).long()
-    tensors = torch.from_numpy(tokens), where, lengths, _pairs(past), cross
-    logits, present, attention = model.step_with_attention(*tensors)
+    logits, present, attention = model.step_with_attention(tokens, where, lengths, _pairs(past), cross)
     rows = torch.arange(len(where))
-    return {"logits": logits, "attention": attention}, [tensor[rows, :, where] for cache in present for tensor in cache]
+    new = [tensor[rows, :, where] for cache in present for tensor in cache]
+    return {"logits": logits, "attention": attention}, new
 
 
 def _decoder_case(model: Transformer, sizes: Mapping[str, int], random: np.random.Generator) -> Case:
@@ -167,16 +160,21 @@ def _decoder_case(model: Transformer, sizes: Mapping[str, int], random: np.rando
         **past,
         **memory,
     }
-    old = [torch.from_numpy(past[name]) for name in names]
-    outputs, new = _reference(model, inputs, inputs["tokens"], position, [tensor.clone() for tensor in old])  # type: ignore[arg-type]
-    index = torch.from_numpy(position).long()
-    for name, tensor, slot in zip(contract.cache_names(config, "present"), old, new, strict=True):
-        written = tensor.clone()
-        written[torch.arange(rows), :, index] = slot
+
+    def outputs(model: Model) -> Outputs:
+        old = [torch.from_numpy(past[name]) for name in names]
+        found, new = _step(model, inputs, old)
+        index = torch.from_numpy(position).long()
         # What lies behind the filled slots means nothing, and with two buffers the operator does not copy it.
-        written[(torch.arange(cache) > index[:, None])[:, None].expand(rows, config.n_heads, cache)] = 0
-        outputs[name] = written
-    return Case(inputs, outputs, outputs["logits"])
+        behind = (torch.arange(cache) > index[:, None])[:, None].expand(rows, config.n_heads, cache)
+        for name, tensor, slot in zip(contract.cache_names(config, "present"), old, new, strict=True):
+            written = tensor.to(slot.dtype, copy=True)
+            written[torch.arange(rows), :, index] = slot
+            written[behind] = 0
+            found[name] = written
+        return found
+
+    return Case(inputs, outputs)
 
 
 def _beam_case(model: Transformer, sizes: Mapping[str, int], random: np.random.Generator) -> Case:
@@ -202,14 +200,18 @@ def _beam_case(model: Transformer, sizes: Mapping[str, int], random: np.random.G
         **past,
         **memory,
     }
-    own = []
-    for name in names:
-        # [batch, heads, cache, head_dim] to the past of each hypothesis, and room for one more slot.
-        rows = [past[name][b][:, pasts[b, k]] for b in range(batch) for k in range(beam)]
-        own.append(torch.nn.functional.pad(torch.from_numpy(np.stack(rows)), (0, 0, 0, 1)))
-    outputs, new = _reference(model, inputs, inputs["tokens"].ravel(), inputs["position"].ravel(), own)  # type: ignore[arg-type]
-    for name, old, slots in zip(contract.cache_names(config, "present"), names, new, strict=True):
-        written = torch.from_numpy(past[old].copy())
-        written[:, :, slot : slot + beam] = slots.reshape(batch, beam, *slots.shape[1:]).transpose(1, 2)
-        outputs[name] = written
-    return Case(inputs, outputs, outputs["logits"])
+
+    def outputs(model: Model) -> Outputs:
+        own = []
+        for name in names:
+            # [batch, heads, cache, head_dim] to the past of each hypothesis, and room for one more slot.
+            rows = [past[name][b][:, pasts[b, k]] for b in range(batch) for k in range(beam)]
+            own.append(torch.nn.functional.pad(torch.from_numpy(np.stack(rows)), (0, 0, 0, 1)))
+        found, new = _step(model, inputs, own)
+        for name, old, slots in zip(contract.cache_names(config, "present"), names, new, strict=True):
+            written = torch.from_numpy(past[old]).to(slots.dtype, copy=True)
+            written[:, :, slot : slot + beam] = slots.reshape(batch, beam, *slots.shape[1:]).transpose(1, 2)
+            found[name] = written
+        return found
+
+    return Case(inputs, outputs)

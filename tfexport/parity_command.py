@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tfexport.console import opened, print_bisection, print_invariance, print_parity, say, working
+from tfexport.console import (
+    opened,
+    print_graphs,
+    print_invariance,
+    print_mismatches,
+    print_parity,
+    say,
+    working,
+)
 from tfexport.contract import precisions_of
 from tfexport.errors import BundleError, TfexportError
 from tfexport.json_text import json_text
@@ -19,16 +27,23 @@ from tfexport.options import (
     BundleDir,
     Input,
     InputFormatOption,
+    Lowercase,
     MaxLength,
+    SourceCodes,
+    SourceLanguage,
+    SourcePrefix,
+    SourceTokenizer,
+    SourceVocabulary,
+    TargetCodes,
+    TargetLanguage,
+    TargetVocabulary,
     Threads,
     family_of,
     numbers_of,
 )
 
 if TYPE_CHECKING:
-    from tfexport.bisect import Bisection
     from tfexport.contract import Precision
-    from tfexport.invariance import Invariance
     from tfexport.parity import Comparison
 
 
@@ -41,6 +56,15 @@ def parity(
     family: Annotated[
         str | None, typer.Option(metavar="FILE.py", help="The family file of your own that CKPT was exported with.")
     ] = None,
+    src_vocab: SourceVocabulary = None,
+    tgt_vocab: TargetVocabulary = None,
+    src_tokenizer: SourceTokenizer = "whitespace",
+    lowercase: Lowercase = False,
+    src_bpe: SourceCodes = None,
+    tgt_bpe: TargetCodes = None,
+    src_lang: SourceLanguage = None,
+    tgt_lang: TargetLanguage = None,
+    prefix: SourcePrefix = "",
     runtime: Annotated[list[str] | None, typer.Option(help="Runtime to compare; may be repeated.")] = None,
     precision: Annotated[
         str | None,
@@ -58,11 +82,10 @@ def parity(
         typer.Option("--invariance", help="Also decode each sentence alone, in other batches, caches and threads."),
     ] = False,
     tolerance: Annotated[
-        float | None, typer.Option(min=0.0, help="Largest absolute difference that passes; by default the precision's.")
+        float | None,
+        typer.Option(min=0.0, help="Largest absolute difference that passes; by default what follows from rounding."),
     ] = None,
-    bisect: Annotated[
-        bool, typer.Option("--bisect", help="Name the first node of each graph that departs from PyTorch.")
-    ] = False,
+    bisect: Annotated[bool, typer.Option("--bisect", help="Tell of every graph how close its values are.")] = False,
     report: Annotated[
         Path | None,
         typer.Option(metavar="FILE.html", help="Write a page with plots by step and layer, and what differs."),
@@ -74,18 +97,26 @@ def parity(
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare runtimes with PyTorch on real input: numbers, a verdict, exit code 1 on failure.
+    """Compare a bundle with PyTorch: every graph value by value, every weight and setting, and what its runtimes decode of
+    real input. Prints numbers and a verdict; exit code 1 on failure.
 
-    Without INPUT random ids are decoded instead, and nothing is certified.
+    Without INPUT random ids are decoded instead, and nothing is certified. With --checkpoint the vocabularies are found
+    where the export read them, or given with the flags of `export`.
     """
-    from tfexport.bisect import bisect_bundle
-    from tfexport.contract import short_name
+    from tfexport.bundle import open_bundle
     from tfexport.invariance import invariance as decode_in_arrangements
     from tfexport.parity import check
-    from tfexport.selfcheck import TOLERANCE
+    from tfexport.text_settings import TextSettings
 
-    if family is not None and checkpoint is None:
-        raise TfexportError("--family says how --checkpoint is read. Give --checkpoint CKPT too.")
+    text = TextSettings(src_vocab, tgt_vocab, src_tokenizer, lowercase, src_bpe, tgt_bpe, src_lang, tgt_lang, prefix)
+    if (family is not None or text != TextSettings()) and checkpoint is None:
+        raise TfexportError(
+            "--family, vocabularies and languages say how --checkpoint is read. Give --checkpoint CKPT too."
+        )
+    if checkpoint is not None:
+        text, lost = text.or_recorded(open_bundle(directory).origin.text, checkpoint)
+        for flag in lost:
+            say(f"note: the export read {flag}, which is not there now")
     if report is not None and not report.parent.is_dir():
         raise TfexportError(f"there is no folder {report.parent} for the page. Make it, or give another --report.")
     with (
@@ -100,6 +131,7 @@ def parity(
             targets=translations,
             checkpoint=checkpoint,
             family=family_of(family),
+            load=text.load,
             float64=float64,
             beams=numbers_of("--beam", beam),
             max_length=max_length,
@@ -110,19 +142,6 @@ def parity(
             threads=threads,
             say=say,
         )
-        bisections: list[Bisection] = []
-        bisected: list[tuple[tuple[str, Precision], Bisection]] = []
-        variants = comparison.variants if bisect or report is not None else {}
-        for name, compared in variants:
-            if compared not in TOLERANCE or (not bisect and not name.startswith("ort")):
-                if bisect:
-                    say(
-                        f"note: {short_name(compared)} is not bisected: NumPy, which looks at its values, does not have it"
-                    )
-                continue
-            found_here = bisect_bundle(comparison.bundle, comparison.reference.model.float(), name, compared)
-            bisections += found_here
-            bisected += [((name, compared), bisection) for bisection in found_here]
         arranged = [
             decode_in_arrangements(
                 comparison.bundle, name, compared, comparison.sources, options, batch_size=batch_size
@@ -130,36 +149,35 @@ def parity(
             for name, compared in (comparison.variants if invariance else ())
             for options in comparison.searches
         ]
+    checks = [check for checks in comparison.graphs.values() for check in checks]
     if as_json:
-        content: Any = [found.to_dict() for found in comparison.reports]
-        rest: dict[str, Sequence[Bisection | Invariance]] = {"bisections": bisections, "invariance": arranged}
-        print(
-            json_text({"reports": content, **{k: [found.to_dict() for found in v] for k, v in rest.items()}}, indent=1)
-        )
+        content: Any = {
+            "passed": comparison.passed and all(found.passed for found in arranged),
+            "reports": [found.to_dict() for found in comparison.reports],
+            "mismatches": [found.to_dict() for found in comparison.mismatches],
+            "graphs": [found.to_dict(values=bisect) for found in checks],
+            "invariance": [found.to_dict() for found in arranged],
+        }
+        print(json_text(content, indent=1))
     else:
         for found in comparison.reports:
             print_parity(found)
-        for bisection in bisections:
-            print_bisection(bisection)
+        print_graphs(checks, bisect=bisect)
+        print_mismatches(comparison.mismatches)
         for arrangements in arranged:
             print_invariance(arrangements)
+        if not comparison.passed and all(found.passed for found in comparison.reports):
+            print("FAILED: the bundle is not what it is defined as")
     if report is not None:
         from tfexport.parity_page import write_page
 
-        write_page(report, comparison, bisections, arranged)
+        write_page(report, comparison, arranged)
         say(f"note: written to {report}")
-    passed = [
-        *(found.passed for found in comparison.reports),
-        *(bisection.first is None for bisection in bisections),
-        *(arrangements.passed for arrangements in arranged),
-    ]
     if certify and tolerance is not None:
         say("note: not certified: --tolerance takes the place of the limits that certificates are for")
     elif certify and source is not None:
-        refuted = {(found.runtime, found.precision) for found in arranged if not found.passed}
-        refuted |= {variant for variant, found in bisected if found.first is not None}
-        _certify(comparison, refuted)
-    if not all(passed):
+        _certify(comparison, {(found.runtime, found.precision) for found in arranged if not found.passed})
+    if not (comparison.passed and all(found.passed for found in arranged)):
         raise typer.Exit(1)
 
 
@@ -173,7 +191,8 @@ def _certify(comparison: Comparison, refuted: Collection[tuple[str, Precision]])
 
     passed, failed = [], []
     for (runtime, precision), reports in comparison.variants.items():
-        if (runtime, precision) not in refuted and all(report.passed for report in reports):
+        holds = comparison.holds(precision) and all(report.passed for report in reports)
+        if holds and (runtime, precision) not in refuted:
             if sum(report.steps for report in reports) < ENOUGH_STEPS:
                 say(f"note: not certified: fewer than {ENOUGH_STEPS} steps were compared. Give more sentences.")
                 return

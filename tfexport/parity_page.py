@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from html import escape
@@ -10,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfexport import __version__
-from tfexport.bisect import Bisection
 from tfexport.certificate import device_of, library_of
 from tfexport.contract import short_name
 from tfexport.errors import RuntimeUnavailable, TfexportError
+from tfexport.graph_check import GraphCheck
 from tfexport.invariance import Arrangement, Invariance
 from tfexport.parity import Comparison
 from tfexport.parity_report import Divergence, ParityReport
@@ -38,9 +39,7 @@ th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #ddd; 
 """
 
 
-def write_page(
-    path: Path, comparison: Comparison, bisections: Sequence[Bisection], arranged: Sequence[Invariance]
-) -> None:
+def write_page(path: Path, comparison: Comparison, arranged: Sequence[Invariance]) -> None:
     """Write the page of a comparison to `path`.
 
     Raises:
@@ -48,35 +47,37 @@ def write_page(
         TfexportError: the file cannot be written.
     """
     try:
-        path.write_text(page(comparison, bisections, arranged), encoding="utf-8")
+        path.write_text(page(comparison, arranged), encoding="utf-8")
     except OSError as error:
         raise TfexportError(f"cannot write {path}: {error.strerror}. Give another file with --report.") from error
 
 
-def page(comparison: Comparison, bisections: Sequence[Bisection] = (), arranged: Sequence[Invariance] = ()) -> str:
-    """The HTML of a comparison; `bisections` of the graphs and `arranged` of the runtimes in it, where there are any."""
-    departs = any(bisection.first for bisection in bisections)
-    compared: Sequence[ParityReport | Invariance] = [*comparison.reports, *arranged]
-    passed = all(found.passed for found in compared) and not departs
+def page(comparison: Comparison, arranged: Sequence[Invariance] = ()) -> str:
+    """The HTML of a comparison; `arranged` of the runtimes in it, where they were decoded so."""
+    passed = comparison.passed and all(found.passed for found in arranged)
+    checks = [check for checks in comparison.graphs.values() for check in checks]
     name = escape(comparison.bundle.directory.name)
     parts = [
         f"<h1>{name}: {'PASSED' if passed else 'FAILED'}</h1>",
-        _wrong(comparison, bisections, arranged),
+        _wrong(comparison, checks, arranged),
         _facts(comparison),
         "<h2>Every runtime, precision and search</h2>",
         _matrix(comparison.reports),
         "<h2>Errors by step</h2>",
+        '<p class="note">Distances from float64. Dashed: what is allowed in float32. Dotted: PyTorch\'s own rounding in '
+        "float32, on the same input.</p>",
         _figure(
-            lambda axes: _draw_steps(axes, comparison.reports), "step of the output", "largest difference of a logit"
+            lambda axes: _draw_steps(axes, comparison.reports), "step of the output", "largest distance of a logit"
         ),
         _figure(lambda axes: _draw_divergence(axes, comparison.reports), "step of the output", "mean KL, nats"),
     ]
-    if bisections:
-        parts += ["<h2>Errors by layer</h2>", _layers(bisections)]
-        for bisection in bisections:
-            parts.append(f"<h3>{escape(bisection.file)}</h3>")
-            about = "values of the graph in the order in which it computes them, marked where a layer begins"
-            parts.append(_figure(partial(_draw_layers, bisection), about, "relative error"))
+    if checks:
+        parts += ["<h2>Errors by layer</h2>", _layers(checks)]
+        for check in checks:
+            if not check.with_kernels or check.first is not None:
+                parts.append(f"<h3>{escape(_file(check))}</h3>")
+                about = "values of the graph in the order in which it computes them, marked where a layer begins"
+                parts.append(_figure(partial(_draw_layers, check), about, "distance from float64"))
     if arranged:
         parts += ["<h2>The same sentence in other surroundings</h2>", _arrangements(arranged)]
     parts += ["<h2>Sentences that differ</h2>", _sentences(comparison)]
@@ -85,13 +86,18 @@ def page(comparison: Comparison, bisections: Sequence[Bisection] = (), arranged:
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
 
 
-def _wrong(comparison: Comparison, bisections: Sequence[Bisection], arranged: Sequence[Invariance]) -> str:
+def _file(check: GraphCheck) -> str:
+    return f"{check.file} with kernels" if check.with_kernels else check.file
+
+
+def _wrong(comparison: Comparison, checks: Sequence[GraphCheck], arranged: Sequence[Invariance]) -> str:
     """What did not pass, first the cause where it is known."""
-    found = [
-        f"{escape(b.file)} departs from PyTorch at <b>{escape(b.first.node)}</b>: its {escape(_shortened(b.first.about))} "
-        f"is off by {b.first.error:.1e}, {b.tolerance:.0e} is allowed"
-        for b in bisections
-        if b.first is not None
+    found = [escape(str(mismatch)) for mismatch in comparison.mismatches]
+    found += [
+        f"{escape(_file(c))} departs from PyTorch at <b>{escape(c.first.node)}</b>: its {escape(_shortened(c.first.about))} "
+        f"is off by {c.first.error:.1e}, {c.first.allowed:.1e} is allowed"
+        for c in checks
+        if c.first is not None
     ]
     for report in comparison.reports:
         if not report.passed:
@@ -147,7 +153,8 @@ def _matrix(reports: Sequence[ParityReport]) -> str:
         "KL, mean",
         "best token the same",
         "same outputs",
-        "others within the error",
+        "others within rounding",
+        "outputs worse by, nats a token",
         *(["BLEU / PyTorch", "chrF / PyTorch"] if has_quality else []),
     ]
     rows = []
@@ -157,24 +164,19 @@ def _matrix(reports: Sequence[ParityReport]) -> str:
             f"{report.runtime} {short_name(report.precision)}",
             str(report.beam),
             f'<span class="verdict">{verdict}</span>{f"<br>{escape(report.error)}" if report.error else ""}',
-            _held(report.cross_max, report.limits.error),
-            _held(report.logits.max, report.limits.error),
+            f"{report.cross_max:.1e}",
+            f"{report.logits.error:.1e} (PyTorch {report.logits.own:.1e})",
             f"{report.divergence:.1e}",
             f"{report.top1_agree} of {report.steps} ({report.top1_agree / max(1, report.steps):.2%})",
             f"{report.identical} of {report.sentences}",
             f"{report.ties} of {len(report.divergences)}",
+            f"{report.loss:.1e}, at most {report.furthest:.1e}",
         ]
         if report.quality is not None:
             reference, found = report.quality
             cells += [f"{found.bleu:.2f} / {reference.bleu:.2f}", f"{found.chrf:.2f} / {reference.chrf:.2f}"]
         rows.append((verdict, cells))
     return _table(head, rows)
-
-
-def _held(error: float, limit: float) -> str:
-    """An error with what is allowed; marked where it is more."""
-    text = f"{error:.1e}"
-    return f"{text if error <= limit else f'<mark>{text}</mark>'} / {limit:.0e}"
 
 
 def _figure(draw: Callable[[Any], None], x: str, y: str) -> str:
@@ -202,9 +204,15 @@ def _figure(draw: Callable[[Any], None], x: str, y: str) -> str:
 
 def _draw_steps(axes: Axes, reports: Sequence[ParityReport]) -> None:
     for report in reports:
-        errors = [max(SMALLEST, position.max) for position in report.positions]
-        axes.plot(range(1, len(errors) + 1), errors, label=_name(report), marker=".", linewidth=1)
-        axes.axhline(report.limits.error, linewidth=0.8, linestyle="--", color=axes.lines[-1].get_color())
+        steps = range(1, len(report.positions) + 1)
+        errors = [max(SMALLEST, position.error) for position in report.positions]
+        axes.plot(steps, errors, label=_name(report), marker=".", linewidth=1)
+        color = axes.lines[-1].get_color()
+        own = [max(SMALLEST, position.own) for position in report.positions]
+        axes.plot(steps, own, label=f"PyTorch's own, beam {report.beam}", linewidth=0.8, linestyle=":", color=color)
+        allowed = [report.allowed(position) for position in report.positions]
+        if all(map(math.isfinite, allowed)):
+            axes.plot(steps, allowed, linewidth=0.8, linestyle="--", color=color)
     axes.legend(fontsize="small", ncols=2)
 
 
@@ -219,15 +227,20 @@ def _name(report: ParityReport) -> str:
     return f"{report.runtime} {short_name(report.precision)}, beam {report.beam}"
 
 
-def _draw_layers(bisection: Bisection, axes: Axes) -> None:
-    errors = [max(SMALLEST, value.error) for value in bisection.values]
-    axes.plot(range(1, len(errors) + 1), errors, marker=".", linewidth=1)
-    axes.axhline(bisection.tolerance, linewidth=0.8, linestyle="--", color="#d55e00")
-    starts = _starts([value.node for value in bisection.values])
+def _draw_layers(check: GraphCheck, axes: Axes) -> None:
+    places = range(1, len(check.values) + 1)
+    errors = [max(SMALLEST, value.error) if math.isfinite(value.error) else math.nan for value in check.values]
+    axes.plot(places, errors, marker=".", linewidth=1)
+    axes.plot(
+        places, [max(SMALLEST, value.own) for value in check.values], linewidth=0.8, linestyle=":", color="#555555"
+    )
+    allowed = [max(SMALLEST, value.allowed) for value in check.values]
+    axes.plot(places, allowed, linewidth=0.8, linestyle="--", color="#d55e00")
+    starts = _starts([value.node for value in check.values])
     axes.set_xticks([index + 1 for index in starts.values()], list(starts), fontsize="x-small")
-    if bisection.first is not None:
-        index = bisection.values.index(bisection.first)
-        axes.annotate(bisection.first.node, (index + 1, errors[index]), color="#d55e00")
+    if check.first is not None:
+        index = check.values.index(check.first)
+        axes.annotate(check.first.node, (index + 1, allowed[index]), color="#d55e00")
 
 
 def _starts(nodes: Sequence[str]) -> dict[str, int]:
@@ -240,20 +253,20 @@ def _starts(nodes: Sequence[str]) -> dict[str, int]:
     return starts
 
 
-def _layers(bisections: Sequence[Bisection]) -> str:
+def _layers(checks: Sequence[GraphCheck]) -> str:
     rows = []
-    for bisection in bisections:
-        first = bisection.first
+    for check in checks:
+        first, value = check.first, check.largest
         cells = [
-            escape(bisection.file),
-            str(len(bisection.values)),
-            f"{max(value.error for value in bisection.values):.1e} / {bisection.tolerance:.0e}",
+            escape(_file(check)),
+            str(len(check.values)),
+            f"{value.error:.1e} of {value.allowed:.1e}: {escape(_shortened(value.about))}",
             "none"
             if first is None
             else f"<mark>{escape(first.node)}</mark>: {escape(_shortened(first.about))}, {first.error:.1e}",
         ]
         rows.append(("passed" if first is None else "failed", cells))
-    return _table(["graph", "values compared", "largest error", "first that departs from PyTorch"], rows)
+    return _table(["graph", "values compared", "closest to what is allowed", "first that departs from PyTorch"], rows)
 
 
 def _arrangements(arranged: Sequence[Invariance]) -> str:
@@ -288,7 +301,7 @@ def _sentences(comparison: Comparison) -> str:
             f"{divergence.sentence}<br><span class=note>{escape(_name(report))}</span>",
             escape(_text(comparison.sources[divergence.sentence - 1], source)),
             *(_from(ids, divergence, target) for ids in divergence.outputs),
-            f"{divergence.margin:.1e}{', within the allowed error' if divergence.is_tie else ''}",
+            f"{divergence.margin:.1e}{', within rounding' if divergence.is_tie else ''}",
         ]
         rows.append(("passed" if divergence.is_tie else "", cells))
     more = len(found) - len(rows)

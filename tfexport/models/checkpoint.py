@@ -71,6 +71,8 @@ class Checkpoint:
     much."""
     odd: tuple[str, ...] = ()
     """What is odd about its vocabularies, which may be those of another model."""
+    text: Mapping[str, Any] = field(default_factory=dict)
+    """What its user said of its text; see `text_settings.py`."""
 
     @property
     def notes(self) -> tuple[str, ...]:

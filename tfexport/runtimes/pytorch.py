@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from tfexport.contract import Precision
 from tfexport.errors import RuntimeUnavailable
 from tfexport.models.checkpoint import build_model
 from tfexport.models.classifier import EncoderClassifier
+from tfexport.models.float64 import InFloat64
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import KeyValue, Transformer
 from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, best_of
@@ -71,11 +73,14 @@ class TorchRuntime:
 
     Args:
         static: decodes with this, in buffers that are written in place; else as the reference does.
+        float64: computes in float64, without a copy of the weights; see `models/float64.py`.
     """
 
-    def __init__(self, model: Transformer, *, name: str = "torch", static: StaticDecoder | None = None):
+    def __init__(
+        self, model: Transformer, *, name: str = "torch", static: StaticDecoder | None = None, float64: bool = False
+    ):
         self.name = name
-        self._model, self._static = model.eval(), static
+        self._model, self._static, self._float64 = model.eval(), static, float64
 
     @classmethod
     def from_bundle(
@@ -118,6 +123,17 @@ class TorchRuntime:
         """The model that it runs."""
         return self._model
 
+    def in_float64(self) -> TorchRuntime:
+        """The same model, computed in float64."""
+        return TorchRuntime(self._model, float64=True)
+
+    def in_float32(self) -> TorchRuntime:
+        """The same model in its own arithmetic."""
+        return TorchRuntime(self._model)
+
+    def _arithmetic(self) -> AbstractContextManager[object]:
+        return InFloat64() if self._float64 else nullcontext()
+
     @property
     def config(self) -> ModelConfig:
         return self._model.config
@@ -144,7 +160,8 @@ class TorchRuntime:
     @torch.inference_mode()
     def _encode(self, src_ids: IntArray, src_len: IntArray, beam: int, attention: bool) -> TorchState:
         length = self._tensor(src_len)
-        cross = self._model.encode(self._tensor(src_ids), length)
+        with self._arithmetic():
+            cross = self._model.encode(self._tensor(src_ids), length)
         rows = len(src_len) * beam
         cache, told = self._model.empty_cache(rows, CACHE_BLOCK), torch.empty(0) if attention else None
         return TorchState(length, cross, cache, length.new_zeros(rows), told)
@@ -157,10 +174,11 @@ class TorchRuntime:
         if state.position.max() >= state.past[0].key.shape[2]:
             state = state.grown()
         given = (self._tensor(tokens), state.position, state.src_len, state.past, state.memory)
-        if state.told is None:
-            (logits, past), told = self._model.step(*given), None
-        else:
-            logits, past, told = self._model.step_with_attention(*given)
+        with self._arithmetic():
+            if state.told is None:
+                (logits, past), told = self._model.step(*given), None
+            else:
+                logits, past, told = self._model.step_with_attention(*given)
         return _array(logits), replace(state, past=past, position=state.position + 1, told=told)
 
     def best(
@@ -174,12 +192,13 @@ class TorchRuntime:
     @torch.inference_mode()
     def teacher_forced(self, src_ids: IntArray, src_len: IntArray, tgt_ids: IntArray) -> FloatArray:
         """Logits [batch, tgt, vocab] along `tgt_ids` [batch, tgt], beginning with bos, without any cache."""
-        logits = self._model(self._tensor(src_ids), self._tensor(src_len), self._tensor(tgt_ids))
+        with self._arithmetic():
+            logits = self._model(self._tensor(src_ids), self._tensor(src_len), self._tensor(tgt_ids))
         return _array(logits)
 
 
 def _array(tensor: Tensor) -> FloatArray:
-    """In float32; of a float64 model in float64, so that a reference loses nothing."""
+    """In float32; what was computed in float64 stays so, so that a reference loses nothing."""
     return (tensor if tensor.dtype == torch.float64 else tensor.float()).cpu().numpy()
 
 

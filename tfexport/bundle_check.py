@@ -1,0 +1,215 @@
+"""Whether the files of a bundle are those of its model, tensor by tensor and setting by setting.
+
+The graphs are held against the model elsewhere (`graph_check.py`); they point into the weights files that are compared here.
+So a row of a table is compared that no input reads, too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import safe_open
+from torch import Tensor
+
+from tfexport import contract
+from tfexport.bundle import MANIFEST, TOKENIZER_FILES, Bundle
+from tfexport.config import ModelConfig
+from tfexport.contract import Precision
+from tfexport.definition import projections_of
+from tfexport.graph_modules import Model
+from tfexport.models.classifier import EncoderClassifier
+from tfexport.models.native import Tokenizers
+from tfexport.models.precision import in_precision
+from tfexport.quantize import quantized
+from tfexport.screening import FILE as SCREENING_FILE
+from tfexport.screening import screening_of
+from tfexport.shortlist_contract import shortlist_graphs_of
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Something in a bundle that is not as its model says."""
+
+    file: str
+    about: str
+
+    def to_dict(self) -> dict[str, str]:
+        """JSON-ready."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.about}"
+
+
+def weights_mismatches(bundle: Bundle, model: Model) -> list[Mismatch]:
+    """Tensors of the weights files that are not those of the float32 `model`, rounded as their precision says.
+
+    Rounding is computed anew and compared to the last bit. Only the bounds of screening, which are sums, may differ in it.
+    """
+    found: list[Mismatch] = []
+    for file in sorted(name for name in bundle.files if name.endswith(".safetensors")):
+        if file == SCREENING_FILE:
+            found += _screening_mismatches(bundle, model)
+            continue
+        precision = next((p for p in contract.PRECISIONS.values() if contract.weights_file(p) == file), None)
+        if precision is None:
+            found.append(Mismatch(file, "no weights file that this version writes"))
+        elif precision in contract.QUANTIZED:
+            found += _quantized_mismatches(bundle, model, precision)
+        else:
+            found += _half_mismatches(bundle, model, precision)
+    return found
+
+
+def _half_mismatches(bundle: Bundle, model: Model, precision: Precision) -> Iterator[Mismatch]:
+    """Of the file of float32, float16 or bfloat16."""
+    every = [path for path, _ in model.named_modules()]
+    wanted = in_precision(model, precision, every).state_dict()
+    file = contract.weights_file(precision)
+    with safe_open(bundle.directory / file, "pt") as stored:
+        yield from _names(file, stored.keys(), wanted)
+        for name in stored.keys() & wanted.keys():
+            yield from _difference(file, name, stored.get_tensor(name), wanted[name])
+
+
+def _quantized_mismatches(bundle: Bundle, model: Model, precision: Precision) -> Iterator[Mismatch]:
+    file = contract.weights_file(precision)
+    weights = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
+    with safe_open(bundle.directory / file, "np") as stored:
+        names = set(stored.keys())
+        for projection in projections_of(model.config):
+            own = {name for name in names if name.rpartition(".")[0] == projection.name}
+            if not own:  # it stays in float32 for a budget: then graphs point to its float32 weights
+                continue
+            wanted = quantized(weights, [projection], precision)
+            yield from _names(file, own, wanted)
+            for name in own & wanted.keys():
+                yield from _difference(file, name, stored.get_tensor(name), wanted[name])
+            names -= own
+    if names:
+        yield Mismatch(file, f"{sorted(names)[0]} is no tensor of this model")
+
+
+BOUNDS = 1e-6
+"""Relative difference of the bounds of screening: they are sums, which another CPU adds up in another order."""
+
+
+def _screening_mismatches(bundle: Bundle, model: Model) -> Iterator[Mismatch]:
+    assert not isinstance(model, EncoderClassifier)
+    wanted = screening_of(model.output_matrix().detach().numpy())
+    with safe_open(bundle.directory / SCREENING_FILE, "np") as stored:
+        yield from _names(SCREENING_FILE, stored.keys(), wanted)
+        for name in sorted(set(stored.keys()) & wanted.keys()):
+            tensor = stored.get_tensor(name)
+            is_bound = name in ("screening.norm", "screening.error") and tensor.shape == wanted[name].shape
+            if not (is_bound and np.allclose(tensor, wanted[name], rtol=BOUNDS, atol=0)):
+                yield from _difference(SCREENING_FILE, name, tensor, wanted[name])
+
+
+def _names(file: str, found: Any, wanted: Mapping[str, Any]) -> Iterator[Mismatch]:
+    for name in sorted(set(found) ^ wanted.keys()):
+        yield Mismatch(file, f"{name} is {'no tensor of this model' if name in set(found) else 'missing'}")
+
+
+def _difference(file: str, name: str, found: Any, wanted: Any) -> Iterator[Mismatch]:
+    one, other = (_bits(tensor) for tensor in (found, wanted))
+    if one.dtype != other.dtype or one.shape != other.shape:
+        yield Mismatch(file, f"{name} is {one.dtype} {list(one.shape)}, not {other.dtype} {list(other.shape)}")
+        return
+    differs = one != other
+    if differs.any():
+        rows = np.unique(np.argwhere(differs)[:, 0]) if differs.ndim else np.zeros(1, np.int64)
+        yield Mismatch(
+            file,
+            f"{name} differs from the model's in {int(differs.sum())} of {differs.size} numbers, first in row {rows[0]}",
+        )
+
+
+def _bits(tensor: Tensor | NDArray[Any]) -> NDArray[Any]:
+    """Numbers as integers of their size, so that NaN is equal to itself and bfloat16 has a type."""
+    if isinstance(tensor, Tensor):
+        sizes = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+        tensor = tensor.detach().contiguous()
+        return tensor.view(sizes[tensor.element_size()]).numpy() if tensor.is_floating_point() else tensor.numpy()
+    array = np.ascontiguousarray(tensor)
+    return array.view(f"i{array.itemsize}") if array.dtype.kind == "f" else array
+
+
+def config_mismatches(bundle: Bundle, config: ModelConfig) -> list[Mismatch]:
+    """Settings of the manifest that are not those of a checkpoint read afresh."""
+    ours, theirs = bundle.config.to_dict(), config.to_dict()
+    return [
+        Mismatch(MANIFEST, f"{name} is {ours[name]!r}, the checkpoint's is {theirs[name]!r}")
+        for name in ours
+        if ours[name] != theirs[name]
+    ]
+
+
+def tokenizer_mismatches(bundle: Bundle, tokenizers: Tokenizers) -> tuple[list[Mismatch], list[str]]:
+    """Tokenizers of the bundle that are not those of the checkpoint, and the sides of which the checkpoint has none."""
+    found, unknown = [], []
+    for side, file in TOKENIZER_FILES.items():
+        theirs, ours = getattr(tokenizers, side), bundle.tokenizer(side)
+        if ours is None and theirs is None:
+            continue
+        if theirs is None:
+            unknown.append(side)
+        elif ours is None:
+            found.append(Mismatch(MANIFEST, f"has no {side} tokenizer, and the checkpoint has one"))
+        elif (difference := _first_difference(ours.to_dict(), json.loads(json.dumps(theirs.to_dict())))) is not None:
+            found.append(Mismatch(bundle.tokenizers.get(side, file), f"{difference} is not the checkpoint's"))
+    return found, unknown
+
+
+def _first_difference(one: Any, other: Any, where: str = "") -> str | None:
+    """Where two JSON values differ first, as `model.vocab.Hund`."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for name in (*one, *(name for name in other if name not in one)):
+            here = f"{where}.{name}" if where else str(name)
+            if (name in one) != (name in other):
+                return here
+            if (found := _first_difference(one[name], other[name], here)) is not None:
+                return found
+        return None
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        pairs = enumerate(zip(one, other, strict=True))
+        return next((f for i, (a, b) in pairs if (f := _first_difference(a, b, f"{where}[{i}]")) is not None), None)
+    return None if one == other else where or "it"
+
+
+def manifest_mismatches(bundle: Bundle) -> list[Mismatch]:
+    """What the manifest says of graphs and runtimes that is not as this version writes it."""
+    found = []
+    specs = graph_specs(bundle)
+    for graph in bundle.graphs:
+        spec = specs.get((graph.role, graph.precision, graph.dialect))
+        if spec is None:
+            found.append(Mismatch(MANIFEST, f"lists {graph.file}, a graph that this model has not"))
+        elif spec.file != graph.file:
+            found.append(Mismatch(MANIFEST, f"says that {graph.file} is the graph {spec.file}"))
+    listed = [specs[key] for key in ((g.role, g.precision, g.dialect) for g in bundle.graphs) if key in specs]
+    dialects = contract.runtime_dialects(listed)
+    for runtime, chosen in bundle.dialects.items():
+        if dict(chosen) != dialects.get(runtime):
+            found.append(
+                Mismatch(MANIFEST, f"gives {runtime} the dialects {dict(chosen)}, not {dialects.get(runtime)}")
+            )
+    return found
+
+
+def graph_specs(bundle: Bundle) -> dict[tuple[str, str, str], contract.GraphSpec]:
+    """All graphs that a bundle of this model may have, by role, precision and dialect."""
+    config = bundle.config
+    specs: list[contract.GraphSpec] = []
+    for precision in bundle.precisions:
+        for dialect in contract.DIALECTS:
+            specs += contract.graphs_of(config, precision, dialect)
+            specs += contract.attention_graphs_of(config, precision, dialect)
+        specs += shortlist_graphs_of(config, precision)
+    return {(spec.role, spec.precision, spec.dialect): spec for spec in specs}

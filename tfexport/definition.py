@@ -1,0 +1,171 @@
+"""What the graphs of a precision compute, as PyTorch models: the definition that they are held against.
+
+In half precision that is the model with its weights rounded. In 8 and 4 bits it is the model with the weights that the
+stored integers stand for, and with activations rounded before each product as the graphs round them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from tfexport.config import ModelConfig
+from tfexport.contract import QUANTIZED, Precision
+from tfexport.graph_modules import Model
+from tfexport.models.precision import in_precision
+from tfexport.models.transformer import Transformer
+from tfexport.projections import Projection, decoder_projections, encoder_projections
+from tfexport.quantize import INT4_BLOCK, restored
+
+Stored = Mapping[str, NDArray[np.generic]]
+"""The tensors of a quantized weights file."""
+
+
+@dataclass(frozen=True)
+class Definition:
+    """The model that the graphs of a precision are to compute."""
+
+    precision: Precision
+    model: Model
+    """Its weights are those of the graphs."""
+    own: Model
+    """The same as PyTorch computes it in this precision, which shows what rounding does to it."""
+    activations: Mapping[str, _Activations] = field(default_factory=dict)
+    """How the input of each quantized linear layer is rounded, by the layer's path."""
+
+    @classmethod
+    def of(
+        cls, model: Model, precision: Precision, stored: Stored | None = None, keep: Collection[str] = ()
+    ) -> Definition:
+        """The definition of the graphs of a float32 `model` in `precision`.
+
+        Args:
+            stored: the weights file of a quantized precision.
+            keep: the modules of half-precision graphs that stay in float32.
+
+        Raises:
+            TfexportError: a weight is too large for the precision.
+        """
+        if precision == "float32":
+            return cls(precision, model, model)
+        if precision not in QUANTIZED:
+            own = in_precision(model, precision, keep)
+            return cls(precision, _with_float32(own, model, keep) if keep else own, own)
+        assert isinstance(model, Transformer)
+        assert stored is not None
+        variant = rounded(model, stored)
+        projections = [p for p in projections_of(model.config) if f"{p.name}.scale" in stored]
+        activations = {
+            path: _Activations.of(variant, path, precision)
+            for projection in projections
+            for path in projection.modules
+            if projection.name != "output"
+        }
+        if any(projection.name == "output" for projection in projections):
+            activations["decoder.norm"] = _Activations(variant.output_matrix(), precision, rectified=False)
+        return cls(precision, variant, variant, activations)
+
+    @contextmanager
+    def rounding(self) -> Iterator[Mapping[str, Tensor]]:
+        """Within it the models round activations; yields by the path of a layer how far its outputs may be off because of
+        numbers that lie between two steps [rows, 1].
+
+        The input of the output projection is rounded after `decoder.norm`, whose path stands for it.
+        """
+        slack: dict[str, Tensor] = {}
+
+        def enter(path: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            states, slack[path] = self.activations[path].rounded(inputs[0])
+            return (states,)
+
+        def leave(path: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            states, slack[path] = self.activations[path].rounded(output)
+            return states
+
+        handles = []
+        for path in self.activations:
+            module = self.model.get_submodule(path)
+            if path == "decoder.norm":
+                handles.append(module.register_forward_hook(partial(leave, path)))
+            else:
+                handles.append(module.register_forward_pre_hook(partial(enter, path)))
+        try:
+            yield slack
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+BETWEEN = 1e-4
+"""Numbers so close to the middle of two steps, in steps, may be rounded to either: float32 computes them to about 1e-5."""
+
+
+@dataclass(frozen=True)
+class _Activations:
+    """How a quantized linear layer rounds its input: to -127 .. 127 with a scale a row, or for 32 numbers of a row in 4
+    bits; to 0 .. 255 where the input comes from a ReLU."""
+
+    weight: Tensor
+    """[out, in]"""
+    precision: Precision
+    rectified: bool
+
+    @classmethod
+    def of(cls, model: Transformer, path: str, precision: Precision) -> _Activations:
+        config = model.config
+        after_relu = path.endswith("feed_forward.output") and config.activation == "relu" and not config.gated
+        weight: Any = model.get_submodule(path).weight
+        return cls(weight, precision, rectified=after_relu and precision == "int8")
+
+    def rounded(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """`states` [.., in] rounded, and how far each number of a row of the product may be off for those that lie between
+        two steps [.., 1]."""
+        n_in = states.shape[-1]
+        block = INT4_BLOCK if self.precision == "int4" else n_in
+        parts = nn.functional.pad(states, (0, -n_in % block)).reshape(*states.shape[:-1], -1, block)
+        scale = parts.abs().amax(-1, keepdim=True) / (255 if self.rectified else 127)
+        steps = parts / torch.where(scale > 0, scale, 1.0)
+        numbers = steps.round()
+        is_between = ((steps - steps.floor()) - 0.5).abs() < BETWEEN
+        widest = self.weight.reshape(len(self.weight), -1).abs().amax(0).to(states.dtype)
+        unsure = (is_between * scale).flatten(-2)[..., :n_in] @ widest
+        return (numbers * scale).flatten(-2)[..., :n_in], unsure[..., None]
+
+
+def projections_of(config: ModelConfig) -> list[Projection]:
+    """All linear layers of a model's graphs."""
+    return [*encoder_projections(config), *decoder_projections(config)]
+
+
+def rounded(model: Transformer, stored: Stored) -> Transformer:
+    """A copy of the float32 `model` with the matrices that the quantized tensors of a weights file stand for, in float32."""
+    weights = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
+    projections = projections_of(model.config)
+    matrices = {name: torch.from_numpy(matrix) for name, matrix in restored(stored, weights, projections).items()}
+    variant = copy.deepcopy(model)
+    if variant.output_weight is None:  # the embeddings that it is tied to stay as they are
+        variant.output_weight = nn.Parameter(variant.output_matrix().detach().clone())
+    output = matrices.pop(projections[-1].weights[0], None)
+    if output is not None:
+        variant.output_weight.data = output
+    variant.load_state_dict(matrices, strict=False)
+    return variant.eval()
+
+
+def _with_float32(half: Model, model: Model, keep: Collection[str]) -> Model:
+    """`half` with the weights of `model` in the modules `keep`."""
+    variant = copy.deepcopy(half)
+    exact = model.state_dict()
+    for name, parameter in (*variant.named_parameters(), *variant.named_buffers()):
+        if name.rpartition(".")[0] in keep and name in exact:
+            parameter.data = exact[name]
+    return variant

@@ -1,0 +1,57 @@
+"""How far a result may be from the exact one: as far as rounding takes PyTorch itself, a few times over.
+
+An absolute limit fits one model. Logits of 100 round a hundred times as coarsely as logits of 1, and sharp attention turns
+the last bit of a score into the third digit of a state. So a result is held against float64, and what is allowed follows
+from the distance of PyTorch's own result in the same precision on the same input:
+
+    |found - exact| <= FACTOR * |PyTorch - exact| + FLOOR * eps * |exact|
+
+each |..| the largest of a tensor. The reasons for both numbers are in docs/decisions/rounding.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tfexport.contract import Precision
+
+RULE = 2
+"""The number of the rule that a certificate was made under; certificates of other rules are outdated."""
+
+FACTOR = 10.0
+"""How many times PyTorch's own rounding error is allowed."""
+
+FLOOR = 8.0
+"""So many units in the last place of the largest number are allowed in any case: where PyTorch happens to round nothing."""
+
+EPS: dict[Precision, float] = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""The distance from 1 to the next number (machine epsilon). Quantized graphs compute in float32 between their products."""
+
+
+@dataclass
+class Rounding:
+    """Distances from float64, over all numbers of one kind that were compared; NaN where a number is none."""
+
+    error: float = 0.0
+    """The largest of what was found."""
+    own: float = 0.0
+    """The largest of PyTorch's result in the same precision."""
+    size: float = 0.0
+    """The largest absolute value of the exact numbers."""
+
+    def add(self, error: float, own: float, size: float) -> None:
+        """Take in one more tensor."""
+        # max() would pass over NaN.
+        self.error = error if math.isnan(error) or error > self.error else self.error
+        # Where PyTorch's own result overflows there is nothing to measure by: then the floor alone is allowed.
+        self.own = max(self.own, own) if math.isfinite(own) else self.own
+        self.size = max(self.size, size) if math.isfinite(size) else self.size
+
+    def allowed(self, precision: Precision) -> float:
+        """The largest error that follows from rounding."""
+        return FACTOR * self.own + FLOOR * EPS.get(precision, EPS["float32"]) * self.size
+
+    def holds(self, precision: Precision) -> bool:
+        """Whether the error follows from rounding."""
+        return self.error <= self.allowed(precision)  # False for NaN

@@ -1,0 +1,78 @@
+"""What a user says of a checkpoint's text: vocabularies, subword codes and languages. The bundle records it, so that parity
+reads the checkpoint again as the export read it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfexport.options import split_by_codes, vocabularies_of
+
+if TYPE_CHECKING:
+    from tfexport.models.checkpoint import Checkpoint
+    from tfexport.models.recognition import Chosen
+
+_FILES = ("src_vocab", "tgt_vocab", "src_bpe", "tgt_bpe")
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """The flags of `tfexport export` that are about text, by their names."""
+
+    src_vocab: Path | None = None
+    tgt_vocab: Path | None = None
+    src_tokenizer: str = "whitespace"
+    lowercase: bool = False
+    src_bpe: Path | None = None
+    tgt_bpe: Path | None = None
+    src_lang: str | None = None
+    tgt_lang: str | None = None
+    prefix: str = ""
+
+    def load(self, checkpoint: Path, hints: Mapping[str, Any], family: Chosen = None) -> Checkpoint:
+        """`load_checkpoint` with these settings, which the result records.
+
+        Raises:
+            TfexportError: what `load_checkpoint` raises, or a vocabulary cannot be read.
+        """
+        from tfexport.models.checkpoint import load_checkpoint
+        from tfexport.models.toolkit import TextOptions
+
+        tokenizers = vocabularies_of(
+            self.src_vocab, self.tgt_vocab, self.src_tokenizer, self.lowercase, hints.get("unk_id")
+        )
+        text = TextOptions(self.src_lang, self.tgt_lang, self.prefix)
+        loaded = load_checkpoint(checkpoint, hints, tokenizers=tokenizers, family=family, text=text)
+        tokenizers = split_by_codes(loaded.tokenizers, self.src_bpe, self.tgt_bpe)
+        return replace(loaded, tokenizers=tokenizers, text=self.recorded(checkpoint))
+
+    def recorded(self, checkpoint: Path) -> dict[str, Any]:
+        """The settings that are not the default, JSON-ready; files relative to the checkpoint's folder."""
+        said = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if getattr(self, field.name) != field.default
+        }
+        return {
+            name: os.path.relpath(value, checkpoint.parent) if name in _FILES else value for name, value in said.items()
+        }
+
+    def or_recorded(self, recorded: Mapping[str, Any], checkpoint: Path) -> tuple[TextSettings, list[str]]:
+        """These settings, and of others those `recorded` of an export, with the files that are no longer where they were."""
+        found, lost = self, []
+        for field in fields(self):
+            value = recorded.get(field.name)
+            if value is None or getattr(self, field.name) != field.default:
+                continue
+            if field.name in _FILES:
+                value = checkpoint.parent / value
+                if not value.is_file():
+                    lost.append(f"--{field.name.replace('_', '-')} {value}")
+                    continue
+            found = replace(found, **{field.name: value})
+        if found.src_vocab is None:  # they say how it is used
+            found = replace(found, src_tokenizer="whitespace", lowercase=False, src_bpe=None)
+        return found, lost
