@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -42,6 +47,7 @@ from tfexport.projections import Projection, decoder_projections, encoder_projec
 from tfexport.quantize import GROUP, INT4_BLOCK, from_blocks, int4_linear, int8_linear, quantized, restored
 from tfexport.runtimes.ort_cpu import ort_cpu
 from tfexport.search import SearchOptions, pad, search
+from tfexport.shortlist_contract import shortlist_graphs_of
 from tfexport.stored_weights import StoredWeights
 from tfexport.targets import GraphsTarget
 
@@ -215,10 +221,24 @@ def projected(
     folder: Path, model: Transformer, name: str, precision: Any, states: Matrix, *, rectified: bool = False
 ) -> Matrix:
     """A graph of nothing but one projection (of `states` after a ReLU, where it is `rectified`), run."""
+    path = projection_graph(folder, model, name, precision, rectified=rectified)
+    (result,) = outputs_of(session_of(path), {"states": states}).values()
+    return result
+
+
+def projection_graph(
+    folder: Path,
+    model: Transformer,
+    name: str,
+    precision: Any,
+    *,
+    rectified: bool = False,
+    listed: Sequence[TensorSpec] = (),
+) -> Path:
     sizes = ("batch", "length", "width")
     spec = GraphSpec(
         "encoder",
-        (TensorSpec("states", "float32", sizes, ""),),
+        (TensorSpec("states", "float32", sizes, ""), *listed),
         (TensorSpec("result", "float32", sizes, ""),),
         precision,
         "ort",
@@ -231,8 +251,7 @@ def projected(
     emitter.is_output(value, "result")
     path = folder / "one.onnx"
     onnx.save(onnx_proto(emitter), path)
-    (result,) = outputs_of(session_of(path), {"states": states}).values()
-    return result
+    return path
 
 
 def onnx_proto(emitter: Emitter) -> onnx.ModelProto:
@@ -314,6 +333,87 @@ def test_a_projection_computes_what_its_stored_numbers_say(
     bias = biases_of(model, projection)
     rounding = np.abs(found - (given_states @ exact.T + (0 if bias is None else bias)))
     assert 1e-3 < np.median(rounding) < 0.3  # it is rounded
+
+
+def extreme(random: np.random.Generator, least: int, *shape: int, most: int = 127) -> Matrix:
+    """Whole numbers whose neighbours are the largest there are, of one sign and of both, and any others."""
+    found = random.integers(least, most + 1, shape)
+    found[0], found[1] = most, least
+    found[2, ::2], found[2, 1::2] = most, least
+    found[3] = np.where(random.random(shape[1:]) < 0.5, most, least)
+    found[:, -1] = most  # so that the scale is 1
+    return found.astype(np.float32)
+
+
+class Extreme:
+    """A projection of the largest 8-bit numbers, and what it gives in exact arithmetic."""
+
+    def __init__(self, folder: Path, name: str, *, rectified: bool):
+        self.name, self.rectified, self.folder = name, rectified, folder
+        self.model = random_model(CONFIG.replace(**SIZES, attention_bias=False, feed_forward_bias=False))
+        (path,) = projections(self.model.config)[name].weights
+        parameter = self.model.state_dict()[path]
+        random = np.random.default_rng(0)
+        self.weights = extreme(random, -127, *parameter.shape)
+        parameter.copy_(torch.from_numpy(self.weights))
+        write_graphs(self.model, folder, "int8")
+        least, most = (0, 255) if rectified else (-127, 127)
+        rows = extreme(random, least, 12, self.weights.shape[1], most=most)
+        sums = rows.astype(np.int64) @ self.weights.T.astype(np.int64)
+        self.states = rows[None]
+        self.wanted = sums.astype(np.float32) * (np.float32(most) * np.float32(1 / most))
+
+    def graph(self) -> Path:
+        return projection_graph(self.folder, self.model, self.name, "int8", rectified=self.rectified)
+
+
+@pytest.mark.parametrize("rectified", [False, True])
+@pytest.mark.parametrize(
+    "name", ["decoder.layers.1.self_attention.output", "decoder.layers.1.feed_forward.output", "output"]
+)
+@pytest.mark.parametrize("with_kernels", [False, True])
+def test_the_largest_products_of_8_bits_are_exact(
+    tmp_path: Path, name: str, rectified: bool, with_kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime's kernels for signed weights saturate where two of them leave 16 bits, on CPUs with AVX2 and no VNNI."""
+    if not with_kernels:
+        monkeypatch.setenv("TFEXPORT_KERNELS", "0")
+    case = Extreme(tmp_path, name, rectified=rectified)
+    (found,) = outputs_of(session_of(case.graph()), {"states": case.states}).values()
+    assert np.array_equal(found[0], case.wanted)
+
+
+@pytest.mark.parametrize("rectified", [False, True])
+def test_so_are_those_of_listed_weights(tmp_path: Path, rectified: bool) -> None:
+    case = Extreme(tmp_path, "output", rectified=rectified)
+    listed = {tensor.name: tensor for tensor in shortlist_graphs_of(case.model.config, "int8")[0].outputs}
+    weights = quantized({"w": case.weights}, [Projection("output", ("w",), ())], "int8")
+    numbers = from_blocks(np.asarray(weights["output.int8"], np.int8), *case.weights.shape).T
+    path = projection_graph(tmp_path, case.model, "output", "int8", rectified=rectified, listed=tuple(listed.values()))
+    feeds = {"listed.output.int8": numbers, "listed.output.scale": weights["output.scale"], "states": case.states}
+    (found,) = outputs_of(session_of(path), feeds).values()
+    assert np.array_equal(found[0], case.wanted)
+
+
+RUN = """
+import sys, numpy, onnxruntime
+path, states, result = sys.argv[1:]
+session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+numpy.save(result, session.run(None, {"states": numpy.load(states)})[0])
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="it is about x86-64 CPUs")
+@pytest.mark.skipif(not shutil.which("qemu-x86_64"), reason="no qemu-x86_64 on the PATH (Debian: qemu-user)")
+@pytest.mark.parametrize("cpu", ["SandyBridge", "Haswell"])  # without AVX2, and with it
+def test_the_largest_products_are_exact_on_other_cpus(tmp_path: Path, cpu: str) -> None:
+    case = Extreme(tmp_path, "decoder.layers.1.self_attention.output", rectified=True)
+    np.save(tmp_path / "states.npy", case.states)
+    python = str(Path(sys.executable).resolve())
+    files = [str(case.graph()), *(str(tmp_path / name) for name in ("states.npy", "result.npy"))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    subprocess.run(["qemu-x86_64", "-cpu", cpu, python, "-c", RUN, *files], check=True, env=environment, timeout=300)
+    assert np.array_equal(np.load(tmp_path / "result.npy")[0], case.wanted)
 
 
 @bits

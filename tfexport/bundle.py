@@ -18,7 +18,7 @@ from tfexport.contract import ATTENTION_ROLES, Dialect, Precision, Role
 from tfexport.errors import BundleError
 from tfexport.tokenizers import TextTokenizer
 
-FORMAT = 5
+FORMAT = 6
 PORTABLE = "portable"
 """In place of a GPU generation: an engine for all that TensorRT for RTX names, from Ampere on."""
 MANIFEST = "manifest.json"

@@ -9,7 +9,7 @@
 
 using namespace tfexport;
 
-constexpr int kBundleFormat = 5;  // of the bundles whose functions these are
+constexpr int kBundleFormat = 6;  // of the bundles whose functions these are
 
 extern "C" __attribute__((visibility("default"))) int tfexport_bundle_format() { return kBundleFormat; }
 

@@ -39,6 +39,7 @@ constexpr int64_t kBlock = kWidest * kLanes;  // outputs whose weights lie side 
 constexpr int64_t kGroup = 4;                 // inputs, in 8 bits
 constexpr int64_t kAhead = 8192;              // bytes to fetch in advance: the CPU's own prefetching stops at each page
 constexpr int64_t kListAhead = 32;            // of listed inputs
+constexpr int64_t kSummed = 256;              // inputs whose products in float32 are one sum, as in ONNX Runtime's Gemm
 constexpr int64_t kFewRows = 8;               // in which to look for what a ReLU makes 0 in all of them
 constexpr double kWorthListing = 0.8;         // part of the inputs: with more, all of them take no longer
 constexpr int64_t kMostInputs = 65536;  // whose products of 8 bits have a sum of 32 bits, whatever they are
@@ -53,7 +54,8 @@ WITH_AVX512 INLINED __mmask16 outputs_from(int64_t column, int64_t columns) {
 }
 
 // float32, of which a ReLU is taken first with `kRectified`. Each result is summed in the order of its inputs; with `kListed`
-// of some of them.
+// of some of them. Each `kSummed` inputs, listed or not, have a sum of their own, as the error of one sum grows with its length;
+// and so ONNX Runtime's Gemm adds them, which gives the same result to the last bit on a CPU that fuses multiply and add.
 template <bool kRectified, bool kListed>
 struct FloatProduct {
   const float* rows;     // [count, stride]
@@ -68,18 +70,28 @@ struct FloatProduct {
     return std::max(size * count / kMultiplications, size * sizeof(float) / kBytes);
   }
 
-  // So many rows and registers of outputs, from `column` on, at which a block begins.
+  // So many rows and registers of outputs, from `column` on, at which a block begins. A function of its own, because GCC puts
+  // registers of the innermost loop on the stack where it sees the loops of other tiles beside it.
   template <int kRows, int kWidth>
-  WITH_AVX512 INLINED void tile(int64_t row, int64_t column, float* result) const {
+  WITH_AVX512 __attribute__((noinline)) void tile(int64_t row, int64_t column, float* result) const {
+    for (int64_t input = 0, start = 0, end; input < stride; input += kSummed, start = end) {
+      end = kListed ? std::lower_bound(listed + start, listed + used, input + kSummed) - listed : std::min(input + kSummed, used);
+      add_inputs<kRows, kWidth>(row, column, start, end, input ? nullptr : bias, result);
+    }
+  }
+
+  // The inputs from `start` to `end`, added to `added` in each row, or without it to what `result` has: there are no registers
+  // left for the sums of those before.
+  template <int kRows, int kWidth>
+  WITH_AVX512 INLINED void add_inputs(int64_t row, int64_t column, int64_t start, int64_t end, const float* added,
+                                      float* result) const {
     __m512 sums[kRows][kWidth];
-    UNROLLED for (int w = 0; w < kWidth; ++w) {
-      const int64_t first = column + w * kLanes;
-      const __m512 more = _mm512_maskz_loadu_ps(outputs_from(first, columns), bias + first);
-      UNROLLED for (int r = 0; r < kRows; ++r) sums[r][w] = more;
+    UNROLLED for (int r = 0; r < kRows; ++r) {
+      UNROLLED for (int w = 0; w < kWidth; ++w) sums[r][w] = _mm512_setzero_ps();
     }
     const float* numbers = rows + row * stride;
     const float* block = weights + column * stride;
-    for (int64_t place = 0; place < used; ++place) {
+    for (int64_t place = start; place < end; ++place) {
       const int64_t i = kListed ? listed[place] : place;
       __m512 taken[kWidth];
       UNROLLED for (int w = 0; w < kWidth; ++w) {
@@ -95,7 +107,7 @@ struct FloatProduct {
         asm volatile("vbroadcastss %1, %0" : "=v"(number) : "m"(numbers[r * stride + i]));
         if (kRectified) number = _mm512_max_ps(_mm512_setzero_ps(), number);  // in this order NaN stays
         UNROLLED for (int w = 0; w < kWidth; ++w) {
-          asm("vfmadd231ps %2, %1, %0" : "+v"(sums[r][w]) : "v"(number), "v"(taken[w]));
+          sums[r][w] = _mm512_fmadd_ps(number, taken[w], sums[r][w]);
         }
       }
     }
@@ -103,7 +115,9 @@ struct FloatProduct {
       const int64_t first = column + w * kLanes;
       const __mmask16 there = outputs_from(first, columns);
       UNROLLED for (int r = 0; r < kRows; ++r) {
-        _mm512_mask_storeu_ps(result + (row + r) * columns + first, there, sums[r][w]);
+        float* to = result + (row + r) * columns + first;
+        const __m512 before = _mm512_maskz_loadu_ps(there, added ? added + first : to);
+        _mm512_mask_storeu_ps(to, there, _mm512_add_ps(before, sums[r][w]));
       }
     }
   }
