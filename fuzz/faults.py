@@ -201,6 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only", default="", help="faults whose name or base has this text")
     parser.add_argument("--base", action="append", help="faults of this checkpoint; may be repeated")
+    parser.add_argument("--sample", type=int, default=1, help="every so many faults alone, for a quick look")
     parser.add_argument("--no-bisect", dest="bisect", action="store_false")
     parser.add_argument("--quick", action="store_true", help="compare the fault's own precision alone")
     parser.add_argument("--list", action="store_true", help="print the catalogue")
@@ -212,6 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     faults = [fault for fault in every_fault() if options.only in f"{fault.name} {fault.base}"]
     if options.base:
         faults = [fault for fault in faults if fault.base in options.base]
+    faults = faults[:: options.sample]
     if options.list:
         table = Table("fault", "base", "precision", "dialect", "what", "bisect names", box=None)
         for fault in faults:
