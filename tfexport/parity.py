@@ -268,7 +268,9 @@ def _spread(
         if is_forced and position == 0:  # it comes whatever the logits are, with a log-probability of 0
             continue
         words = along.words[:, position]
-        spread.log_prob[:, position] = log_softmax(logits)[rows, words]
+        if options.beam > 1:
+            spread.log_prob[:, position] = log_softmax(logits)[rows, words]
+            continue
         allowed = logits.copy()
         allowed[:, [*never, *config.suppressed_first_ids * (position == int(is_forced))]] = -np.inf
         spread.behind[:, position] = allowed.max(axis=1) - logits[rows, words]
