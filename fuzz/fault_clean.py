@@ -265,7 +265,7 @@ def _rough(folder: Path) -> Base:
     return Base("rough", path, folder / "ids.txt", [], _flags())
 
 
-ROUGHER = 20.0
+ROUGHER = 36.0
 
 
 def _t5_base(folder: Path) -> Base:
