@@ -125,9 +125,15 @@ def _decoded(
     try:
         # As `decode` has it, with beams: greedy search tells no scores then.
         return [hypotheses[0] for hypotheses in search(runtime, batch, replace(options, scores=options.beam > 1))]
-    except TfexportError as error:  # then the errors of its numbers say more
-        report.error = str(error)
+    except Exception as error:  # those of ONNX Runtime have no common base
+        report.error = _said(error)
         return None
+
+
+def _said(error: Exception) -> str:
+    return (
+        str(error) if isinstance(error, TfexportError) else f"it cannot be run: {(str(error).splitlines() or [''])[0]}"
+    )
 
 
 MOST_LOGITS = 2**25
@@ -209,12 +215,15 @@ def _compare_part(
     found: list[Hypothesis] | None,
     report: ParityReport,
 ) -> None:
-    _compare_cross(runtime, expected, report)
-    spread = _compare_logits(runtime, expected, report)
+    try:
+        _compare_cross(runtime, expected, report)
+        spread = _compare_logits(runtime, expected, report)
+        if found is not None:
+            _compare_outputs(reference, runtime, expected, found, spread, report)
+    except Exception as error:
+        report.error = report.error or _said(error)
     if found is None:
         report.outputs += [(wanted.ids, ()) for wanted in expected.best]
-    else:
-        _compare_outputs(reference, runtime, expected, found, spread, report)
     report.sentences += len(expected.best)
 
 
