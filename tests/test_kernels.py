@@ -476,7 +476,22 @@ def test_a_nan_in_a_row_is_in_all_of_its_product(name: str) -> None:
     assert np.isfinite(found[[0, 2]]).all()
 
 
-@pytest.mark.skipif(not kernels.has_products(), reason="products have kernels on CPUs with AVX-512 and VNNI alone")
+products = pytest.mark.skipif(
+    not kernels.has_products(), reason="products have kernels on CPUs with AVX-512 and VNNI alone"
+)
+
+
+@products
+@pytest.mark.parametrize("name", ["Int8Linear", "Int8LinearRectified"])
+@pytest.mark.parametrize("seed", range(10))
+def test_products_of_8_bits_are_those_of_the_definition_to_the_last_bit(name: str, seed: int) -> None:
+    """So that the next activations are rounded alike: int8 decodes the same on CPUs without such kernels."""
+    feeds = linear_case(seed, 3, 7 * seed + 1, 2)
+    (found,), (wanted,) = (called(name, feeds, kernel=kernel) for kernel in (True, False))
+    np.testing.assert_array_equal(found, wanted)
+
+
+@products
 @pytest.mark.parametrize("inputs", [256, 2048])
 @pytest.mark.parametrize("places", [1, 9])
 def test_the_error_of_a_long_sum_is_that_of_a_short_one(inputs: int, places: int) -> None:

@@ -182,8 +182,9 @@ struct Int8Product {
       const __mmask16 there = outputs_from(first, columns);
       const __m512 factor = _mm512_maskz_loadu_ps(there, scale + first), more = _mm512_maskz_loadu_ps(there, bias + first);
       UNROLLED for (int r = 0; r < kRows; ++r) {
-        const __m512 product = _mm512_cvtepi32_ps(sums[r][w]) * factor * rows.scale[row + r] + more;
-        _mm512_mask_storeu_ps(result + (row + r) * columns + first, there, product);
+        __m512 product = _mm512_cvtepi32_ps(sums[r][w]) * factor * rows.scale[row + r];
+        asm("" : "+v"(product));  // or GCC fuses it with the addition, and the last bits are not those of the definition
+        _mm512_mask_storeu_ps(result + (row + r) * columns + first, there, product + more);
       }
     }
   }
