@@ -388,7 +388,7 @@ def test_so_are_those_of_listed_weights(tmp_path: Path, rectified: bool) -> None
     case = Extreme(tmp_path, "output", rectified=rectified)
     listed = {tensor.name: tensor for tensor in shortlist_graphs_of(case.model.config, "int8")[0].outputs}
     weights = quantized({"w": case.weights}, [Projection("output", ("w",), ())], "int8")
-    numbers = from_blocks(np.asarray(weights["output.int8"], np.int8), *case.weights.shape).T
+    numbers = from_blocks(np.asarray(weights["output.int8"], np.int8), *case.weights.shape).T.astype(np.uint8) ^ 128
     path = projection_graph(tmp_path, case.model, "output", "int8", rectified=rectified, listed=tuple(listed.values()))
     feeds = {"listed.output.int8": numbers, "listed.output.scale": weights["output.scale"], "states": case.states}
     (found,) = outputs_of(session_of(path), feeds).values()

@@ -52,7 +52,7 @@ DIALECTS: dict[Dialect, str] = {
     "cache that never moves",
 }
 
-ITEM_SIZES = {"int64": 8, "int32": 4, "float32": 4, "float16": 2, "bfloat16": 2, "bool": 1, "int8": 1}
+ITEM_SIZES = {"int64": 8, "int32": 4, "float32": 4, "float16": 2, "bfloat16": 2, "bool": 1, "int8": 1, "uint8": 1}
 
 ALIGNMENT = 256
 """Bytes to which tensors are aligned on a device: what TensorRT asks of every address."""

@@ -62,7 +62,7 @@ def _listed(model: Transformer, graph: contract.GraphSpec, ids: NDArray[np.int64
     if graph.precision == "int8":
         arrays = quantized({"output_weight": rows}, [Projection("output", ("output_weight",), ())], "int8")
         blocks = np.asarray(arrays["output.int8"], np.int8)
-        arrays["output.int8"] = np.ascontiguousarray(from_blocks(blocks, *rows.shape).T)
+        arrays["output.int8"] = np.ascontiguousarray(from_blocks(blocks, *rows.shape).T).view(np.uint8) ^ 128
     if model.output_bias is not None:
         arrays["output_bias"] = model.output_bias.detach().numpy()[ids]
     return {f"{LISTED}{name}": array for name, array in arrays.items()}

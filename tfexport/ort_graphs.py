@@ -36,7 +36,7 @@ from tfexport.emitter import CONTRIB, Emitter, Linear, Value
 from tfexport.kernels import take_attention
 from tfexport.linears import float32_linear, three_axes_linear
 from tfexport.projections import Projection, decoder_projections, encoder_projections
-from tfexport.quantize import columns_of, int4_linear, int8_linear
+from tfexport.quantize import int4_linear, int8_linear, unsigned_columns
 from tfexport.screening import is_screened, screened
 from tfexport.shortlist_contract import LISTED
 from tfexport.stored_weights import StoredWeights
@@ -101,7 +101,7 @@ def _gathered_output(emitter: Emitter, output: Projection) -> None:
         axis = tensor.axes.index("candidates")
         weight = emitter.weight(stored.get(name, name))
         if name == "output.int8":
-            weight = columns_of(emitter, weight, emitter.weight("output.scale"), emitter.config.d_model)
+            weight = unsigned_columns(emitter, weight, emitter.weight("output.scale"), emitter.config.d_model)
         emitter.node("Gather", weight, emitter.inputs["candidates"], attributes={"axis": axis}, output=tensor.name)
 
 

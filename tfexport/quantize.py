@@ -124,7 +124,7 @@ def int8_linear(emitter: Emitter, projection: Projection, states: ir.Value) -> i
     Where states come from a ReLU it is a part of this, with 0 for 0, / 255 and no Abs. In a row of zeros 0 / 0 is rounded to
     some number or other, which the scale of 0 makes 0 again.
 
-    The stored weights are signed; see `_unsigned`.
+    The stored weights are signed; see `unsigned_columns`.
     """
     before = emitter.before_relu(states)
     rectified = before is not None
@@ -137,10 +137,10 @@ def int8_linear(emitter: Emitter, projection: Projection, states: ir.Value) -> i
     n_in, n_out = emitter.projection_size(projection)
     bias = emitter.joined(projection.biases) if projection.biases else zeros(emitter, n_out)
     if n_in % GROUP:  # the kernel takes whole groups
-        return _int8_linear(emitter, rectified, states, columns_of(emitter, weight, columns, n_in), columns, bias)
+        return _int8_linear(emitter, rectified, states, unsigned_columns(emitter, weight, columns, n_in), columns, bias)
 
     def body(states: ir.Value, blocks: ir.Value, columns: ir.Value, bias: ir.Value) -> tuple[ir.Value]:
-        return (_int8_linear(emitter, rectified, states, columns_of(emitter, blocks, columns), columns, bias),)
+        return (_int8_linear(emitter, rectified, states, unsigned_columns(emitter, blocks, columns), columns, bias),)
 
     name = "Int8LinearRectified" if rectified else "Int8Linear"
     return emitter.called(name, states, weight, columns, bias, body=body, outputs=("",))[0]
@@ -163,7 +163,7 @@ def columns_of(emitter: Emitter, blocks: ir.Value, scale: ir.Value, n_in: int = 
 def _int8_linear(
     emitter: Emitter, rectified: bool, states: ir.Value, weight: ir.Value, columns: ir.Value, bias: ir.Value | None
 ) -> ir.Value:
-    """The same with weights [in, out]."""
+    """The same with unsigned weights [in, out]."""
     constant = emitter.constant
     if rectified:
         zero, most, states = 0, 255, emitter.node("Relu", states)
@@ -174,19 +174,20 @@ def _int8_linear(
     scale = emitter.node("Mul", largest, constant(1 / most, np.float32))
     one, zero_point = constant(1.0, np.float32), constant(zero, np.uint8)
     rounded = emitter.node("QuantizeLinear", emitter.node("Div", states, scale), one, zero_point)
-    inputs = (rounded, _unsigned(emitter, weight), one, columns, zero_point, constant(128, np.uint8))
+    inputs = (rounded, weight, one, columns, zero_point, constant(128, np.uint8))
     product = emitter.node("MatMulIntegerToFloat", *inputs, domain=CONTRIB)
     product = emitter.node("Mul", product, scale)
     return product if bias is None else emitter.node("Add", product, bias)
 
 
-def _unsigned(emitter: Emitter, weight: ir.Value) -> ir.Value:
-    """Weights int8 to uint8, with 128 for 0. ONNX Runtime does so when it loads the graph.
+def unsigned_columns(emitter: Emitter, blocks: ir.Value, scale: ir.Value, n_in: int = 0) -> ir.Value:
+    """The same as `columns_of`, in uint8 with 128 for 0, as products take them.
 
     Of unsigned activations and signed weights, its kernels for CPUs with AVX2 and without VNNI add two products in 16 bits,
     which saturate. Those for two unsigned factors are exact on every CPU, and on those with VNNI as fast.
     """
-    bits = emitter.node("Cast", weight, attributes={"to": int(ir.DataType.UINT8)})
+    columns = columns_of(emitter, blocks, scale, n_in)
+    bits = emitter.node("Cast", columns, attributes={"to": int(ir.DataType.UINT8)})
     return emitter.node("BitwiseXor", bits, emitter.constant(128, np.uint8))
 
 

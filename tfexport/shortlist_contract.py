@@ -20,7 +20,7 @@ _LISTED_BIAS = TensorSpec(f"{LISTED}output_bias", "float32", ("candidates",), "t
 _LISTED_WEIGHTS: dict[Precision, tuple[TensorSpec, ...]] = {
     "float32": (TensorSpec(f"{LISTED}output_weight", "float32", ("candidates", "d_model"), "rows of the projection"),),
     "int8": (
-        TensorSpec(f"{LISTED}output.int8", "int8", ("d_model", "candidates"), "columns of the projection, in 8 bits"),
+        TensorSpec(f"{LISTED}output.int8", "uint8", ("d_model", "candidates"), "columns in 8 bits, 128 for 0"),
         TensorSpec(f"{LISTED}output.scale", "float32", ("candidates",), "their scales"),
     ),
 }

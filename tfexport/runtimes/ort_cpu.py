@@ -201,7 +201,7 @@ class OrtCpuRuntime:
 
 TYPES = {
     "float32": "tensor(float)",
-    "int8": "tensor(int8)",
+    "uint8": "tensor(uint8)",
     "int64": "tensor(int64)",
     "int32": "tensor(int32)",
     "bool": "tensor(bool)",
