@@ -237,7 +237,7 @@ class ParityReport:
             )
         if not self.top1_agree >= self.fewest_agreeing:
             found.append(
-                f"the best token is the same at {self.top1_agree} of {self.steps} steps, {self.fewest_agreeing} are asked for"
+                f"the best token is the same at {self.top1_agree} of {self.steps} steps, not at {self.fewest_agreeing}"
             )
         if self.precision == "float32" and not self.identical + self.ties >= self.sentences:
             found.append(

@@ -34,7 +34,28 @@ class InFloat64(TorchFunctionMode):
             return func(*args, **named)
         if func in _CASTS and isinstance(args[0], Tensor) and args[0].is_floating_point():
             return args[0].double()  # a cast to a narrower type would round
-        return func(*map(_widened, args), **{name: _widened(value) for name, value in named.items()})
+        return self._rounded(func(*map(_widened, args), **{name: _widened(value) for name, value in named.items()}))
+
+    def _rounded(self, result: Any) -> Any:
+        return result
+
+
+class WithRandomRounding(InFloat64):
+    """Within it PyTorch computes in float64, and the result of every function is off by a random part of float32's unit
+    roundoff: one sample of what rounding may do to a model (Monte Carlo arithmetic, Parker 1997).
+
+    A float32 computation is one sample too, but its rounding is always the same.
+    """
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def _rounded(self, result: Any) -> Any:
+        if not (isinstance(result, Tensor) and result.dtype == torch.float64):
+            return result
+        noise = torch.empty_like(result).uniform_(-(2.0**-24), 2.0**-24, generator=self._generator)
+        return result.addcmul(result.nan_to_num(0.0, 0.0, 0.0), noise)
 
 
 def _widened(value: Any) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,7 +18,7 @@ from tfexport.contract import Precision
 from tfexport.errors import RuntimeUnavailable
 from tfexport.models.checkpoint import build_model
 from tfexport.models.classifier import EncoderClassifier
-from tfexport.models.float64 import InFloat64
+from tfexport.models.float64 import InFloat64, WithRandomRounding
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import KeyValue, Transformer
 from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, best_of
@@ -73,14 +75,19 @@ class TorchRuntime:
 
     Args:
         static: decodes with this, in buffers that are written in place; else as the reference does.
-        float64: computes in float64, without a copy of the weights; see `models/float64.py`.
+        arithmetic: the context to compute in, such as float64; see `models/float64.py`.
     """
 
     def __init__(
-        self, model: Transformer, *, name: str = "torch", static: StaticDecoder | None = None, float64: bool = False
+        self,
+        model: Transformer,
+        *,
+        name: str = "torch",
+        static: StaticDecoder | None = None,
+        arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext,
     ):
         self.name = name
-        self._model, self._static, self._float64 = model.eval(), static, float64
+        self._model, self._static, self._arithmetic = model.eval(), static, arithmetic
 
     @classmethod
     def from_bundle(
@@ -125,14 +132,15 @@ class TorchRuntime:
 
     def in_float64(self) -> TorchRuntime:
         """The same model, computed in float64."""
-        return TorchRuntime(self._model, float64=True)
+        return TorchRuntime(self._model, arithmetic=InFloat64)
 
     def in_float32(self) -> TorchRuntime:
         """The same model in its own arithmetic."""
         return TorchRuntime(self._model)
 
-    def _arithmetic(self) -> AbstractContextManager[object]:
-        return InFloat64() if self._float64 else nullcontext()
+    def with_random_rounding(self, seed: int) -> TorchRuntime:
+        """The same model with another rounding of every result."""
+        return TorchRuntime(self._model, arithmetic=partial(WithRandomRounding, seed))
 
     @property
     def config(self) -> ModelConfig:
