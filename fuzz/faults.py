@@ -78,23 +78,24 @@ def measured(fault: Fault, prepared: Prepared, place: Path, *, bisect: bool, qui
     folder = copied(prepared.bundle, place)
     planted_into(folder, fault)
     own = ["--precision", fault.precision]
-    plain = parity(prepared.base, folder, *(own if quick else prepared.precision_flags()))
+    # `--bisect` changes what is printed, and not the verdict.
+    flags = [*(["--bisect"] if bisect else []), *(own if quick else prepared.precision_flags())]
+    answer = parity(prepared.base, folder, *flags)
     held = certified(folder, fault.precision)
-    said, seconds = "" if plain.passed else reason(plain), plain.seconds
+    said = "" if answer.passed else reason(answer)
     if not bisect:
-        return Outcome(fault.name, not plain.passed, held, said=said, seconds=seconds)
-    answer = parity(prepared.base, folder, "--bisect", *own)
+        return Outcome(fault.name, not answer.passed, held, said=said, seconds=answer.seconds)
     news = [line for line in answer.output.splitlines() if without_numbers(line) not in prepared.told]
     named = [line.strip() for line in news if any(place in line for place in fault.places)]
     found = not answer.passed
     return Outcome(
         fault.name,
-        not plain.passed,
+        found,
         held,
         found,
         found and bool(named),
         said if not found or named else f"{said} // bisect: {' / '.join(line.strip() for line in news[:4])}",
-        seconds + answer.seconds,
+        answer.seconds,
     )
 
 

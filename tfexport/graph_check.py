@@ -20,7 +20,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,10 @@ from tfexport import contract, graph_modules, kernels, ort_cases
 from tfexport.definition import Definition, projections_of
 from tfexport.explicit_rounding import with_explicit_rounding
 from tfexport.graph_modules import Case, Model, Outputs
-from tfexport.models.float64 import InFloat64
+from tfexport.models.float64 import InFloat64, WithRandomRounding
 from tfexport.models.positions import PositionTable
 from tfexport.models.transformer import PointwiseConv, Transformer
-from tfexport.rounding import Rounding
+from tfexport.rounding import SAMPLES, Rounding
 from tfexport.screening import FILE as SCREENING_FILE
 from tfexport.stored_weights import StoredWeights
 
@@ -163,14 +163,22 @@ def _checked(
     random = np.random.default_rng(1)
     inner = [Rounding() for _ in places]
     last = {tensor.name: Rounding() for tensor in graph.outputs}
+    cases = []
+
+    def add(followed: _Followed) -> None:
+        for place, rounding in zip(places, inner, strict=True):
+            rounding.add(*followed.distances(place, followed.found[place.value]))
+        for tensor in graph.outputs:
+            last[tensor.name].add(*_output_distances(graph, tensor.name, followed, followed.found))
+
     for sizes in SIZES:
         case = case_of(definition.own, graph, sizes, random)
-        found = session(case.inputs)
-        followed = _Followed.of(definition, case, places, found)
-        for place, rounding in zip(places, inner, strict=True):
-            rounding.add(*followed.distances(place, found[place.value]))
-        for tensor in graph.outputs:
-            last[tensor.name].add(*_output_distances(graph, tensor.name, followed, found))
+        cases.append(_Followed.of(definition, case, places, session(case.inputs)))
+        add(cases[-1])
+    explained = all(rounding.holds(graph.precision) for rounding in (*inner, *last.values()))
+    for seed in range(0 if explained or graph.precision in _HALVES else SAMPLES):
+        for followed in cases:
+            add(followed.again(definition, places, seed))
 
     def compared(node: str, about: str, found: Rounding) -> Compared:
         allowed = found.allowed(graph.precision) if tolerance is None else tolerance
@@ -332,6 +340,8 @@ class _Followed:
     """What the definition makes of the values of a graph, in float64 and in PyTorch's own arithmetic."""
 
     case: Case
+    found: Mapping[str, NDArray[Any]]
+    """In the graph."""
     exact: Mapping[Value, Tensor]
     own: Mapping[Value, Tensor]
     outputs: Outputs
@@ -344,17 +354,16 @@ class _Followed:
     def of(
         cls, definition: Definition, case: Case, places: Sequence[_Place], found: Mapping[str, NDArray[Any]]
     ) -> _Followed:
-        def outputs(model: Model) -> tuple[Mapping[Value, Tensor], Outputs]:
-            with torch.inference_mode(), _following(model, places, found) as seen, definition.rounding() as unsure:
-                computed = case.outputs(model)
-                slack.update(unsure)
-            return seen, computed
-
-        slack: dict[str, Tensor] = {}
-        own, own_outputs = outputs(definition.own)
+        own, own_outputs, _ = _followed(definition, definition.own, case, places, found)
         with InFloat64():
-            exact, exact_outputs = outputs(definition.model)
-        return cls(case, exact, own, exact_outputs, own_outputs, slack)
+            exact, outputs, slack = _followed(definition, definition.model, case, places, found)
+        return cls(case, found, exact, own, outputs, own_outputs, slack)
+
+    def again(self, definition: Definition, places: Sequence[_Place], seed: int) -> _Followed:
+        """The same with another rounding of PyTorch's own; see `models/float64.py`."""
+        with WithRandomRounding(seed):
+            own, own_outputs, _ = _followed(definition, definition.model, self.case, places, self.found)
+        return replace(self, own=own, own_outputs=own_outputs)
 
     def distances(self, place: _Place, got: NDArray[Any]) -> Distances:
         """Of a value of the graph, without the padding of sources."""
@@ -377,6 +386,14 @@ class _Followed:
         """How far the outputs of these layers may be off [rows, 1]; None where they are not quantized."""
         known = [self.slack[path].double().flatten(0, -2) for path in paths if path in self.slack]
         return torch.stack(known).amax(0) if known else None
+
+
+def _followed(
+    definition: Definition, model: Model, case: Case, places: Sequence[_Place], found: Mapping[str, NDArray[Any]]
+) -> tuple[Mapping[Value, Tensor], Outputs, Mapping[str, Tensor]]:
+    with torch.inference_mode(), _following(model, places, found) as seen, definition.rounding() as slack:
+        outputs = case.outputs(model)
+    return seen, outputs, slack
 
 
 @contextmanager
