@@ -14,11 +14,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from tfexport import kernels
-from tfexport.bundle import CERTIFICATES, Bundle
+from tfexport.bundle import CERTIFICATES, PORTABLE, Bundle, Engine
 from tfexport.contract import Precision, short_name
 from tfexport.cpus import cpu_name
 from tfexport.errors import BundleError, RuntimeUnavailable
@@ -65,11 +66,15 @@ class Certificate:
         return f"{short_name(self.precision)} on {self.runtime}"
 
 
-def files_of(bundle: Bundle, runtime: str, precision: Precision) -> dict[str, str]:
-    """The files of a bundle that a runtime reads, with their sha256, its tokenizers included."""
+def files_of(bundle: Bundle, runtime: str, precision: Precision, *, longest: int | None = None) -> dict[str, str]:
+    """The files of a bundle that a runtime reads, with their sha256, its tokenizers included.
+
+    Args:
+        longest: tokens of the longest output, which decides which engines are run; all where it is None.
+    """
     names = {name for name in bundle.files if name.endswith(".safetensors")} | set(bundle.tokenizers.values())
     if runtime == "tensorrt":
-        names |= {engine.file for engine in bundle.engines if engine.precision == precision}
+        names |= {engine.file for engine in _engines_of(bundle, precision, longest)}
     elif not runtime.startswith("torch"):
         dialect = bundle.dialect(runtime, precision)
         names |= {graph.file for graph in bundle.graphs if (graph.precision, graph.dialect) == (precision, dialect)}
@@ -77,6 +82,18 @@ def files_of(bundle: Bundle, runtime: str, precision: Precision) -> dict[str, st
         shared = ("select_rows", precision) if dialect.startswith("onnx24") else None
         names |= {graph.file for graph in bundle.graphs if (graph.role, graph.precision) == shared}
     return {name: bundle.files[name] for name in sorted(names)}
+
+
+def _engines_of(bundle: Bundle, precision: Precision, longest: int | None) -> list[Engine]:
+    """The engines for the GPU here; of those with a cache the ones that outputs of such a length reach."""
+    engines = [engine for engine in bundle.engines if engine.precision == precision]
+    with suppress(RuntimeUnavailable):
+        generation = find_gpu().generation
+        own = [engine for engine in engines if engine.gpu == generation]
+        engines = own or [engine for engine in engines if engine.gpu == PORTABLE]
+    caches = [0, *sorted({engine.cache for engine in engines if engine.cache})]
+    reached = {0, *(cache for smaller, cache in pairwise(caches) if longest is None or smaller < longest)}
+    return [engine for engine in engines if engine.cache in reached]
 
 
 def settings_of(bundle: Bundle) -> str:
@@ -118,7 +135,7 @@ def certify(
     return Certificate(
         runtime=runtime,
         precision=precision,
-        files=files_of(bundle, runtime, precision),
+        files=files_of(bundle, runtime, precision, longest=max(int(report.get("longest", 0)) for report in reports)),
         settings=settings_of(bundle),
         rule=RULE,
         library=library_of(runtime),
@@ -192,7 +209,13 @@ def missing(bundle: Bundle, runtime: str, precision: Precision) -> str | None:
             "trusted"
         )
     settings = settings_of(bundle)
-    mine = [c for c in mine if dict(c.files) == files_of(bundle, runtime, precision) and c.settings == settings]
+    files = files_of(bundle, runtime, precision)
+    mine = [c for c in mine if c.files.items() <= files.items() and c.settings == settings]
+    lost = [files.keys() - c.files.keys() for c in mine]
+    engines = {engine.file for engine in bundle.engines}
+    if mine and all(lost) and all(names <= engines for names in lost):
+        return f"{what} was compared on outputs too short for {min(lost[-1])}: compare longer text"
+    mine = [c for c, names in zip(mine, lost, strict=True) if not names]
     if not mine:
         return f"{what} was compared with PyTorch before the bundle was changed"
     library, device = library_of(runtime), device_of(runtime)

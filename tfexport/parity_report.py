@@ -267,6 +267,7 @@ class ParityReport:
             "beam": self.beam,
             "sentences": self.sentences,
             "steps": self.steps,
+            "longest": len(self.positions),
             "cross_max": self.cross_max,
             "logits_max": self.logits.error,
             "logits_own": self.logits.own,
