@@ -51,8 +51,8 @@ class Mismatch:
 def weights_mismatches(bundle: Bundle, model: Model) -> list[Mismatch]:
     """Tensors of the weights files that are not those of the float32 `model`, rounded as their precision says.
 
-    Rounding is computed anew and compared to the last bit. Sinusoids, and the bounds of screening, which are sums, may differ
-    in it: another CPU may compute them otherwise.
+    Rounding is computed anew and compared to the last bit. Sinusoids and the bounds of screening, which are sums, may
+    differ in it: another CPU may compute them otherwise.
     """
     found: list[Mismatch] = []
     for file in sorted(name for name in bundle.files if name.endswith(".safetensors")):
