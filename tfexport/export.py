@@ -57,7 +57,7 @@ def export(
     force: bool = False,
     check: bool = True,
     tolerance: float | None = None,
-    verify: Callable[[Path], None] | None = None,
+    verify: Callable[[Path, Model], None] | None = None,
     shortlist: bool = False,
 ) -> Exported:
     """Export a checkpoint to a bundle, checked against PyTorch before it is moved into place.
@@ -68,7 +68,8 @@ def export(
         budgets: for precisions of which modules are to stay in float32 until text is decoded within a budget.
         check: hold every value of every graph against PyTorch.
         tolerance: a fixed limit for these values, in the place of what follows from rounding.
-        verify: called with the folder of the whole bundle before it is moved into place; what it raises stops that.
+        verify: called with the folder of the whole bundle and the model, before it is moved into place; what it raises stops
+            that.
         shortlist: write graphs that compute the logits of a shortlist alone, too.
 
     Raises:
@@ -102,7 +103,7 @@ def export(
         budgeted = {short_name(precision): choice.to_dict() for precision, choice in choices.items()}
         write_manifest(folder, config, graphs, {**_facts(checkpoint), "budgets": budgeted})
         if verify is not None:
-            verify(folder)
+            verify(folder, model)
     return Exported(directory, closest, choices)
 
 

@@ -19,7 +19,7 @@ class InFloat64(TorchFunctionMode):
     """Within it every PyTorch function computes in float64, whatever the type of the tensors that it is given.
 
     A model needs no copy of its weights for that: each is widened where it is used and freed after it. So the memory that
-    is needed on top is that of the largest matrix, and not twice the model.
+    is needed on top is that of a part of a matrix, and not twice the model.
     """
 
     def __torch_function__(
@@ -34,6 +34,8 @@ class InFloat64(TorchFunctionMode):
             return func(*args, **named)
         if func in _CASTS and isinstance(args[0], Tensor) and args[0].is_floating_point():
             return args[0].double()  # a cast to a narrower type would round
+        if func is F.linear and args[1].numel() > 2 * _CHUNK:
+            return self._rounded(_large_linear(*args, **named))
         return self._rounded(func(*map(_widened, args), **{name: _widened(value) for name, value in named.items()}))
 
     def _rounded(self, result: Any) -> Any:
@@ -56,6 +58,18 @@ class WithRandomRounding(InFloat64):
             return result
         noise = torch.empty_like(result).uniform_(-(2.0**-24), 2.0**-24, generator=self._generator)
         return result.addcmul(result.nan_to_num(0.0, 0.0, 0.0), noise)
+
+
+_CHUNK = 2**20
+"""Numbers of a matrix that are widened at once: buffers of some megabytes are used again, larger ones are mapped anew."""
+
+
+def _large_linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear` in float64, the weights widened a part at a time."""
+    states = _widened(states)
+    rows = max(1, _CHUNK // weight.shape[1])
+    products = torch.cat([F.linear(states, part.double()) for part in torch.split(weight, rows)], dim=-1)
+    return products if bias is None else products + bias.double()
 
 
 def _widened(value: Any) -> Any:
