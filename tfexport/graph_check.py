@@ -145,7 +145,8 @@ def check_graph(
         proto = onnx.load(folder / graph.file, load_external_data=False)
         return _checked(definition, graph, folder, proto, with_kernels, tolerance)
     except Exception as error:  # those of ONNX and ONNX Runtime have no common base
-        return GraphCheck.broken(graph.file, f"cannot be run: {str(error).splitlines()[0]}")
+        told = str(error).strip() or type(error).__name__
+        return GraphCheck.broken(graph.file, f"cannot be run: {told.splitlines()[0]}")
 
 
 def _checked(
@@ -314,12 +315,13 @@ def _places(graph: onnx.GraphProto, model: Model) -> list[_Place]:
                 add(node.output[0] if added else node.input[0], modules, 0, call)
                 add(node.output[-1], modules, 1, call)
             continue
-        own = {name for node in nodes for name in node.output}
-        given = next(n for node in nodes for n in node.input if n and n not in own | weights)
+        known = {name for node in nodes for name in node.output} | weights
+        read = (name for node in nodes for name in node.input if name and name not in known)
         # What another of these modules has made is compared there. (Query, key and value share rounded states.)
-        elsewhere = given in makers and makers[given][1].rpartition("/")[0] in {*paths, *joined}
-        if not (elsewhere or isinstance(model.get_submodule(modules[0]), PositionTable)):
-            add(given, modules, 0)
+        if not isinstance(model.get_submodule(modules[0]), PositionTable):
+            given = next(name for name in read if not name.startswith(contract.SHAPE_NODE))
+            if not (given in makers and makers[given][1].rpartition("/")[0] in {*paths, *joined}):
+                add(given, modules, 0)
         add(nodes[-1].output[0], modules, 1)
     return sorted(found.values(), key=lambda place: makers[place.value][0])
 
