@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from tfexport.selfcheck import self_check
 
 from tfexport.bundle import Bundle, open_bundle
 from tfexport.bundle_writer import write_manifest
 from tfexport.config import ModelConfig
-from tfexport.export import write_graphs, write_weights
+from tfexport.definition import Definition
+from tfexport.export import check_written, write_graphs, write_weights
 from tfexport.models.transformer import Transformer
 from tfexport.parity import compare_all, random_sources
 from tfexport.runtimes.ort import ort_cpu_portable
@@ -89,7 +89,7 @@ def write_bundle(model: Transformer, folder: Path) -> Bundle:
     folder.mkdir()
     write_weights(model, "float32", folder)
     graphs = write_graphs(model.config, "float32", folder)
-    self_check(model, graphs, folder)
+    check_written(Definition.of(model, "float32"), graphs, folder)
     write_manifest(folder, model.config, graphs, {"source": {"sha256": "", "family": "native", "given": {}}})
     return open_bundle(folder)
 
