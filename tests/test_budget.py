@@ -14,8 +14,8 @@ import onnx
 import pytest
 import torch
 from checkpoints import NATIVE
+from graph_checks import self_check
 from safetensors.torch import load_file
-from tfexport.selfcheck import self_check
 from tiny import TinyCheckpoint, overflowing, randomised
 
 from tfexport import budget as module
@@ -23,7 +23,7 @@ from tfexport.budget import Budget, Choice, Text, choose, modules_of
 from tfexport.bundle import open_bundle
 from tfexport.contract import Precision
 from tfexport.errors import TfexportError
-from tfexport.export import _write_variant, export, write_graphs, write_weights
+from tfexport.export import export, write_graphs, write_variant, write_weights
 from tfexport.lines import Reader
 from tfexport.models.checkpoint import build_model
 from tfexport.models.transformer import Transformer
@@ -132,14 +132,13 @@ def test_budget_that_nothing_keeps_is_an_error(monkeypatch: pytest.MonkeyPatch) 
 def graphs_with(
     model: Transformer, precision: Precision, folder: Path, keep: Callable[[dict[str, int]], Collection[str]]
 ) -> tuple[float, dict[str, onnx.GraphProto]]:
-    """The largest error of the self-check, and the graphs by file."""
+    """The largest error of any value, as a part of what rounding explains, and the graphs by file."""
     write_weights(model, "float32", folder)
-    _write_variant(model, precision, folder, ())
+    write_variant(model, precision, folder, ())
     kept = list(keep(modules_of(model, precision, folder)))
-    reference = _write_variant(model, precision, folder, kept)
-    assert isinstance(reference, Transformer)
+    write_variant(model, precision, folder, kept)
     written = write_graphs(model.config, precision, folder, kept)
-    error = self_check(reference, written, folder)
+    error = self_check(model, written, folder, kept)
     return error, {spec.file: onnx.load(folder / spec.file, load_external_data=False).graph for spec in written}
 
 
@@ -149,8 +148,7 @@ def test_with_all_modules_kept_graphs_compute_what_float32_does(
     tmp_path: Path, precision: Precision, changes: dict[str, Any]
 ) -> None:
     error, graphs = graphs_with(model_of(**changes), precision, tmp_path, lambda sizes: sizes)
-    # What goes from graph to graph is still rounded in half precision.
-    assert error < (2e-3 if precision == "float16" else 1e-5)
+    assert 0 < error < 1
     for graph in graphs.values():
         if precision != "float16":
             assert not [node.op_type for node in graph.node if "Integer" in node.op_type or "NBits" in node.op_type]
@@ -160,14 +158,13 @@ def test_with_all_modules_kept_graphs_compute_what_float32_does(
 def test_any_single_module_can_be_kept_or_let_go(tmp_path: Path, precision: Precision) -> None:
     model = model_of()
     write_weights(model, "float32", tmp_path)
-    _write_variant(model, precision, tmp_path, ())
+    write_variant(model, precision, tmp_path, ())
     sizes = modules_of(model, precision, tmp_path)
     first_layers = [name for name in sizes if "layers.1" not in name]
     for index, name in enumerate(first_layers[:: 3 if precision == "float16" else 1]):
         keep = [name] if index % 2 else list(sizes.keys() - {name})
-        reference = _write_variant(model, precision, tmp_path, keep)
-        assert isinstance(reference, Transformer)
-        self_check(reference, write_graphs(model.config, precision, tmp_path, keep), tmp_path)
+        write_variant(model, precision, tmp_path, keep)
+        assert self_check(model, write_graphs(model.config, precision, tmp_path, keep), tmp_path, keep) < 1
 
 
 def test_kept_modules_take_float32_weights_and_others_do_not(tmp_path: Path) -> None:
@@ -183,16 +180,16 @@ def test_between_kept_modules_nothing_is_cast(tmp_path: Path) -> None:
     model = model_of()
     overflowing(model, "decoder.layers.0.feed_forward")
     path = "decoder.layers.0.feed_forward"
-    with pytest.raises(TfexportError, match="Activations do not fit"):
+    with pytest.raises(TfexportError, match="activations may not fit"):
         graphs_with(model, "float16", tmp_path, lambda _: [f"{path}.hidden", f"{path}.output"])
     error, _ = graphs_with(model, "float16", tmp_path, lambda _: [f"{path}.hidden", path, f"{path}.output"])
-    assert error < 2e-2
+    assert error < 1
 
 
 def test_modules_are_all_that_compute_in_half_precision(tmp_path: Path) -> None:
     model = model_of()
     write_weights(model, "float32", tmp_path)
-    _write_variant(model, "float16", tmp_path, ())
+    write_variant(model, "float16", tmp_path, ())
     found = set(modules_of(model, "float16", tmp_path))
     assert not [path for path in found if path.startswith(("shape", "mask", "cast")) or path in ("", "output")]
     layers = {path for path, child in model.named_modules() if isinstance(child, torch.nn.Linear | torch.nn.LayerNorm)}
@@ -210,7 +207,7 @@ def test_overflow_is_found_and_only_it_is_kept(tiny_checkpoint: TinyCheckpoint, 
     overflowing(model, "decoder.layers.0.feed_forward")
     checkpoint = replace(checkpoint, weights=model.state_dict())
     text = Text(model, random_sources(model.config, 12))
-    with pytest.raises(TfexportError, match="Activations do not fit"):
+    with pytest.raises(TfexportError, match="activations may not fit"):
         export(checkpoint, tmp_path / "plain", precisions=("float16",))
     budgets = {"float16": (Budget.parse("top1=0.9"), text)}
     done = export(checkpoint, tmp_path / "auto", precisions=("float16",), budgets=budgets)  # type: ignore[arg-type]
@@ -226,7 +223,7 @@ def test_overflow_is_found_and_only_it_is_kept(tiny_checkpoint: TinyCheckpoint, 
         random_sources(bundle.config, 12),
         SearchOptions(),
     )
-    assert report.logits.max < 0.1
+    assert report.logits.error < 0.1
     manifest = json.loads((tmp_path / "auto" / "manifest.json").read_text())
     assert set(manifest["budgets"]["fp16"]["float32"]) == {kept.module for kept in choice.kept}
     assert manifest["budgets"]["fp16"]["budget"] == "top1=0.9"
@@ -279,7 +276,7 @@ def test_mixed_emitter_without_anything_kept_emits_the_same_graph(
 ) -> None:
     model = model_of()
     write_weights(model, "float32", tmp_path)
-    _write_variant(model, "float16", tmp_path, ())
+    write_variant(model, "float16", tmp_path, ())
     plain = [
         (tmp_path / g.file).read_bytes() for g in write_graphs(model.config, "float16", tmp_path, dialects=["onnx24"])
     ]

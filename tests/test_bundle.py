@@ -681,7 +681,7 @@ def test_a_failure_at_the_very_end_leaves_what_there_was(
     assert not leftovers(tmp_path, "own")
 
 
-@pytest.mark.parametrize("at", ["save_weights", "write_graphs", "write_manifest", "self_check", "emit"])
+@pytest.mark.parametrize("at", ["save_weights", "write_graphs", "write_manifest", "check_written", "emit"])
 def test_export_interrupted_anywhere_leaves_nothing(
     tmp_path: Path, tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:

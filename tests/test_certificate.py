@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,17 @@ import pytest
 
 from tfexport import certificate
 from tfexport.bundle import CERTIFICATES, Bundle, open_bundle
-from tfexport.certificate import certify, files_of, library_of, missing, read_certificates, write_certificates
+from tfexport.certificate import (
+    certify,
+    files_of,
+    library_of,
+    missing,
+    read_certificates,
+    settings_of,
+    write_certificates,
+)
 from tfexport.errors import BundleError
+from tfexport.rounding import RULE
 
 INPUTS = {"sha256": "0" * 64, "sentences": 3, "random": False}
 
@@ -43,7 +54,10 @@ def test_it_holds_for_what_was_compared_and_for_nothing_else(stamped: Bundle) ->
     assert set(found.files) == {
         *(f"{role}.ort.onnx" for role in ("encoder", "decoder_step", "greedy_step", "beam_step")),
         "weights.safetensors",
+        "source_tokenizer.json",
+        "target_tokenizer.json",
     }
+    assert found.rule == RULE
     assert open_bundle(stamped.directory).files == stamped.files  # it is no part of the manifest
 
 
@@ -79,6 +93,66 @@ def test_it_does_not_hold_for_a_bundle_that_was_changed(stamped: Bundle) -> None
     )
     changed = {**stamped.files, "encoder.onnx": "0" * 64}  # which this runtime does not read
     assert missing(Bundle(**{**vars(stamped), "files": changed}), "ort-cpu", "float32") is None
+    changed = {**stamped.files, "source_tokenizer.json": "0" * 64}
+    assert missing(Bundle(**{**vars(stamped), "files": changed}), "ort-cpu", "float32") is not None
+
+
+def rewritten(bundle: Bundle, change: Callable[[dict[str, Any]], None]) -> Bundle:
+    """The bundle with another manifest, and the same files."""
+    path = bundle.directory / "manifest.json"
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    change(manifest)
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+    return open_bundle(bundle.directory)
+
+
+def other_config(manifest: dict[str, Any]) -> None:
+    manifest["config"]["eos_id"] = 5
+
+
+def other_graphs(manifest: dict[str, Any]) -> None:
+    graphs = manifest["graphs"]
+    one, other = (next(g for g in graphs if g["file"] == f"{name}_step.ort.onnx") for name in ("beam", "decoder"))
+    one["file"], other["file"] = other["file"], one["file"]
+
+
+def other_tokenizers(manifest: dict[str, Any]) -> None:
+    sides = manifest["tokenizers"]
+    sides["source"], sides["target"] = sides["target"], sides["source"]
+
+
+@pytest.mark.parametrize("change", [other_config, other_graphs, other_tokenizers])
+def test_it_does_not_hold_for_a_manifest_that_says_otherwise(
+    stamped: Bundle, change: Callable[[dict[str, Any]], None]
+) -> None:
+    """The files are the same, and read in another way."""
+    other = rewritten(stamped, change)
+    assert files_of(other, "ort-cpu", "float32") == files_of(stamped, "ort-cpu", "float32")
+    reason = "fp32 on ort-cpu was compared with PyTorch before the bundle was changed"
+    assert missing(other, "ort-cpu", "float32") == reason
+    stamp(other)
+    assert missing(other, "ort-cpu", "float32") is None
+
+
+def test_it_holds_for_what_the_manifest_says_of_its_making(stamped: Bundle) -> None:
+    other = rewritten(stamped, lambda manifest: manifest["source"].update(notes=["another"]))
+    assert settings_of(other) == settings_of(stamped)
+    assert missing(other, "ort-cpu", "float32") is None
+
+
+@pytest.mark.parametrize("fields", [{"rule": 1}, {"rule": RULE + 1}, {}])
+def test_it_does_not_hold_under_the_rule_of_another_version(stamped: Bundle, fields: dict[str, int]) -> None:
+    path = stamped.directory / CERTIFICATES
+    (entry,) = json.loads(path.read_text(encoding="utf-8"))
+    for name in ("rule", *(["settings"] if not fields else [])):  # which earlier versions did not write
+        del entry[name]
+    path.write_text(json.dumps([{**entry, **fields}]), encoding="utf-8")
+    reason = missing(stamped, "ort-cpu", "float32")
+    assert reason is not None
+    assert reason.startswith("fp32 on ort-cpu was compared with PyTorch under the rule of another version")
+    stamp(stamped)
+    assert missing(stamped, "ort-cpu", "float32") is None
+    assert len(read_certificates(stamped)) == 1
 
 
 def test_a_failure_takes_an_earlier_one_away(stamped: Bundle) -> None:
@@ -117,4 +191,7 @@ def test_files_of_each_runtime(half_bundle: Path) -> None:
     bundle = open_bundle(half_bundle)
     assert "encoder.fp16.onnx" in files_of(bundle, "ort-cpu", "float16")
     assert "encoder.fp16.lengths.onnx" in files_of(bundle, "ort-cuda", "float16")
-    assert files_of(bundle, "tensorrt", "float16") == {}
+    both = {"weights.safetensors", "weights.fp16.safetensors", "weights.bf16.safetensors"}
+    tokenizers = {"source_tokenizer.json", "target_tokenizer.json"}
+    assert files_of(bundle, "tensorrt", "float16").keys() == both | tokenizers
+    assert files_of(bundle, "torch", "float32").keys() == both | tokenizers

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from tfexport.bisect import Bisection, Compared, bisect_bundle
 
 from tfexport.bundle import open_bundle
+from tfexport.bundle_check import Mismatch
 from tfexport.errors import RuntimeUnavailable, TfexportError
+from tfexport.graph_check import Compared, GraphCheck
 from tfexport.invariance import Arrangement, Invariance, invariance
 from tfexport.parity import Comparison, check
 from tfexport.parity_page import page, write_page
@@ -47,17 +48,16 @@ def compared(bundle: Path, **options: Any) -> Comparison:
 
 def test_a_page_of_all_that_was_compared(half_bundle: Path, tmp_path: Path) -> None:
     comparison = compared(half_bundle, precisions=("float32", "float16"))
-    model = comparison.reference.model
-    bisections = [b for r, p in comparison.variants for b in bisect_bundle(comparison.bundle, model, r, p)]
+    checks = [check for of_precision in comparison.graphs.values() for check in of_precision]
     options = SearchOptions(beam=2)
     arranged = [invariance(comparison.bundle, r, p, comparison.sources, options) for r, p in comparison.variants]
-    write_page(tmp_path / "out.html", comparison, bisections, arranged)
+    write_page(tmp_path / "out.html", comparison, arranged)
     text = (tmp_path / "out.html").read_text(encoding="utf-8")
     parser = Checked()
     parser.feed(text)
     assert parser.open == []
     assert "half: PASSED" in text
-    assert text.count("<svg") == 2 + len(bisections)
+    assert text.count("<svg") == 2 + len({check.file for check in checks})
     for part in (
         "ort-cpu fp32",
         "ort-cpu fp16",
@@ -73,7 +73,7 @@ def test_a_page_of_all_that_was_compared(half_bundle: Path, tmp_path: Path) -> N
 def test_what_differs_is_marked(quantized_bundle: Path) -> None:
     comparison = compared(quantized_bundle, tolerance=1e-6, precisions=("int4",))
     assert any(report.divergences for report in comparison.reports)
-    text = page(comparison, [])
+    text = page(comparison)
     assert "quantized: FAILED" in text
     assert "<mark>" in text
     assert "wört" in text  # outputs are shown in words
@@ -84,18 +84,18 @@ def test_names_cannot_bring_tags_into_it(tiny_bundle: Path, tmp_path: Path) -> N
     other = open_bundle(tiny_bundle)
     object.__setattr__(other, "directory", tmp_path / "<script>alert(1)</script>")
     object.__setattr__(comparison, "bundle", other)
-    assert "<script" not in page(comparison, [])
+    assert "<script" not in page(comparison)
 
 
 def test_a_page_that_cannot_be_written_is_told(tiny_bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(TfexportError, match=r"cannot write .* --report"):
-        write_page(tmp_path / "missing" / "out.html", compared(tiny_bundle), [], [])
+        write_page(tmp_path / "missing" / "out.html", compared(tiny_bundle), [])
 
 
 def test_without_matplotlib_it_says_what_to_install(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(RuntimeUnavailable, match=r"tfexport\[report\]"):
-        page(compared(tiny_bundle), [])
+        page(compared(tiny_bundle))
 
 
 def test_arrangements_that_differ_are_marked(tiny_bundle: Path) -> None:
@@ -117,16 +117,21 @@ def test_quality_stands_in_the_matrix(tiny_bundle: Path) -> None:
 def test_what_is_wrong_stands_first(tiny_bundle: Path) -> None:
     comparison = compared(tiny_bundle)
     assert 'ul class="failed"' not in page(comparison)
-    comparison.reports[1].logits.add(np.zeros(1, np.float32), np.full(1, 0.5, np.float32))
-    first = Compared("encoder.layers.1.norms.0/Add_1", "output of a + b + c", 0.25)
-    ways = (Arrangement("padded", 1, 1, 1),)
-    text = page(
-        comparison, [Bisection("encoder.ort.onnx", 1e-4, (first,))], [Invariance("ort-cpu", "int8", 4, 3, ways)]
+    comparison.reports[1].positions[0].error = 0.5
+    first = Compared("encoder.layers.1.norms.0/Add_1", "output of a + b + c", 0.25, 1e-7, 1e-6)
+    comparison = replace(
+        comparison,
+        graphs={"float32": [GraphCheck("encoder.ort.onnx", (first,), with_kernels=True)]},
+        mismatches=[Mismatch("weights.safetensors", "a <b> is missing")],
     )
+    ways = (Arrangement("padded", 1, 1, 1),)
+    text = page(comparison, [Invariance("ort-cpu", "int8", 4, 3, ways)])
+    assert "tiny: FAILED" in text
     wrong = text[text.index('<ul class="failed">') : text.index("</ul>")]
     assert (
-        "encoder.ort.onnx departs from PyTorch at <b>encoder.layers.1.norms.0/Add_1</b>: its output of a and 2 more"
-        in wrong
+        "encoder.ort.onnx with kernels departs from PyTorch at <b>encoder.layers.1.norms.0/Add_1</b>: its output of a and 2 "
+        "more is off by 2.5e-01, 1.0e-06 is allowed" in wrong
     )
-    assert "ort-cpu fp32, beam 2: logits are off by 5.0e-01, 1e-04 is allowed" in wrong
+    assert "<li>weights.safetensors: a &lt;b&gt; is missing</li>" in wrong
+    assert "ort-cpu fp32, beam 2: logits of step 1 are off by 5.0e-01, " in wrong
     assert "ort-cpu int8, beam 4, padded: 1 of 3 sentences are decoded otherwise than alone" in wrong

@@ -15,10 +15,10 @@ import onnx_ir as ir
 import pytest
 import torch
 from checkpoints import NATIVE
+from graph_checks import self_check
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from safetensors.torch import load_file
-from tfexport.selfcheck import self_check
 from tiny import BOS, HINTS, SRC_VOCAB, TGT_VOCAB, TinyCheckpoint, overflowing, randomised, tiny_classifier
 
 from tfexport import contract
@@ -109,13 +109,14 @@ def test_a_tied_output_is_exported_right(tmp_path: Path) -> None:
     model = native_model(tie_output=True)
     variant = in_precision(model, "float16")
     (spec,) = [spec for spec in contract.graphs_of(model.config, "float16") if spec.role == "decoder_step"]
+    write_weights(model, "float32", tmp_path)
     write_weights(variant, "float16", tmp_path)
     exported = emit(spec, model.config, StoredWeights(tmp_path / "weights.fp16.safetensors"))
     stored = {name: value.dtype for name, value in exported.graph.initializers.items() if value.dtype}
     assert stored["output_weight"] == ir.DataType.FLOAT
     assert stored["encoder.tokens.weight"] == ir.DataType.FLOAT16  # which the decoder shares
     ir.save(exported, tmp_path / spec.file)
-    assert self_check(model, [spec], tmp_path) < 1e-2
+    assert 0 < self_check(model, [spec], tmp_path) < 1
 
 
 @pytest.mark.parametrize("number", [65536.0, -1e5, 1e30])
@@ -379,5 +380,5 @@ def test_values_beyond_half_precision_are_infinite_on_the_cpu_too(tmp_path: Path
     write_weights(model, "float32", tmp_path)
     write_weights(in_precision(model, "float16"), "float16", tmp_path)
     graphs = write_graphs(model.config, "float16", tmp_path, dialects=["onnx24"])
-    with pytest.raises(TfexportError, match=r"encoder\.fp16\.onnx computes .* Activations do not fit this precision"):
+    with pytest.raises(TfexportError, match=r"encoder\.fp16\.onnx departs .* activations may not fit this precision"):
         self_check(model, graphs, tmp_path)

@@ -17,13 +17,12 @@ import pytest
 import torch
 from fakes import ScriptedRuntime, tiny_config
 from fakes import random_model as scripted_model
+from graph_checks import self_check
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from ort_bundles import CONFIG, configs, random_model, random_sources, session_of, write_bundle, write_graphs
 from safetensors.numpy import load_file, save_file
-from tfexport.bisect import bisect
-from tfexport.selfcheck import self_check
 
 from tfexport import contract, screening
 from tfexport.bundle import Bundle, open_bundle
@@ -254,19 +253,21 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(screening, "_lengths", lambda weight, rounded=None: np.zeros(len(weight)))
 
 
-def test_parity_and_bisect_find_a_screen_of_other_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parity_finds_a_screen_of_other_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = wide_model()
     plant(monkeypatch)
     bundle = write_bundle(model, tmp_path / "bundle")
-    (report,) = check(bundle.directory, None, ["ort-cpu"], max_length=12).reports
+    comparison = check(bundle.directory, None, ["ort-cpu"], max_length=12, say=lambda _: None)
+    (report,) = comparison.reports
     assert not report.passed
-    assert report.limits.error > report.logits.max  # logits are told by another graph
-    graphs = contract.graphs_of(bundle.config, "float32", "ort")
-    found = {bisection.file: bisection.first for bisection in bisect(model, graphs, bundle.directory)}
-    wrong = found.pop("greedy_step.ort.onnx")
-    assert wrong is not None
-    assert wrong.node.startswith("screening/")
-    assert not any(found.values())
+    assert report.logits.error <= report.allowed(report.logits)  # logits are told by another graph
+    assert "outputs do not follow from the logits of the runtime" in report.failures[-1]
+    wrong = {(found.file, found.first.node) for found in comparison.graphs["float32"] if found.first is not None}
+    assert {file for file, _ in wrong} == {"greedy_step.ort.onnx"}
+    assert all(node.startswith("screening/") for _, node in wrong)
+    monkeypatch.undo()
+    comparison = check(bundle.directory, None, ["ort-cpu"], max_length=2, say=lambda _: None)
+    assert {found.file for found in comparison.mismatches} == {FILE}
 
 
 OPTIONS: list[tuple[dict[str, Any], bool]] = [
@@ -347,7 +348,7 @@ def test_the_self_check_finds_wrong_rows(tmp_path: Path, monkeypatch: pytest.Mon
     model = wide_model()
     plant(monkeypatch)
     graphs = write_graphs(model, tmp_path)
-    with pytest.raises(TfexportError, match=r"greedy_step\.ort\.onnx computes best"):
+    with pytest.raises(TfexportError, match=r"greedy_step\.ort\.onnx departs .* at screening/.*: the graph's best\."):
         self_check(model, graphs, tmp_path)
 
 

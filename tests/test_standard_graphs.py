@@ -11,9 +11,8 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from hypothesis import given, settings
-from ort_bundles import CONFIG, ONE_CHANGE, configs, random_model
-from tfexport.selfcheck import self_check
+from graph_checks import self_check
+from ort_bundles import CONFIG, random_model
 from tiny import tiny_classifier
 
 from tfexport import contract
@@ -45,33 +44,21 @@ def run(path: Path, inputs: Mapping[str, Any], *, outputs: list[str] | None = No
 
 
 def largest_error(model: Model, folder: Path, precision: Precision = "float32") -> float:
-    """Of the standard graphs against the float32 `model`, relative, at the self-check's sizes, which has its own bound."""
-    write_weights(in_precision(model, precision), precision, folder)
+    """Of the standard graphs of a precision, as a part of what rounding explains."""
+    for each in dict.fromkeys(("float32", precision)):
+        write_weights(in_precision(model, each), each, folder)
     graphs = [graph for graph in write_graphs(model.config, precision, folder) if graph.dialect != "ort"]
     assert {graph.dialect for graph in graphs} == {"onnx24", "onnx24-lengths"}
     return self_check(model, graphs, folder)
 
 
-# --- every kind of model
+# --- a kind of model that has no other graphs (those of transformers are compared in test_graph_check.py)
 
 
-@given(config=configs())
-@settings(max_examples=40, deadline=None, derandomize=True)
-def test_graphs_compute_what_pytorch_computes(tmp_path_factory: pytest.TempPathFactory, config: ModelConfig) -> None:
-    assert largest_error(random_model(config, seed=config.d_ff), tmp_path_factory.mktemp("graphs")) < 1e-4
-
-
-@pytest.mark.parametrize("precision", ["float32", "float16"])
-@pytest.mark.parametrize("changes", ONE_CHANGE, ids=str)
-def test_each_kind_of_model_by_itself(tmp_path: Path, changes: dict[str, Any], precision: Any) -> None:
-    largest = largest_error(random_model(CONFIG.replace(**changes)), tmp_path, precision)
-    assert largest < (1e-4 if precision == "float32" else 2e-2)
-
-
-@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
 def test_a_classifier(load: Callable[..., Checkpoint], tmp_path: Path, precision: Any) -> None:
     model = load(tiny_classifier().state_dict()).build_model()
-    assert largest_error(model, tmp_path, precision) < (1e-4 if precision == "float32" else 2e-2)
+    assert 0 < largest_error(model, tmp_path, precision) < 1
 
 
 # --- what attention is told
@@ -84,6 +71,10 @@ def test_both_dialects_compute_the_same(half_bundle: Path, role: Any, precision:
     bundle = open_bundle(half_bundle)
     spec = spec_of(bundle.config, role, precision)
     given = random_inputs(spec, bundle.config, sizes, np.random.default_rng(sizes["rows"]))
+    if precision == "float16":
+        given = {
+            name: array.astype(np.float16) if array.dtype == np.float32 else array for name, array in given.items()
+        }
     paths = [bundle.graph(role, precision, dialect) for dialect in ("onnx24", "onnx24-lengths")]
     masked, told = (run(path, given) for path in paths)
     assert len(masked) == len(told) == len(spec.outputs)

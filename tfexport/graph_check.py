@@ -483,7 +483,10 @@ def _best_distances(name: str, followed: _Followed, found: Mapping[str, NDArray[
         logits.double() if told_logits else torch.log_softmax(logits.double(), -1)
         for logits in (followed.outputs["logits"], followed.own_outputs["logits"])
     )
-    ids = torch.from_numpy(found["best.ids"])
+    ids, asked = torch.from_numpy(found["best.ids"]), 1 if told_logits else contract.BEST
+    asked = min(int(followed.case.inputs.get("count", [asked])[0]), exact.shape[-1])
+    if ids.shape != (len(exact), asked) or found[name].shape != ids.shape:
+        return float("nan"), 0.0, 0.0
     wanted, own_best = exact.topk(ids.shape[-1]).values, own.topk(ids.shape[-1]).values
     if name == "best.ids" and ((ids < 0) | (ids >= exact.shape[-1])).any():
         return float("nan"), 0.0, 0.0
