@@ -175,6 +175,9 @@ def print_graphs(checks: Sequence[GraphCheck], *, bisect: bool) -> None:
             )
             continue
         first, index = check.first, check.values.index(check.first)
+        if check.is_broken:
+            print(f"{file}: {first.about}")
+            continue
         print(f"{file}: departs from PyTorch at {first.node}")
         print(
             f"  {first.about}: off by {first.error:.1e}, {first.allowed:.1e} is allowed (PyTorch's own is {first.own:.1e})"

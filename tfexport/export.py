@@ -22,8 +22,9 @@ from tfexport.contract import short_name
 from tfexport.cpus import return_freed_memory
 from tfexport.definition import Definition, Stored, projections_of
 from tfexport.errors import TfexportError
-from tfexport.graph_check import ONNX_RUNTIME, Compared, check_graph
+from tfexport.graph_check import Compared, check_graph
 from tfexport.graph_modules import Model
+from tfexport.graph_session import ONNX_RUNTIME
 from tfexport.models.checkpoint import Checkpoint
 from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.files import save_weights

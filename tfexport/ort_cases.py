@@ -31,15 +31,19 @@ def case(model: Transformer, graph: contract.GraphSpec, sizes: Mapping[str, int]
         return Case({"candidates": ids}, lambda model: _listed_tensors(_transformer(model), graph, ids))
     found = (_decoder_case if graph.step == "decoder_step" else _beam_case)(model, sizes, random)
     if graph.role == "greedy_step":
-        banned = _candidates(model, sizes, random)[: config.tgt_vocab_size - 1]
-        return _ranked(found, banned)
+        return _ranked(model, found, _candidates(model, sizes, random))
     if graph.role in contract.SHORTLIST_ROLES.values():
         return _shortlisted(model, graph, found, _candidates(model, sizes, random), random)
     return found
 
 
-def _ranked(step: Case, banned: NDArray[np.int64]) -> Case:
-    """A case of a step that tells the best token of those that are not `banned`."""
+def _ranked(model: Transformer, step: Case, some: NDArray[np.int64]) -> Case:
+    """A case of a step that tells the best token of those that are not banned.
+
+    Banned are `some`, and the best ones of all rows, so that it is seen whether they are left out.
+    """
+    best = step.outputs(model)["logits"].topk(min(2, model.config.tgt_vocab_size)).indices.numpy()
+    banned = np.union1d(some, best)[: model.config.tgt_vocab_size - 1]
 
     def outputs(model: Model) -> Outputs:
         found = step.outputs(model)

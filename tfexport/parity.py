@@ -1,22 +1,14 @@
-"""Numeric parity: a runtime's results against PyTorch, on real input, with a verdict.
-
-Three comparisons: the encoder's cross keys and values; logits of every step along the reference's own output, the
-runtime stepping with its cache and the reference reading the whole target at once; and freely decoded tokens, where for
-each sentence that differs the reference says by how much it prefers its own output.
-"""
+"""Numeric parity: the files, the graphs and the runtimes of a bundle against PyTorch, with a verdict."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from tfexport import contract, kernels
@@ -29,7 +21,7 @@ from tfexport.bundle_check import (
     tokenizer_mismatches,
     weights_mismatches,
 )
-from tfexport.config import ModelConfig
+from tfexport.compare import as_inputs, compare, compare_all, random_sources
 from tfexport.contract import Precision
 from tfexport.cpus import return_freed_memory
 from tfexport.definition import Definition
@@ -40,349 +32,17 @@ from tfexport.lines import InputFormat, Reader, read_pairs
 from tfexport.models.checkpoint import Checkpoint, load_checkpoint
 from tfexport.models.recognition import Chosen
 from tfexport.models.transformer import Transformer
-from tfexport.next_tokens import log_softmax, suppressed
-from tfexport.parity_report import LIMITS, Divergence, Errors, ParityReport, Position
+from tfexport.parity_report import ParityReport
 from tfexport.quality import Quality
-from tfexport.rounding import SAMPLES
 from tfexport.runtimes import load_runtime
-from tfexport.runtimes.base import FloatArray, IntArray, Runtime
+from tfexport.runtimes.base import Runtime
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.search import Hypothesis, SearchOptions, pad, search
+from tfexport.search import SearchOptions
 from tfexport.translate import Writer
 
+__all__ = ["Comparison", "as_inputs", "check", "check_graphs", "compare", "compare_all", "gate", "random_sources"]
+
 RANDOM_SENTENCES = 32
-
-
-def random_sources(config: ModelConfig, count: int, *, seed: int = 0) -> list[list[int]]:
-    """Random encoder ids of lengths from 1 to 40, for where there is no real input at hand."""
-    random = np.random.default_rng(seed)
-    lengths = random.integers(1, min(40, config.max_source_length) + 1, count)
-    return [random.integers(0, config.src_vocab_size, length).tolist() for length in lengths]
-
-
-def compare(
-    reference: TorchRuntime,
-    runtime: Runtime[Any],
-    sources: Iterable[Sequence[int]],
-    options: SearchOptions,
-    *,
-    batch_size: int = 32,
-    tolerance: float | None = None,
-) -> ParityReport:
-    """Compare `runtime` with `reference` on `sources`, lists of encoder ids, decoding with `options`.
-
-    `tolerance` takes the place of the error of `LIMITS`.
-    """
-    (report,) = compare_all(reference, [runtime], sources, [options], batch_size=batch_size, tolerance=tolerance)
-    return report
-
-
-def compare_all(
-    reference: TorchRuntime,
-    runtimes: Sequence[Runtime[Any]],
-    sources: Iterable[Sequence[int]],
-    searches: Sequence[SearchOptions],
-    *,
-    batch_size: int = 32,
-    tolerance: float | None = None,
-    random: bool = False,
-) -> list[ParityReport]:
-    """`compare` of every runtime with every search; the reference decodes once for all of them.
-
-    Args:
-        random: the sources are random ids. They are no text, and a model is less sure of its best token: below float32 the
-            share of best tokens says nothing then.
-    """
-    reports = []
-    for runtime in runtimes:
-        limits = replace(LIMITS[runtime.precision], error=tolerance)
-        if random and runtime.precision != "float32":
-            limits = replace(limits, top1=0.0)
-        reports += [ParityReport(runtime.name, runtime.precision, limits, options.beam) for options in searches]
-    for options in searches:
-        for runtime in runtimes:
-            batch_size = runtime.capacity.batch_size(batch_size, options.beam)
-    for batch in _batches(sources, batch_size):
-        for index, options in enumerate(searches):
-            best = [hypotheses[0] for hypotheses in search(reference, batch, options)]
-            these = list(zip(runtimes, reports[index :: len(searches)], strict=True))
-            outputs = [_decoded(runtime, batch, options, report) for runtime, report in these]
-            for part in _parts(reference.config, best):
-                expected = _Expected.of(reference, batch[part], best[part], options)
-                for (runtime, report), found in zip(these, outputs, strict=True):
-                    _compare_part(reference, runtime, expected, None if found is None else found[part], report)
-    return reports
-
-
-def _batches(sources: Iterable[Sequence[int]], size: int) -> Iterator[list[Sequence[int]]]:
-    rest = iter(sources)
-    while batch := list(islice(rest, size)):
-        yield batch
-
-
-def _decoded(
-    runtime: Runtime[Any], batch: list[Sequence[int]], options: SearchOptions, report: ParityReport
-) -> list[Hypothesis] | None:
-    """The best output of each sentence; None where there are none, which the report says."""
-    try:
-        # As `decode` has it, with beams: greedy search tells no scores then.
-        return [hypotheses[0] for hypotheses in search(runtime, batch, replace(options, scores=options.beam > 1))]
-    except Exception as error:  # those of ONNX Runtime have no common base
-        report.error = _said(error)
-        return None
-
-
-def _said(error: Exception) -> str:
-    return (
-        str(error) if isinstance(error, TfexportError) else f"it cannot be run: {(str(error).splitlines() or [''])[0]}"
-    )
-
-
-MOST_LOGITS = 2**25
-"""That are in memory at once, in float64."""
-
-
-def _parts(config: ModelConfig, best: Sequence[Hypothesis]) -> Iterator[slice]:
-    """The sentences of a batch in parts whose logits fit into memory."""
-    longest = max(len(hypothesis.ids) for hypothesis in best)
-    size = max(1, MOST_LOGITS // (longest * config.tgt_vocab_size))
-    for start in range(0, len(best), size):
-        yield slice(start, start + size)
-
-
-@dataclass(frozen=True)
-class _Along:
-    """Logits along outputs, in float64, and how far PyTorch's own in float32 are from them."""
-
-    tgt_ids: IntArray
-    """[batch, tgt]: bos and the outputs without their last tokens."""
-    tgt_len: IntArray
-    words: IntArray
-    """[batch, tgt], the tokens that follow."""
-    logits: NDArray[np.float64]
-    """[batch, tgt, vocab] along `tgt_ids`."""
-    own: NDArray[np.float64]
-    """[batch, tgt]: the largest distance of a logit."""
-
-    @classmethod
-    def of(
-        cls, reference: TorchRuntime, src_ids: IntArray, src_len: IntArray, outputs: Sequence[Sequence[int]]
-    ) -> _Along:
-        tgt_ids, tgt_len = as_inputs(reference.config, outputs)
-        logits: Any = reference.in_float64().teacher_forced(src_ids, src_len, tgt_ids)
-        own = np.abs(logits - reference.in_float32().teacher_forced(src_ids, src_len, tgt_ids)).max(axis=-1)
-        words, _ = pad(outputs, reference.config.pad_id)
-        return cls(tgt_ids, tgt_len, words, logits, own)
-
-    def log_probs(self, sentence: int) -> NDArray[np.float64]:
-        """Of the tokens of an output."""
-        length = self.tgt_len[sentence]
-        return log_softmax(self.logits[sentence, :length])[np.arange(length), self.words[sentence, :length]]
-
-
-@dataclass(frozen=True)
-class _Expected:
-    """What the reference finds for some sentences."""
-
-    sources: list[Sequence[int]]
-    options: SearchOptions
-    src_ids: IntArray
-    src_len: IntArray
-    best: list[Hypothesis]
-    cross: list[NDArray[np.float64]]
-    own_cross: list[FloatArray]
-    along: _Along
-    """Its best outputs."""
-
-    @classmethod
-    def of(
-        cls, reference: TorchRuntime, sources: list[Sequence[int]], best: list[Hypothesis], options: SearchOptions
-    ) -> _Expected:
-        src_ids, src_len = pad(sources, reference.config.pad_id)
-        cross: list[Any] = reference.in_float64().encode(src_ids, src_len).cross
-        own_cross = reference.in_float32().encode(src_ids, src_len).cross
-        along = _Along.of(reference, src_ids, src_len, [hypothesis.ids for hypothesis in best])
-        return cls(sources, options, src_ids, src_len, best, cross, own_cross, along)
-
-
-def as_inputs(config: ModelConfig, outputs: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:
-    """What a decoder reads to give `outputs`: padded ids [batch, tgt] that begin with bos, and their lengths."""
-    return pad([[config.bos_id, *output[:-1]] for output in outputs], config.pad_id)
-
-
-def _compare_part(
-    reference: TorchRuntime,
-    runtime: Runtime[Any],
-    expected: _Expected,
-    found: list[Hypothesis] | None,
-    report: ParityReport,
-) -> None:
-    try:
-        _compare_cross(reference, runtime, expected, report)
-        spread = _compare_logits(reference, runtime, expected, report)
-        if found is not None:
-            _compare_outputs(reference, runtime, expected, found, spread, report)
-    except Exception as error:
-        report.error = report.error or _said(error)
-    if found is None:
-        report.outputs += [(wanted.ids, ()) for wanted in expected.best]
-    report.sentences += len(expected.best)
-
-
-def _compare_cross(reference: TorchRuntime, runtime: Runtime[Any], expected: _Expected, report: ParityReport) -> None:
-    found = runtime.encode(expected.src_ids, expected.src_len).cross
-    real = np.arange(expected.src_ids.shape[1]) < expected.src_len[:, None]  # [batch, src]
-    tensors: Iterable[Sequence[Any]] = zip(expected.cross, expected.own_cross, found, strict=True)
-    for index, those in enumerate(tensors):
-        name = f"cross.{index // 2}.{('key', 'value')[index % 2]}"
-        exact, own, got = (tensor.swapaxes(1, 2)[real] for tensor in those)
-        report.cross.setdefault(name, Errors()).compare(exact, own, got)
-    if all(errors.error <= report.allowed(errors) for errors in report.cross.values()):
-        return
-    for seed in range(SAMPLES):
-        again = reference.with_random_rounding(seed).encode(expected.src_ids, expected.src_len).cross
-        for errors, exact, own in zip(report.cross.values(), expected.cross, again, strict=True):
-            errors.own = max(errors.own, float(np.abs(exact - own).swapaxes(1, 2)[real].max()))
-
-
-@dataclass(frozen=True)
-class _Spread:
-    """What the runtime's own logits say of some outputs."""
-
-    behind: NDArray[np.float64]
-    """[batch, tgt]: by how much the best logit is above that of the output's token."""
-    log_prob: NDArray[np.float64]
-    """[batch, tgt]: of the output's token."""
-    error: NDArray[np.float64]
-    """[batch, tgt]: the largest distance of a logit from float64's."""
-
-
-def _steps(
-    runtime: Runtime[Any], src_ids: IntArray, src_len: IntArray, tgt_ids: IntArray, beam: int
-) -> Iterator[FloatArray]:
-    """The runtime's logits [batch, vocab] at each position of `tgt_ids`, which all beams of a sentence are fed."""
-    state = runtime.encode(src_ids, src_len, beam=beam)
-    for position in range(tgt_ids.shape[1]):
-        logits, state = runtime.step(state, tgt_ids[:, position].repeat(beam))
-        yield logits[::beam]
-
-
-def _spread(
-    runtime: Runtime[Any],
-    src_ids: IntArray,
-    src_len: IntArray,
-    along: _Along,
-    options: SearchOptions,
-    see: Callable[[int, FloatArray], None] = lambda position, logits: None,
-) -> _Spread:
-    config, shape, rows = runtime.config, along.tgt_ids.shape, np.arange(len(src_len))
-    spread = _Spread(np.zeros(shape), np.zeros(shape), np.zeros(shape))
-    never = suppressed(config, options)
-    is_forced = config.forced_first_id >= 0
-    for position, logits in enumerate(_steps(runtime, src_ids, src_len, along.tgt_ids, options.beam)):
-        see(position, logits)
-        spread.error[:, position] = np.abs(along.logits[:, position] - logits).max(axis=1)
-        if is_forced and position == 0:  # it comes whatever the logits are, with a log-probability of 0
-            continue
-        words = along.words[:, position]
-        if options.beam > 1:
-            spread.log_prob[:, position] = log_softmax(logits)[rows, words]
-            continue
-        allowed = logits.copy()
-        allowed[:, [*never, *config.suppressed_first_ids * (position == int(is_forced))]] = -np.inf
-        spread.behind[:, position] = allowed.max(axis=1) - logits[rows, words]
-    return spread
-
-
-def _compare_logits(
-    reference: TorchRuntime, runtime: Runtime[Any], expected: _Expected, report: ParityReport
-) -> _Spread:
-    """Feed the runtime the reference's outputs."""
-    along = expected.along
-
-    def see(position: int, logits: FloatArray) -> None:
-        live = position < along.tgt_len
-        if position == len(report.positions):
-            report.positions.append(Position())
-        own = float(along.own[live, position].max())
-        report.positions[position].compare(along.logits[live, position], own, logits[live])
-
-    spread = _spread(runtime, expected.src_ids, expected.src_len, along, expected.options, see)
-    # Not all sentences: only those of which an error is not explained yet.
-    allowed = np.array([report.allowed(position) for position in report.positions[: along.tgt_ids.shape[1]]])
-    live = np.arange(len(allowed)) < along.tgt_len[:, None]
-    odd = np.flatnonzero((live & ~(spread.error <= allowed)).any(axis=1))
-    for seed in range(SAMPLES if len(odd) else 0):
-        given = expected.src_ids[odd], expected.src_len[odd], along.tgt_ids[odd]
-        again = reference.with_random_rounding(seed).teacher_forced(*given)
-        own = np.where(live[odd], np.abs(along.logits[odd] - again).max(axis=-1), 0.0).max(axis=0)
-        for position, error in zip(report.positions, own.tolist(), strict=False):
-            position.own = max(position.own, error)
-    return spread
-
-
-def _compare_outputs(
-    reference: TorchRuntime,
-    runtime: Runtime[Any],
-    expected: _Expected,
-    found: list[Hypothesis],
-    spread: _Spread,
-    report: ParityReport,
-) -> None:
-    """Compare the tokens that were decoded, and ask whether they follow from the runtime's own logits."""
-    best, first = expected.best, report.sentences + 1
-    report.outputs += [(wanted.ids, got.ids) for wanted, got in zip(best, found, strict=True)]
-    same = [index for index, (wanted, got) in enumerate(zip(best, found, strict=True)) if wanted.ids == got.ids]
-    other = [index for index in range(len(best)) if index not in set(same)]
-    report.identical += len(same)
-    for index in same:
-        if not _is_founded(found[index], expected, spread, index, report):
-            report.unfounded.append(first + index)
-    if not other:
-        return
-    src_ids, src_len = expected.src_ids[other], expected.src_len[other]
-    along = _Along.of(reference, src_ids, src_len, [found[index].ids for index in other])
-    spread = _spread(runtime, src_ids, src_len, along, expected.options)
-    for place, index in enumerate(other):
-        report.divergences.append(_divergence(expected, along, index, place, found[index], first + index, report))
-        if not _is_founded(found[index], expected, spread, place, report):
-            report.unfounded.append(first + index)
-
-
-def _is_founded(got: Hypothesis, expected: _Expected, spread: _Spread, row: int, report: ParityReport) -> bool:
-    """Whether an output follows from the runtime's logits along it, which are in this row of `spread`.
-
-    Each logit may be off by what it is off from float64 in this very step, or by what rounding explains: greedy search and
-    beams have other graphs than the one that tells logits, and in 8 bits what is rounded up in one may be rounded down in
-    the other.
-    """
-    length = len(got.ids)
-    noise = 2 * np.maximum(spread.error[row, :length], report.tie_of(report.logits))
-    if expected.options.beam == 1:
-        return bool((spread.behind[row, :length] <= noise).all())
-    return bool(abs(spread.log_prob[row, :length].sum() - got.log_prob) <= noise.sum())
-
-
-def _divergence(
-    expected: _Expected, along: _Along, index: int, place: int, got: Hypothesis, sentence: int, report: ParityReport
-) -> Divergence:
-    """Where and by how much the output `got` of a sentence differs from the reference's."""
-    wanted, options = expected.best[index], expected.options
-    both = zip(wanted.ids, got.ids, strict=False)
-    step = next((i for i, (one, other) in enumerate(both) if one != other), min(len(wanted.ids), len(got.ids)))
-    token, other = (ids[step] if step < len(ids) else None for ids in (wanted.ids, got.ids))
-    own, theirs = expected.along.log_probs(index), along.log_probs(place)
-    length = max(len(wanted.ids), len(got.ids))
-    noise = 2 * report.tie_of(report.logits)
-    if options.beam == 1 and token is not None and other is not None:
-        log_probs = log_softmax(expected.along.logits[index, step])
-        margin = float(log_probs[token] - log_probs[other])
-    else:
-        margin = options.normalise(float(own.sum()), len(own)) - options.normalise(float(theirs.sum()), len(theirs))
-        noise *= options.normalise(float(length), length)
-    outputs = (wanted.ids, got.ids)
-    loss = float(own.mean() - theirs.mean())
-    return Divergence(sentence, step + 1, token, other, margin, outputs, is_tie=abs(margin) <= noise, loss=loss)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,210 @@
+"""The values within a graph and where PyTorch has the same; PyTorch, which follows the graph from value to value."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from tfexport import contract
+from tfexport.definition import Definition, projections_of
+from tfexport.graph_modules import Case, Model, Outputs
+from tfexport.models.float64 import InFloat64, WithRandomRounding
+from tfexport.models.positions import PositionTable
+from tfexport.models.transformer import PointwiseConv
+
+COMPARED = (nn.Linear, PointwiseConv, nn.LayerNorm, nn.RMSNorm, PositionTable)
+
+Value = tuple[str, int, int]
+"""The path of a module, 0 for its input or 1 for its output, and which of its calls."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A value of a graph, and where PyTorch has the same."""
+
+    value: str
+    node: str
+    modules: tuple[str, ...]
+    """More than one where the graph computes several as one: their outputs stand side by side."""
+    side: int
+    """0 for what goes into them, 1 for what comes out."""
+    call: int
+    """Of the module's calls: a shared norm has several."""
+
+    @property
+    def about(self) -> str:
+        return f"{('input', 'output')[self.side]} of {' + '.join(self.modules)}"
+
+
+_LAYOUT = ("Reshape", "Transpose", "Identity")
+"""Operators that compute nothing, so that what is wrong with their output was so before."""
+
+
+def places_of(graph: onnx.GraphProto, model: Model) -> list[Place]:
+    """In the order in which the graph computes them, each value once."""
+    paths = {path for path, module in model.named_modules() if isinstance(module, COMPARED)}
+    joined = {projection.name: tuple(projection.modules) for projection in projections_of(model.config)}
+    groups: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        groups.setdefault(node.name.rpartition("/")[0], []).append(node)
+    weights = {tensor.name for tensor in graph.initializer}
+    makers = {name: (index, node.name) for index, node in enumerate(graph.node) for name in node.output}
+    feeds = {name: node.input[0] for node in graph.node if node.op_type in _LAYOUT for name in node.output}
+    found: dict[str, Place] = {}
+
+    def add(value: str, modules: tuple[str, ...], side: int, call: int = 0) -> None:
+        if value in makers and value not in found:
+            computed = value
+            while computed in feeds and feeds[computed] in makers:
+                computed = feeds[computed]
+            found[value] = Place(value, makers[computed][1], modules, side, call)
+
+    for path, nodes in groups.items():
+        modules = joined.get(path, (path,))
+        if not paths.issuperset(modules):
+            continue
+        if isinstance(model.get_submodule(modules[0]), nn.LayerNorm | nn.RMSNorm):
+            for call, node in enumerate(nodes):
+                added = len(node.output) > 1  # a sum and its norm, by one node
+                add(node.output[0] if added else node.input[0], modules, 0, call)
+                add(node.output[-1], modules, 1, call)
+            continue
+        known = {name for node in nodes for name in node.output} | weights
+        read = (name for node in nodes for name in node.input if name and name not in known)
+        # What another of these modules has made is compared there. (Query, key and value share rounded states.)
+        if not isinstance(model.get_submodule(modules[0]), PositionTable):
+            given = next(name for name in read if not name.startswith(contract.SHAPE_NODE))
+            if not (given in makers and makers[given][1].rpartition("/")[0] in {*paths, *joined}):
+                add(given, modules, 0)
+        add(nodes[-1].output[0], modules, 1)
+    return sorted(found.values(), key=lambda place: makers[place.value][0])
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What the definition makes of the values of a graph, in float64 and in PyTorch's own arithmetic."""
+
+    case: Case
+    found: Mapping[str, NDArray[Any]]
+    """In the graph."""
+    exact: Mapping[Value, Tensor]
+    own: Mapping[Value, Tensor]
+    outputs: Outputs
+    """In float64."""
+    own_outputs: Outputs
+    slack: Mapping[str, Tensor]
+    """By the path of a quantized layer; see `Definition.rounding`."""
+
+    @classmethod
+    def of(
+        cls, definition: Definition, case: Case, places: Sequence[Place], found: Mapping[str, NDArray[Any]]
+    ) -> Followed:
+        own, own_outputs, _ = _followed(definition, definition.own, case, places, found)
+        with InFloat64():
+            exact, outputs, slack = _followed(definition, definition.model, case, places, found)
+        return cls(case, found, exact, own, outputs, own_outputs, slack)
+
+    def again(self, definition: Definition, places: Sequence[Place], seed: int) -> Followed:
+        """The same with another rounding of PyTorch's own; see `models/float64.py`."""
+        with WithRandomRounding(seed):
+            own, own_outputs, _ = _followed(definition, definition.model, self.case, places, self.found)
+        return replace(self, own=own, own_outputs=own_outputs)
+
+    def distances(self, place: Place, got: NDArray[Any]) -> Distances:
+        """Of a value of the graph, without the padding of sources."""
+        modules = place.modules if place.side == 1 else place.modules[:1]
+        exact, own = (
+            torch.cat([seen[path, place.side, place.call].double().flatten(0, -2) for path in modules], dim=-1)
+            for seen in (self.exact, self.own)
+        )
+        found = torch.from_numpy(got.astype(np.float64)).reshape(exact.shape)
+        slack = self.slack_of(modules) if place.side == 1 else None
+        if "src_ids" in self.case.inputs:
+            lengths = torch.from_numpy(self.case.inputs["src_len"])
+            real = (torch.arange(self.case.inputs["src_ids"].shape[1]) < lengths[:, None]).flatten()
+            if len(real) == len(exact):  # not the positions, which all sources share
+                exact, own, found = exact[real], own[real], found[real]
+                slack = None if slack is None else slack[real]
+        return distances(exact, own, found, slack)
+
+    def slack_of(self, paths: Sequence[str]) -> Tensor | None:
+        """How far the outputs of these layers may be off [rows, 1]; None where they are not quantized."""
+        known = [self.slack[path].double().flatten(0, -2) for path in paths if path in self.slack]
+        return torch.stack(known).amax(0) if known else None
+
+
+def _followed(
+    definition: Definition, model: Model, case: Case, places: Sequence[Place], found: Mapping[str, NDArray[Any]]
+) -> tuple[Mapping[Value, Tensor], Outputs, Mapping[str, Tensor]]:
+    with torch.inference_mode(), _following(model, places, found) as seen, definition.rounding() as slack:
+        outputs = case.outputs(model)
+    return seen, outputs, slack
+
+
+@contextmanager
+def _following(
+    model: Model, places: Sequence[Place], found: Mapping[str, NDArray[Any]]
+) -> Iterator[Mapping[Value, Tensor]]:
+    """Within it the values of `model` at `places` are collected, and then replaced by those `found` in the graph."""
+    given: dict[Value, Tensor] = {}
+    for place in places:
+        tensor = torch.from_numpy(found[place.value])
+        if place.side == 1 and len(place.modules) > 1:
+            widths = [len(model.get_submodule(path).weight) for path in place.modules]  # type: ignore[arg-type]
+            parts: Sequence[Tensor] = torch.split(tensor, widths, dim=-1)
+        else:
+            parts = [tensor] * len(place.modules)
+        given |= {(path, place.side, place.call): part for path, part in zip(place.modules, parts, strict=True)}
+    seen: dict[Value, Tensor] = {}
+    calls: Counter[tuple[str, int]] = Counter()
+
+    def follow(path: str, side: int, states: Tensor) -> Tensor:
+        value = path, side, calls[path, side]
+        calls[path, side] += 1
+        if value not in given:
+            return states
+        seen[value] = states
+        return given[value].reshape(states.shape).to(states.dtype)
+
+    def enter(path: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (follow(path, 0, inputs[0]),) if inputs[0].is_floating_point() else inputs
+
+    def leave(path: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        return follow(path, 1, output)
+
+    handles = []
+    for path in {path for path, _, _ in given}:
+        module = model.get_submodule(path)
+        handles.append(module.register_forward_pre_hook(partial(enter, path)))
+        handles.append(module.register_forward_hook(partial(leave, path)))
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+Distances = tuple[float, float, float]
+"""The largest error, PyTorch's own, and the largest number, as `Rounding.add` takes them."""
+
+
+def distances(exact: Tensor, own: Tensor, found: Tensor, slack: Tensor | None = None) -> Distances:
+    """How far `found` and PyTorch's `own` numbers are from those in float64; `slack` is not counted.
+
+    A number that is infinite on both sides is the same.
+    """
+    errors, owns = (torch.where(exact == other, 0.0, (other.double() - exact).abs()) for other in (found, own))
+    if slack is not None:
+        errors = (errors - slack).clamp(min=0)
+    size = torch.where(exact.isinf(), 0.0, exact.abs())
+    return tuple(float(values.max()) if values.numel() else 0.0 for values in (errors, owns, size))  # type: ignore[return-value]

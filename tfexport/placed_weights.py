@@ -1,0 +1,59 @@
+"""Whether the weights of a graph are those of their name in the weights files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto
+
+from tfexport import contract
+from tfexport.graph_session import HALVES, WIDE
+from tfexport.screening import FILE as SCREENING_FILE
+from tfexport.stored_weights import StoredWeights
+
+MOST_NUMBERS = 64
+"""That a constant of a graph may have: shapes and scalars. Weights lie in the weights files, where they are compared."""
+
+
+def misplaced(model: onnx.ModelProto, precision: contract.Precision, folder: Path) -> Iterator[tuple[str, str]]:
+    """Weights of a graph that lie elsewhere: the node that reads them, and what is wrong.
+
+    The weights files are compared number by number elsewhere (`bundle_check.py`).
+    """
+    users: dict[str, str] = {}
+    for node in model.graph.node:
+        for name in node.input:
+            users.setdefault(name, node.name)
+    if precision in HALVES:
+        files = [contract.weights_file(precision)]
+    else:
+        files = [contract.WEIGHTS_FILE, contract.weights_file(precision), SCREENING_FILE]
+    stored = StoredWeights(*(folder / file for file in dict.fromkeys(files) if (folder / file).exists()))
+    exact = StoredWeights(folder / contract.WEIGHTS_FILE)
+    for tensor in model.graph.initializer:
+        about = None
+        if tensor.data_location != TensorProto.EXTERNAL:
+            if math.prod(tensor.dims) > MOST_NUMBERS:
+                about = f"{tensor.name}, which the graph has of its own"
+        else:
+            name = tensor.name.removesuffix(WIDE)
+            source = stored if name == tensor.name else exact
+            place = {entry.key: entry.value for entry in tensor.external_data}
+            if name not in source:
+                about = f"{tensor.name}, which is not in the weights file"
+            else:
+                lies = source.tensor(name)
+                wanted = (lies.location, lies.offset, lies.length, [*lies.shape], int(lies.dtype))
+                found = (place.get("location"), int(place.get("offset", 0)), int(place.get("length", -1)))
+                if (*found, list(tensor.dims), tensor.data_type) != wanted:
+                    about = f"{tensor.name}, which lies elsewhere in the weights file"
+        if about is not None:
+            yield users.get(tensor.name, tensor.name), f"weights {about}"
+    for function in model.functions:
+        for node in function.node:
+            for attribute in node.attribute:
+                if math.prod(attribute.t.dims) > MOST_NUMBERS:
+                    yield f"{function.name}/{node.name}", "weights in a function"

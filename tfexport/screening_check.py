@@ -1,0 +1,105 @@
+"""Holds the functions of screening to their definition, each by itself.
+
+Models and random states hardly ever bring a row whose best word is not among the candidates, so that the whole graph says
+nothing about the proof and about the product with all words. Here the bounds are compared with those of the proof, and then
+bounds are given from which nothing can be proven: the best word must be found all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from onnx import helper
+from safetensors.numpy import load_file
+
+from tfexport.definition import Definition
+from tfexport.graph_session import session_of
+from tfexport.graph_values import Distances, distances
+from tfexport.models.transformer import Transformer
+from tfexport.quantize import from_blocks
+from tfexport.screening import FILE, LEVELS
+
+ROWS = 8
+PREFIX = "screening/"
+Found = tuple[str, str, Distances]
+"""The node that computed a value, what it is, and its distances."""
+
+
+def screening_distances(
+    model: onnx.ModelProto, definition: Definition, folder: Path, *, with_kernels: bool
+) -> Iterator[Found]:
+    """Of the bounds that the screening of a graph computes, and of the best word that it finds where these prove nothing."""
+    transformer = definition.model
+    assert isinstance(transformer, Transformer)
+    nodes = {node.op_type: node for node in model.graph.node if node.name.startswith(PREFIX) and node.domain}
+    weight = transformer.output_matrix().detach().double()
+    size = weight.shape[1]
+    random = np.random.default_rng(2)
+    states = random.standard_normal((ROWS, size)).astype(np.float32)
+    states[:, random.integers(size)] *= 100  # which makes the steps of the others coarse
+    rounded = {name: np.asarray(array) for name, array in load_file(folder / FILE).items()}
+
+    def run(op_type: str, given: Mapping[int, NDArray[Any]]) -> list[NDArray[Any]]:
+        """The outputs of a function, by the places of its inputs."""
+        alone = _alone(model, nodes[op_type], given)
+        session = session_of(alone, folder, with_kernels=with_kernels)
+        return list(session.run(None, {nodes[op_type].input[place]: array for place, array in given.items()}))
+
+    numbers, scale, room = run("ScreenStates", {0: states})
+    steps, exact = numbers.astype(np.float64) - (LEVELS + 1), states.astype(np.float64)
+    largest = np.abs(exact).max(axis=1, keepdims=True)
+    yield _compared(nodes["ScreenStates"], "scale of the states", largest / LEVELS, scale)
+    far = np.abs(steps - exact * LEVELS / largest).max()
+    yield nodes["ScreenStates"].name, "states in 7 bits", (max(0.0, float(far) - 0.5), 0.0, float(LEVELS))
+    lengths = (np.linalg.norm(exact * LEVELS / largest - steps, axis=1).max(), np.linalg.norm(steps, axis=1).max())
+    norm, error = (rounded[f"screening.{name}"].astype(np.float64) for name in ("norm", "error"))
+    bound = norm * lengths[0] + error * lengths[1]
+    yield _compared(nodes["ScreenStates"], "room above a logit", bound, room)
+
+    (bounds,) = run("ScreenProduct", {0: numbers, 3: room})
+    words = from_blocks(rounded["screening.int8"].astype(np.int8), len(weight), size).astype(np.float64)
+    product = steps @ words.T * rounded["screening.scale"].astype(np.float64)
+    yield _compared(nodes["ScreenProduct"], "bounds of the logits", product + room, bounds)
+
+    logits = torch.from_numpy(exact) @ weight.T
+    if transformer.output_bias is not None:
+        logits += transformer.output_bias.detach().double()
+    useless = np.full(bounds.shape, 1e9, np.float32)  # nothing is proven, and no word is a better candidate
+    for banned in (np.zeros(0, np.int64), np.unique(logits.argmax(1).numpy())):
+        allowed = logits.index_fill(1, torch.from_numpy(banned), -torch.inf)
+        best, ids = run("ScreenBest", {0: useless, 1: scale, 2: states, 5: banned})
+        own = (torch.from_numpy(states) @ weight.float().T).double()
+        rounding = (own - torch.from_numpy(exact) @ weight.T).abs().max().item(), float(logits.abs().max())
+        words_found = allowed.gather(1, torch.from_numpy(ids))
+        for about, got in (("best logit", torch.from_numpy(best).double()), ("best word", words_found)):
+            yield nodes["ScreenBest"].name, about, (distances(allowed.amax(1, True), got, got)[0], *rounding)
+
+
+def _compared(node: onnx.NodeProto, about: str, exact: NDArray[Any], found: NDArray[Any]) -> Found:
+    tensor, got = torch.from_numpy(np.asarray(exact)), torch.from_numpy(found.astype(np.float64))
+    return node.name, about, distances(tensor, tensor, got)
+
+
+def _alone(model: onnx.ModelProto, node: onnx.NodeProto, given: Mapping[int, NDArray[Any]]) -> onnx.ModelProto:
+    """A graph of one node, of which some inputs are given and the others are weights."""
+    alone = onnx.ModelProto()
+    alone.CopyFrom(model)
+    del alone.graph.node[:], alone.graph.input[:], alone.graph.output[:], alone.graph.value_info[:]
+    needed = {name for place, name in enumerate(node.input) if place not in given}
+    kept = [node]
+    for other in reversed(model.graph.node):
+        if needed & set(other.output):
+            kept.insert(0, other)
+            needed |= set(other.input)
+    alone.graph.node.extend(kept)
+    for place, array in given.items():
+        dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
+        alone.graph.input.append(helper.make_tensor_value_info(node.input[place], dtype, [None] * array.ndim))
+    alone.graph.output.extend(onnx.ValueInfoProto(name=name) for name in node.output)
+    return alone
