@@ -17,7 +17,7 @@ The inputs are random. The graphs run unfused here, because ONNX Runtime fuses n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,11 @@ import torch
 from numpy.typing import NDArray
 
 from tfexport import contract, graph_modules, ort_cases
+from tfexport.config import ModelConfig
 from tfexport.definition import Definition
 from tfexport.graph_modules import Case, Model
 from tfexport.graph_session import HALVES, Session
-from tfexport.graph_values import Distances, Followed, distances, places_of
+from tfexport.graph_values import Followed, distances, places_of
 from tfexport.models.transformer import Transformer
 from tfexport.placed_weights import misplaced
 from tfexport.rounding import SAMPLES, Rounding
@@ -113,6 +114,14 @@ class GraphCheck:
         return {"file": self.file, "with_kernels": self.with_kernels, "first": first, **told}
 
 
+def sizes_of(config: ModelConfig) -> list[dict[str, int]]:
+    """The sizes of the random cases of a model: with relative positions also lengths at which distances are cut off."""
+    if config.positions != "relative":
+        return [*SIZES]
+    far = config.max_distance + 3
+    return [*SIZES, {**SIZES[2], "src": far, "cache": far, "least": far - 1}]
+
+
 def check_graph(
     definition: Definition,
     graph: contract.GraphSpec,
@@ -152,33 +161,47 @@ def _checked(
     last = {tensor.name: Rounding() for tensor in graph.outputs}
     cases = []
 
-    def add(followed: Followed) -> None:
+    def measured(followed: Followed) -> Iterator[tuple[Rounding, Rounding]]:
         for place, rounding in zip(places, inner, strict=True):
-            rounding.add(*followed.distances(place, followed.found[place.value]))
+            yield rounding, followed.distances(place, followed.found[place.value])
         for tensor in graph.outputs:
-            last[tensor.name].add(*_output_distances(graph, tensor.name, followed, followed.found))
+            yield last[tensor.name], _output_distances(graph, tensor.name, followed, followed.found)
 
-    for sizes in SIZES:
+    for sizes in sizes_of(definition.model.config):
         case = case_of(definition.own, graph, sizes, random)
         cases.append(Followed.of(definition, case, places, session(case.inputs)))
-        add(cases[-1])
+        for rounding, found in measured(cases[-1]):
+            rounding.merge(found)
     explained = all(rounding.holds(graph.precision) for rounding in (*inner, *last.values()))
     for seed in range(0 if explained or graph.precision in HALVES else SAMPLES):
-        for followed in cases:
-            add(followed.again(definition, places, seed))
+        for rounding, again in _together(list(measured(c.again(definition, places, seed))) for c in cases):
+            rounding.measure_again(again)
 
-    def compared(node: str, about: str, found: Rounding) -> Compared:
-        allowed = found.allowed(graph.precision) if tolerance is None else tolerance
-        return Compared(node, about, found.error, found.own, allowed)
+    def compared(node: str, about: str, found: Rounding, precision: contract.Precision = graph.precision) -> Compared:
+        if tolerance is not None:
+            return Compared(node, about, found.error, found.own, tolerance)
+        error, own, allowed = found.error, found.own, found.allowed(precision)
+        if error <= allowed and not found.mean_error <= (mean := found.allowed_mean(precision)):
+            return Compared(node, f"{about}, in the mean,", found.mean_error, found.mean_own, mean)
+        return Compared(node, about, error, own, allowed)
 
     values = [compared(place.node, place.about, rounding) for place, rounding in zip(places, inner, strict=True)]
-    values += [compared(makers[name], f"the graph's {name}", rounding) for name, rounding in last.items()]
+    for tensor in graph.outputs:  # logits are float32 in every graph
+        precision: contract.Precision = "float32" if tensor.dtype == "float32" else graph.precision
+        values.append(compared(makers[tensor.name], f"the graph's {tensor.name}", last[tensor.name], precision))
     if graph.role == "greedy_step" and is_screened(definition.model.config, graph.precision):
         for node, about, found in screening_distances(proto, definition, folder, with_kernels=with_kernels):
-            rounding = Rounding()
-            rounding.add(*found)
-            values.append(compared(node, f"screening: {about}", rounding))
+            values.append(compared(node, f"screening: {about}", found))
     return GraphCheck(graph.file, (*elsewhere, *values), with_kernels)
+
+
+def _together(cases: Iterable[list[tuple[Rounding, Rounding]]]) -> Iterator[tuple[Rounding, Rounding]]:
+    """For each value, what was measured in all cases."""
+    for pairs in zip(*cases, strict=True):
+        merged = Rounding()
+        for _, found in pairs:
+            merged.merge(found)
+        yield pairs[0][0], merged
 
 
 def case_of(model: Model, graph: contract.GraphSpec, sizes: Mapping[str, int], random: np.random.Generator) -> Case:
@@ -192,7 +215,7 @@ def case_of(model: Model, graph: contract.GraphSpec, sizes: Mapping[str, int], r
 
 def _output_distances(
     graph: contract.GraphSpec, name: str, followed: Followed, found: Mapping[str, NDArray[Any]]
-) -> Distances:
+) -> Rounding:
     """Of an output of the graph."""
     got = torch.from_numpy(found[name].astype(np.float64))
     if name.startswith("best."):
@@ -206,7 +229,7 @@ def _output_distances(
     return distances(exact, own, got, slack)
 
 
-def _best_distances(name: str, followed: Followed, found: Mapping[str, NDArray[Any]]) -> Distances:
+def _best_distances(name: str, followed: Followed, found: Mapping[str, NDArray[Any]]) -> Rounding:
     """Of the best tokens, or of their scores: log-probabilities, or logits where the graph tells those.
 
     Where two tokens are as good, either will do: a token is judged by its score.
@@ -219,14 +242,14 @@ def _best_distances(name: str, followed: Followed, found: Mapping[str, NDArray[A
     ids, asked = torch.from_numpy(found["best.ids"]), 1 if told_logits else contract.BEST
     asked = min(int(followed.case.inputs.get("count", [asked])[0]), exact.shape[-1])
     if ids.shape != (len(exact), asked) or found[name].shape != ids.shape:
-        return float("nan"), 0.0, 0.0
+        return Rounding(math.nan)
     wanted, own_best = exact.topk(ids.shape[-1]).values, own.topk(ids.shape[-1]).values
     if name == "best.ids" and ((ids < 0) | (ids >= exact.shape[-1])).any():
-        return float("nan"), 0.0, 0.0
+        return Rounding(math.nan)
     got = exact.gather(1, ids) if name == "best.ids" else torch.from_numpy(found[name]).double()
     slack = followed.slack_of(["decoder.norm"])
     # A log-probability, or the rank of a token, moves by the errors of two logits.
-    error, own_error, size = distances(wanted, own_best, got, None if slack is None else 2 * slack)
+    found_here = distances(wanted, own_best, got, None if slack is None else 2 * slack)
     logits, own_logits = (outputs["logits"].double() for outputs in (followed.outputs, followed.own_outputs))
-    _, own_moved, largest = distances(logits, own_logits, logits)
-    return error, max(own_error, 2 * own_moved), max(size, 2 * largest)
+    moved = distances(logits, own_logits, logits)
+    return Rounding(found_here.error, max(found_here.own, 2 * moved.own), max(found_here.size, 2 * moved.size))

@@ -125,7 +125,7 @@ def random_inputs(
         "src_ids": (0, config.src_vocab_size),
         "src_len": (1, sizes["src"] + 1),
         "tokens": (0, config.tgt_vocab_size),
-        "position": (0, sizes["cache"]),
+        "position": (min(sizes.get("least", 0), sizes["cache"] - 1), sizes["cache"]),
         "index": (0, sizes["from"]),
     }
     inputs: dict[str, np.ndarray] = {}

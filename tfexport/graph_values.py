@@ -21,6 +21,7 @@ from tfexport.graph_modules import Case, Model, Outputs
 from tfexport.models.float64 import InFloat64, WithRandomRounding
 from tfexport.models.positions import PositionTable
 from tfexport.models.transformer import PointwiseConv
+from tfexport.rounding import Rounding
 
 COMPARED = (nn.Linear, PointwiseConv, nn.LayerNorm, nn.RMSNorm, PositionTable)
 
@@ -120,7 +121,7 @@ class Followed:
             own, own_outputs, _ = _followed(definition, definition.model, self.case, places, self.found)
         return replace(self, own=own, own_outputs=own_outputs)
 
-    def distances(self, place: Place, got: NDArray[Any]) -> Distances:
+    def distances(self, place: Place, got: NDArray[Any]) -> Rounding:
         """Of a value of the graph, without the padding of sources."""
         modules = place.modules if place.side == 1 else place.modules[:1]
         exact, own = (
@@ -194,11 +195,7 @@ def _following(
             handle.remove()
 
 
-Distances = tuple[float, float, float]
-"""The largest error, PyTorch's own, and the largest number, as `Rounding.add` takes them."""
-
-
-def distances(exact: Tensor, own: Tensor, found: Tensor, slack: Tensor | None = None) -> Distances:
+def distances(exact: Tensor, own: Tensor, found: Tensor, slack: Tensor | None = None) -> Rounding:
     """How far `found` and PyTorch's `own` numbers are from those in float64; `slack` is not counted.
 
     A number that is infinite on both sides is the same.
@@ -207,4 +204,4 @@ def distances(exact: Tensor, own: Tensor, found: Tensor, slack: Tensor | None = 
     if slack is not None:
         errors = (errors - slack).clamp(min=0)
     size = torch.where(exact.isinf(), 0.0, exact.abs())
-    return tuple(float(values.max()) if values.numel() else 0.0 for values in (errors, owns, size))  # type: ignore[return-value]
+    return Rounding.of(errors.numpy(), owns.numpy(), size.numpy())

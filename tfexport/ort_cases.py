@@ -111,19 +111,23 @@ def _memory(model: Transformer, sizes: Mapping[str, int], random: np.random.Gene
     return {"src_len": sources["src_len"], **dict(zip(contract.cache_names(model.config, "cross"), cross, strict=True))}
 
 
+MOST_TOKENS = 32
+"""Of a history: in longer ones they come again."""
+
+
 def _history(model: Transformer, memory: Arrays, slots: int, random: np.random.Generator) -> list[NDArray[np.float32]]:
     """Keys and values [batch, heads, slots, head_dim] of random tokens, of the sizes that the model itself gives them."""
     config, lengths = model.config, torch.from_numpy(memory["src_len"]).long()
     cross = _pairs([torch.from_numpy(memory[name]) for name in contract.cache_names(config, "cross")])
     cache = model.empty_cache(len(lengths), slots)
-    for slot in range(slots):
+    for slot in range(min(slots, MOST_TOKENS)):
         tokens = torch.from_numpy(random.integers(0, config.tgt_vocab_size, len(lengths)))
         # A shared cache has more slots than the model has positions; any position will do.
         once = model.empty_cache(len(lengths), 1)
         position = torch.zeros_like(tokens)
         _, new = model.step(tokens, position, lengths, once, cross)
         for kept, found in zip(cache, new, strict=True):
-            kept.key[:, :, slot], kept.value[:, :, slot] = found.key[:, :, 0], found.value[:, :, 0]
+            kept.key[:, :, slot::MOST_TOKENS], kept.value[:, :, slot::MOST_TOKENS] = found.key, found.value
     return [tensor.numpy() for memory in cache for tensor in memory]
 
 
@@ -153,7 +157,7 @@ def _decoder_case(model: Transformer, sizes: Mapping[str, int], random: np.rando
     """Rows that are at different positions."""
     config, rows = model.config, sizes["batch"]
     cache = min(sizes["cache"], config.max_target_length)
-    position = random.integers(0, cache, rows).astype(np.int32)
+    position = random.integers(min(sizes.get("least", 0), cache - 1), cache, rows).astype(np.int32)
     names, memory = contract.cache_names(config, "past"), _memory(model, sizes, random)
     past = dict(zip(names, _history(model, memory, cache, random), strict=True))
     inputs: Arrays = {
@@ -184,8 +188,9 @@ def _decoder_case(model: Transformer, sizes: Mapping[str, int], random: np.rando
 def _beam_case(model: Transformer, sizes: Mapping[str, int], random: np.random.Generator) -> Case:
     """Hypotheses whose past lies scattered in the cache of their sentence."""
     config, batch, beam = model.config, sizes["batch"], sizes["beam"]
-    slot = beam * int(random.integers(0, max(1, sizes["cache"])))
-    position = int(random.integers(0, min(slot, config.max_target_length - 1) + 1))
+    most = config.max_target_length - 1
+    slot = beam * int(random.integers(least := sizes.get("least", 0), max(least, sizes["cache"] - 1) + 1))
+    position = int(random.integers(min(least, slot, most), min(slot, most) + 1))
     cache = slot + beam + 3
     mask = np.zeros((batch, 1, beam, cache), dtype=bool)
     pasts = np.empty((batch, beam, position), dtype=np.int64)

@@ -14,6 +14,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tfexport.contract import Precision
 
 RULE = 2
@@ -21,6 +24,13 @@ RULE = 2
 
 FACTOR = 8.0
 """How many times PyTorch's own rounding error is allowed."""
+
+MEAN_FACTOR = 4.0
+"""The same of the mean over all numbers of a tensor: a fault shifts many numbers a little, rounding few by much."""
+
+MEAN_FLOOR = 0.5
+FEWEST = 64
+"""Numbers of which a mean says something."""
 
 FLOOR = 4.0
 """So many units in the last place of the largest number are allowed in any case: where PyTorch happens to round nothing."""
@@ -43,6 +53,42 @@ class Rounding:
     """The largest of PyTorch's result in the same precision."""
     size: float = 0.0
     """The largest absolute value of the exact numbers."""
+    count: int = 0
+    """Numbers whose means are known."""
+    mean_error: float = 0.0
+    mean_own: float = 0.0
+    mean_size: float = 0.0
+
+    @classmethod
+    def of(cls, errors: NDArray[np.float64], own: NDArray[np.float64], sizes: NDArray[np.float64]) -> Rounding:
+        """Of all numbers of a tensor: absolute errors, PyTorch's own, and the absolute values of the exact numbers."""
+        if not errors.size:
+            return cls()
+        finite = [np.nan_to_num(values, nan=0.0, posinf=0.0) for values in (own, sizes)]
+        return cls(
+            error=float(errors.max()),
+            own=float(finite[0].max()),
+            size=float(finite[1].max()),
+            count=errors.size,
+            mean_error=float(errors.mean()),
+            mean_own=float(finite[0].mean()),
+            mean_size=float(finite[1].mean()),
+        )
+
+    def merge(self, other: Rounding) -> None:
+        """Take in the numbers of one more tensor."""
+        self.add(other.error, other.own, other.size)
+        if other.count:
+            share = other.count / (self.count + other.count)
+            self.mean_error += share * (other.mean_error - self.mean_error)
+            self.mean_own = max(self.mean_own + share * (other.mean_own - self.mean_own), 0.0)
+            self.mean_size += share * (other.mean_size - self.mean_size)
+            self.count += other.count
+
+    def measure_again(self, other: Rounding) -> None:
+        """Take in PyTorch's own rounding of the same numbers, measured again."""
+        self.own = max(self.own, other.own)
+        self.mean_own = max(self.mean_own, other.mean_own)
 
     def add(self, error: float, own: float, size: float) -> None:
         """Take in one more tensor."""
@@ -56,6 +102,16 @@ class Rounding:
         """The largest error that follows from rounding."""
         return FACTOR * self.own + FLOOR * EPS.get(precision, EPS["float32"]) * self.size
 
+    def allowed_mean(self, precision: Precision) -> float:
+        """The largest mean error that follows from rounding.
+
+        Infinite for few numbers, and in 4 bits, where the operator rounds the scales of its blocks in a way of its own.
+        """
+        if self.count < FEWEST or precision == "int4":
+            return math.inf
+        return MEAN_FACTOR * self.mean_own + MEAN_FLOOR * EPS.get(precision, EPS["float32"]) * self.mean_size
+
     def holds(self, precision: Precision) -> bool:
         """Whether the error follows from rounding."""
-        return self.error <= self.allowed(precision)  # False for NaN
+        within = self.error <= self.allowed(precision)  # False for NaN
+        return within and self.mean_error <= self.allowed_mean(precision)

@@ -20,14 +20,15 @@ from safetensors.numpy import load_file
 
 from tfexport.definition import Definition
 from tfexport.graph_session import session_of
-from tfexport.graph_values import Distances, distances
+from tfexport.graph_values import distances
 from tfexport.models.transformer import Transformer
 from tfexport.quantize import from_blocks
+from tfexport.rounding import Rounding
 from tfexport.screening import FILE, LEVELS
 
 ROWS = 8
 PREFIX = "screening/"
-Found = tuple[str, str, Distances]
+Found = tuple[str, str, Rounding]
 """The node that computed a value, what it is, and its distances."""
 
 
@@ -56,7 +57,7 @@ def screening_distances(
     largest = np.abs(exact).max(axis=1, keepdims=True)
     yield _compared(nodes["ScreenStates"], "scale of the states", largest / LEVELS, scale)
     far = np.abs(steps - exact * LEVELS / largest).max()
-    yield nodes["ScreenStates"].name, "states in 7 bits", (max(0.0, float(far) - 0.5), 0.0, float(LEVELS))
+    yield nodes["ScreenStates"].name, "states in 7 bits", Rounding(max(0.0, float(far) - 0.5), 0.0, float(LEVELS))
     lengths = (np.linalg.norm(exact * LEVELS / largest - steps, axis=1).max(), np.linalg.norm(steps, axis=1).max())
     norm, error = (rounded[f"screening.{name}"].astype(np.float64) for name in ("norm", "error"))
     bound = norm * lengths[0] + error * lengths[1]
@@ -78,12 +79,17 @@ def screening_distances(
         rounding = (own - torch.from_numpy(exact) @ weight.T).abs().max().item(), float(logits.abs().max())
         words_found = allowed.gather(1, torch.from_numpy(ids))
         for about, got in (("best logit", torch.from_numpy(best).double()), ("best word", words_found)):
-            yield nodes["ScreenBest"].name, about, (distances(allowed.amax(1, True), got, got)[0], *rounding)
+            yield nodes["ScreenBest"].name, about, Rounding(distances(allowed.amax(1, True), got, got).error, *rounding)
 
 
 def _compared(node: onnx.NodeProto, about: str, exact: NDArray[Any], found: NDArray[Any]) -> Found:
     tensor, got = torch.from_numpy(np.asarray(exact)), torch.from_numpy(found.astype(np.float64))
-    return node.name, about, distances(tensor, tensor, got)
+    found = distances(tensor, tensor, got)
+    return (
+        node.name,
+        about,
+        Rounding(found.error, found.own, found.size),
+    )  # no means: the norms that go in are rounded too
 
 
 def _alone(model: onnx.ModelProto, node: onnx.NodeProto, given: Mapping[int, NDArray[Any]]) -> onnx.ModelProto:

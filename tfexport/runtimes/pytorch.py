@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tfexport.bundle import Bundle
+from tfexport.bundle import MANIFEST, Bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
-from tfexport.errors import RuntimeUnavailable
+from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.models.checkpoint import build_model
 from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.float64 import InFloat64, WithRandomRounding
@@ -117,7 +117,7 @@ class TorchRuntime:
                 torch.set_float32_matmul_precision("highest")  # no TF32, which rounds factors to 10 bits
         if threads is not None:
             torch.set_num_threads(threads)
-        model = in_precision(build_model(bundle.config, load_file(bundle.weights)), precision)
+        model = in_precision(_built(bundle), precision)
         assert isinstance(model, Transformer)
         with full_memory_is_an_error():
             model = model.to(device).eval()
@@ -210,6 +210,17 @@ def _array(tensor: Tensor) -> FloatArray:
     return (tensor if tensor.dtype == torch.float64 else tensor.float()).cpu().numpy()
 
 
+def _built(bundle: Bundle) -> Transformer | EncoderClassifier:
+    """The model of a bundle's config and weights."""
+    try:
+        return build_model(bundle.config, load_file(bundle.weights))
+    except RuntimeError as error:  # PyTorch's, of names and shapes
+        raise BundleError(
+            f"{bundle.weights} does not have the tensors of the config in {bundle.directory / MANIFEST}: "
+            f"{str(error).splitlines()[-1].strip()} Export the checkpoint again."
+        ) from error
+
+
 def require_gpu() -> None:
     """Does nothing where PyTorch has a GPU to use.
 
@@ -246,7 +257,7 @@ class TorchClassifier:
         if threads is not None:
             torch.set_num_threads(threads)
         self.config, self.capacity = bundle.config, Capacity.of_model(bundle.config)
-        model = in_precision(build_model(bundle.config, load_file(bundle.weights)), precision)
+        model = in_precision(_built(bundle), precision)
         assert isinstance(model, EncoderClassifier)
         self._model = model.eval()
 
