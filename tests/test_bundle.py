@@ -202,6 +202,7 @@ def test_manifest_tells_where_the_bundle_comes_from(tiny_bundle: Path, tiny_chec
         "sha256": hashlib.sha256(tiny_checkpoint.path.read_bytes()).hexdigest(),
         "family": "tutorial",
         "given": {"n_heads": HEADS, **IDS},
+        "text": {},
         "notes": [],
     }
     libraries = ("torch", "onnx", "onnxruntime", "numpy")

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from tfexport.models.recognition import Chosen
 
 _FILES = ("src_vocab", "tgt_vocab", "src_bpe", "tgt_bpe")
+_SAYS_HOW = {"src_tokenizer": "src_vocab", "lowercase": "src_vocab", "src_bpe": "src_vocab", "tgt_bpe": "tgt_vocab"}
+"""What a vocabulary is used with; where it was recorded and is lost, these are, too."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +64,16 @@ class TextSettings:
 
     def or_recorded(self, recorded: Mapping[str, Any], checkpoint: Path) -> tuple[TextSettings, list[str]]:
         """These settings, and of others those `recorded` of an export, with the files that are no longer where they were."""
-        found, lost = self, []
+        found, lost, gone = self, [], set()
         for field in fields(self):
             value = recorded.get(field.name)
-            if value is None or getattr(self, field.name) != field.default:
+            if value is None or getattr(self, field.name) != field.default or _SAYS_HOW.get(field.name) in gone:
                 continue
             if field.name in _FILES:
                 value = checkpoint.parent / value
                 if not value.is_file():
                     lost.append(f"--{field.name.replace('_', '-')} {value}")
+                    gone.add(field.name)
                     continue
             found = replace(found, **{field.name: value})
-        if found.src_vocab is None:  # they say how it is used
-            found = replace(found, src_tokenizer="whitespace", lowercase=False, src_bpe=None)
         return found, lost

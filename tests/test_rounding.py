@@ -1,0 +1,71 @@
+"""The rule of what is allowed: a few times PyTorch's own distance from float64, and a few units in the last place."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tfexport.contract import PRECISIONS, Precision
+from tfexport.rounding import EPS, FACTOR, FLOOR, Rounding
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+def test_eps_is_that_of_the_precision(precision: Precision) -> None:
+    assert torch.finfo(getattr(torch, precision)).eps == EPS[precision]
+
+
+def test_what_is_allowed_is_a_multiple_of_pytorch_s_own_and_a_floor() -> None:
+    rounding = Rounding(own=3.0, size=5.0)
+    for precision in PRECISIONS.values():
+        eps = EPS.get(precision, np.finfo(np.float32).eps)  # quantized graphs compute in float32
+        assert rounding.allowed(precision) == FACTOR * 3.0 + FLOOR * eps * 5.0
+    assert Rounding(own=3.0).allowed("float32") == 10 * 3.0
+    assert Rounding(size=5.0).allowed("float16") == 8 * 2**-10 * 5.0
+    assert Rounding().allowed("float32") == 0
+
+
+@pytest.mark.parametrize("precision", list(PRECISIONS.values()))
+def test_an_error_holds_up_to_what_is_allowed(precision: Precision) -> None:
+    most = Rounding(own=1e-6, size=7.0).allowed(precision)
+    for error, holds in (
+        (0.0, True),
+        (most, True),
+        (math.nextafter(most, 1), False),
+        (math.inf, False),
+        (math.nan, False),
+    ):
+        assert Rounding(error, 1e-6, 7.0).holds(precision) == holds
+    assert Rounding().holds(precision)  # of zeros that are zeros
+
+
+def test_the_largest_of_all_tensors_counts() -> None:
+    rounding = Rounding()
+    for numbers in ((1.0, 0.5, 10.0), (3.0, 0.1, 2.0), (2.0, 0.7, 30.0)):
+        rounding.add(*numbers)
+    assert rounding == Rounding(3.0, 0.7, 30.0)
+
+
+def test_an_error_that_is_no_number_stays() -> None:
+    """max() passes over NaN where it is the second of two, and max(1.0, nan) is 1.0."""
+    for errors in ([math.nan, 1.0], [1.0, math.nan], [1.0, math.nan, 2.0]):
+        rounding = Rounding()
+        for error in errors:
+            rounding.add(error, 1.0, 1.0)
+        assert math.isnan(rounding.error)
+        assert not rounding.holds("float32")
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_numbers_of_pytorch_s_own_that_are_none_allow_nothing_more(bad: float) -> None:
+    """Where it overflows itself, an overflow is no measure: else anything would pass."""
+    rounding = Rounding()
+    rounding.add(1.0, bad, 5.0)
+    assert rounding.allowed("float32") == Rounding(size=5.0).allowed("float32")
+    assert not rounding.holds("float32")
+    rounding.add(0.0, 0.25, bad)
+    assert (rounding.own, rounding.size) == (0.25, 5.0)
+    rounding.add(0.0, bad, bad)
+    assert (rounding.own, rounding.size) == (0.25, 5.0)
