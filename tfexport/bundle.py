@@ -39,6 +39,8 @@ class Origin:
     family: str
     given: Mapping[str, Any]
     """The config fields that it does not tell itself."""
+    notes: tuple[str, ...] = ()
+    """What the export said of it."""
     text: Mapping[str, Any] = field(default_factory=dict)
     """What was said of its text when it was exported: files of vocabularies, languages and the like, by the names of their
     flags; the files relative to the checkpoint's folder."""
@@ -209,7 +211,13 @@ def open_bundle(directory: Path) -> Bundle:
         bundle = Bundle(
             directory,
             ModelConfig.from_dict(manifest["config"], where=str(path)),
-            Origin(str(source["sha256"]), str(source["family"]), dict(source["given"]), dict(source.get("text", {}))),
+            Origin(
+                str(source["sha256"]),
+                str(source["family"]),
+                dict(source["given"]),
+                tuple(map(str, source.get("notes", ()))),
+                dict(source.get("text", {})),
+            ),
             tuple(map(_read_graph, manifest["graphs"])),
             tuple(map(_read_engine, manifest["engines"])),
             {name: _read_dialects(dialects) for name, dialects in manifest["runtimes"].items()},

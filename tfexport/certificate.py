@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
@@ -156,10 +156,12 @@ def read_certificates(bundle: Bundle) -> list[Certificate]:
     path = bundle.directory / CERTIFICATES
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
-        return [Certificate(**entry) for entry in entries]
+        known = {field.name for field in fields(Certificate)}
+        found = [Certificate(**{name: value for name, value in entry.items() if name in known}) for entry in entries]
+        return [one for one in found if isinstance(one.files, dict)]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise BundleError(f"{path} cannot be read: {error}. Remove it, and run tfexport parity again.") from error
 
 

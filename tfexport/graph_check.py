@@ -115,11 +115,14 @@ class GraphCheck:
 
 
 def sizes_of(config: ModelConfig) -> list[dict[str, int]]:
-    """The sizes of the random cases of a model: with relative positions also lengths at which distances are cut off."""
-    if config.positions != "relative":
-        return [*SIZES]
-    far = config.max_distance + 3
-    return [*SIZES, {**SIZES[2], "src": far, "cache": far, "least": far - 1}]
+    """The sizes of the random cases of a model: `SIZES`, and one with a long source and a long past. With relative positions
+    distances are cut off in it."""
+    far = max(LONGEST, config.max_distance + 3)
+    return [*SIZES, {**SIZES[0], "src": far, "cache": far, "least": far - 1}]
+
+
+LONGEST = 64
+"""Source ids and cache slots of the long case, where the model has as many positions."""
 
 
 def check_graph(

@@ -201,7 +201,7 @@ def distances(exact: Tensor, own: Tensor, found: Tensor, slack: Tensor | None = 
     A number that is infinite on both sides is the same.
     """
     errors, owns = (torch.where(exact == other, 0.0, (other.double() - exact).abs()) for other in (found, own))
-    if slack is not None:
-        errors = (errors - slack).clamp(min=0)
+    if slack is not None:  # PyTorch's own arithmetic may round an activation to the other step, too
+        errors, owns = ((values - slack).clamp(min=0) for values in (errors, owns))
     size = torch.where(exact.isinf(), 0.0, exact.abs())
     return Rounding.of(errors.numpy(), owns.numpy(), size.numpy())

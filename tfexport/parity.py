@@ -12,7 +12,7 @@ from typing import Any
 from safetensors.numpy import load_file
 
 from tfexport import contract, kernels
-from tfexport.bundle import Bundle, open_bundle
+from tfexport.bundle import MANIFEST, Bundle, open_bundle
 from tfexport.bundle_check import (
     Mismatch,
     config_mismatches,
@@ -64,6 +64,8 @@ class Comparison:
     """Every graph of the bundle in these precisions, value by value."""
     mismatches: Sequence[Mismatch]
     """What differs from the model in the weights files, the tokenizers and the manifest."""
+    unknown: Sequence[str] = ()
+    """The sides whose tokenizer was compared with nothing, as the checkpoint has none."""
 
     @property
     def variants(self) -> dict[tuple[str, Precision], list[ParityReport]]:
@@ -130,10 +132,11 @@ def check(
         raise TfexportError("targets are translations of the input, and there is none. Give INPUT too.")
     writer = None if targets is None else Writer.of(bundle, "text")
     reference, source = TorchRuntime.from_bundle(bundle, threads=threads), "bundle"
+    unknown: tuple[str, ...] = ()
     mismatches = manifest_mismatches(bundle)
     if checkpoint is not None:
         afresh = _read_afresh(bundle, checkpoint, family, load, say)
-        reference, source = TorchRuntime(afresh.model), afresh.sha256
+        reference, source, unknown = TorchRuntime(afresh.model), afresh.sha256, afresh.unknown
         mismatches += afresh.mismatches
     mismatches += weights_mismatches(bundle, reference.model)
     model, reference = reference.model, reference.in_float64() if float64 else reference
@@ -161,7 +164,7 @@ def check(
         "sentences": len(sources),
         "random": lines is None,
     }
-    return Comparison(bundle, reference, source, inputs, sources, reports, searches, graphs, mismatches)
+    return Comparison(bundle, reference, source, inputs, sources, reports, searches, graphs, mismatches, unknown)
 
 
 def check_graphs(
@@ -229,14 +232,12 @@ def gate(directory: Path, model: Model, *, tolerance: float | None = None) -> No
     for report in (report for beam in (1, 4) for report in reports(beam)):
         if not report.passed:
             short = contract.short_name(report.precision)
-            others = (
-                f" Leave {short} out of --precision,"
-                if report.precision != "float32"
-                else " Report this with the config,"
-            )
+            others = " Report this with the config, allow more with --tolerance N,"
+            if report.precision != "float32":
+                others = f" Leave {short} out of --precision,"
             raise TfexportError(
                 f"the exported graphs in {short} do not decode as PyTorch does with beam {report.beam}: "
-                f"{'; '.join(report.failures)}. Nothing was exported.{others} allow more with --tolerance N, or export with "
+                f"{'; '.join(report.failures)}. Nothing was exported.{others} or export with "
                 "--no-parity and look into it with tfexport parity --bisect."
             )
 
@@ -273,6 +274,8 @@ class _Afresh:
     model: Transformer
     sha256: str
     mismatches: list[Mismatch]
+    unknown: tuple[str, ...]
+    """The sides whose tokenizer it does not have."""
 
 
 def _read_afresh(bundle: Bundle, path: Path, family: Chosen, load: Load, say: Callable[[str], None]) -> _Afresh:
@@ -290,7 +293,9 @@ def _read_afresh(bundle: Bundle, path: Path, family: Chosen, load: Load, say: Ca
             "this bundle was exported from."
         )
     mismatches, unknown = tokenizer_mismatches(bundle, loaded.tokenizers)
+    # Special ids are taken from the manifest where the checkpoint tells none: its vocabularies may contradict them.
+    mismatches += [Mismatch(MANIFEST, odd) for odd in loaded.odd if odd not in bundle.origin.notes]
     for side in unknown:
         flag = "--src-vocab" if side == "source" else "--tgt-vocab"
         say(f"note: the {side} tokenizer is compared with nothing, as {path} has none: give it with {flag}")
-    return _Afresh(model, loaded.sha256, [*config_mismatches(bundle, loaded.config), *mismatches])
+    return _Afresh(model, loaded.sha256, [*config_mismatches(bundle, loaded.config), *mismatches], tuple(unknown))

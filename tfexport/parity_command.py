@@ -189,17 +189,19 @@ def _certify(comparison: Comparison, refuted: Collection[tuple[str, Precision]])
     """Keep the certificates of what passed, and drop earlier ones of what failed, here or otherwise (`refuted`)."""
     from tfexport.certificate import certify, write_certificates
 
+    if comparison.unknown and comparison.source != "bundle":
+        say("note: not certified: a tokenizer was compared with nothing. Give --src-vocab and --tgt-vocab.")
+        return
     passed, failed = [], []
     for (runtime, precision), reports in comparison.variants.items():
         holds = comparison.holds(precision) and all(report.passed for report in reports)
-        if holds and (runtime, precision) not in refuted:
-            if sum(report.steps for report in reports) < ENOUGH_STEPS:
-                say(f"note: not certified: fewer than {ENOUGH_STEPS} steps were compared. Give more sentences.")
-                return
+        if not holds or (runtime, precision) in refuted:
+            failed.append((runtime, precision))
+        elif sum(report.steps for report in reports) < ENOUGH_STEPS:
+            say(f"note: not certified: fewer than {ENOUGH_STEPS} steps were compared. Give more sentences.")
+        else:
             numbers = [report.summary() for report in reports]
             passed.append(certify(comparison.bundle, runtime, precision, numbers, comparison.inputs, comparison.source))
-        else:
-            failed.append((runtime, precision))
     try:
         path = write_certificates(comparison.bundle, passed, failed)
     except BundleError as error:

@@ -30,7 +30,7 @@ class Limits:
     furthest: float
     """Largest `Divergence.loss` of a sentence, in nats."""
     error: float | None = None
-    """Largest absolute difference of cross keys and values and of logits, where the user gave one."""
+    """Largest absolute difference of cross keys and values and of logits in float32, where the user gave one."""
 
 
 LIMITS: dict[Precision, Limits] = {
@@ -164,9 +164,9 @@ class ParityReport:
     def allowed(self, rounding: Rounding) -> float:
         """The largest error of some numbers that passes; infinite below float32, where the graphs are held against their
         definition instead."""
-        if self.limits.error is not None:
-            return self.limits.error
-        return rounding.allowed(self.precision) if self.precision == "float32" else math.inf
+        if self.precision != "float32":
+            return math.inf
+        return rounding.allowed(self.precision) if self.limits.error is None else self.limits.error
 
     @property
     def top1_agree(self) -> int:
@@ -186,7 +186,8 @@ class ParityReport:
 
     def tie_of(self, rounding: Rounding) -> float:
         """By how much a logit may be off without being wrong."""
-        return self.limits.error if self.limits.error is not None else rounding.allowed("float32")
+        fixed = self.limits.error if self.precision == "float32" else None
+        return rounding.allowed("float32") if fixed is None else fixed
 
     @property
     def divergence(self) -> float:

@@ -52,8 +52,20 @@ def misplaced(model: onnx.ModelProto, precision: contract.Precision, folder: Pat
                     about = f"{tensor.name}, which lies elsewhere in the weights file"
         if about is not None:
             yield users.get(tensor.name, tensor.name), f"weights {about}"
-    for function in model.functions:
-        for node in function.node:
-            for attribute in node.attribute:
-                if math.prod(attribute.t.dims) > MOST_NUMBERS:
-                    yield f"{function.name}/{node.name}", "weights in a function"
+    for owner, nodes in (("", model.graph.node), *((f"{f.name}/", f.node) for f in model.functions)):
+        for node in nodes:
+            if _numbers(node) > MOST_NUMBERS:
+                yield f"{owner}{node.name}", "weights in an attribute"
+    if model.graph.sparse_initializer:
+        yield model.graph.name, "weights in a sparse form, which this version does not write"
+
+
+def _numbers(node: onnx.NodeProto) -> int:
+    """The numbers in the attributes of a node; many where an attribute is a graph, which this version does not write."""
+    found = 0
+    for attribute in node.attribute:
+        has_graph = attribute.HasField("g") or attribute.graphs or attribute.HasField("sparse_tensor")
+        tensors = [attribute.t, *attribute.tensors]
+        found += MOST_NUMBERS + 1 if has_graph else sum(math.prod(t.dims) for t in tensors if t.dims)
+        found += len(attribute.floats) + len(attribute.ints) + len(attribute.strings)
+    return found

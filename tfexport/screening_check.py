@@ -84,11 +84,11 @@ def screening_distances(
 
 def _compared(node: onnx.NodeProto, about: str, exact: NDArray[Any], found: NDArray[Any]) -> Found:
     tensor, got = torch.from_numpy(np.asarray(exact)), torch.from_numpy(found.astype(np.float64))
-    found = distances(tensor, tensor, got)
+    measured = distances(tensor, tensor, got)
     return (
         node.name,
         about,
-        Rounding(found.error, found.own, found.size),
+        Rounding(measured.error, measured.own, measured.size),
     )  # no means: the norms that go in are rounded too
 
 

@@ -64,10 +64,12 @@ class TextSettings:
 
     def or_recorded(self, recorded: Mapping[str, Any], checkpoint: Path) -> tuple[TextSettings, list[str]]:
         """These settings, and of others those `recorded` of an export, with the files that are no longer where they were."""
-        found, lost, gone = self, [], set()
+        said: dict[str, Any] = {}
+        lost, gone = [], set()
         for field in fields(self):
-            value = recorded.get(field.name)
-            if value is None or getattr(self, field.name) != field.default or _SAYS_HOW.get(field.name) in gone:
+            value: Any = recorded.get(field.name)
+            is_open = getattr(self, field.name) == field.default and _SAYS_HOW.get(field.name) not in gone
+            if not is_open or not isinstance(value, str | bool):
                 continue
             if field.name in _FILES:
                 value = checkpoint.parent / value
@@ -75,5 +77,5 @@ class TextSettings:
                     lost.append(f"--{field.name.replace('_', '-')} {value}")
                     gone.add(field.name)
                     continue
-            found = replace(found, **{field.name: value})
-        return found, lost
+            said[field.name] = value
+        return replace(self, **said), lost
