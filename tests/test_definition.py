@@ -73,6 +73,16 @@ def test_a_number_between_two_steps_may_be_rounded_to_either(precision: Any) -> 
     assert found[3].tolist() == [127, 1, 0, 6]
 
 
+@pytest.mark.parametrize("precision", QUANTIZED)
+def test_hardly_any_number_lies_between_two_steps(precision: Any) -> None:
+    """Else a product that is wrong by a step would pass."""
+    states = torch.from_numpy(np.random.default_rng(0).standard_normal((2000, 64)))
+    _, slack = _Activations(torch.ones(3, 64, dtype=torch.float64), precision, rectified=False).rounded(states)
+    assert 0.9 < (slack == 0).double().mean() < 1
+    # Twice what float32 may be off by: 127 steps in 24 bits, after a product of some length.
+    assert BETWEEN > 127 * 2**-23
+
+
 def test_in_4_bits_each_block_has_a_step_of_its_own() -> None:
     states = torch.zeros(1, 40, dtype=torch.float64)
     states[0, 0], states[0, 1], states[0, 39], states[0, 38] = 127, 2.5, 1.27, 0.025
