@@ -20,7 +20,8 @@ from tfexport.config import ModelConfig
 from tfexport.definition import rounded
 from tfexport.errors import BundleError, TfexportError
 from tfexport.export import export, write_graphs, write_quantized, write_weights
-from tfexport.graph_check import SIZES, case_of, check_graph, session_of
+from tfexport.graph_check import SIZES, case_of, check_graph
+from tfexport.graph_session import session_of
 from tfexport.models.checkpoint import load_checkpoint
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import Transformer

@@ -26,7 +26,8 @@ from tfexport.config import ModelConfig
 from tfexport.contract import Precision
 from tfexport.definition import Definition
 from tfexport.export import write_graphs, write_variant, write_weights
-from tfexport.graph_check import COMPARED, Compared, GraphCheck, check_graph
+from tfexport.graph_check import Compared, GraphCheck, check_graph
+from tfexport.graph_values import COMPARED
 from tfexport.models.transformer import Transformer
 from tfexport.parity import check, check_graphs, compare_all, random_sources
 from tfexport.runtimes import load_runtime

@@ -69,10 +69,10 @@ class TextSettings:
         for field in fields(self):
             value: Any = recorded.get(field.name)
             is_open = getattr(self, field.name) == field.default and _SAYS_HOW.get(field.name) not in gone
-            if not is_open or not isinstance(value, str | bool):
+            if not is_open or not isinstance(value, str | bool):  # a manifest may have anything
                 continue
             if field.name in _FILES:
-                value = checkpoint.parent / value
+                value = checkpoint.parent / str(value)
                 if not value.is_file():
                     lost.append(f"--{field.name.replace('_', '-')} {value}")
                     gone.add(field.name)
