@@ -9,7 +9,7 @@ MODELS ?= 300
 KILLS ?= 200
 KERNELS = setup.py $(wildcard tfexport/kernels/*.h tfexport/kernels/*.cpp)
 
-.PHONY: demo test engines fuzz kills load gpu constraints clean
+.PHONY: demo test engines fuzz faults kills load gpu constraints clean
 
 demo: $(VENV)/export.done
 	$(VENV)/bin/tfexport demo
@@ -28,6 +28,10 @@ engines: $(VENV)/dev.done
 fuzz: $(VENV)/dev.done
 	OMP_NUM_THREADS=1 $(VENV)/bin/python fuzz/readers.py --inputs $(INPUTS)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python fuzz/models.py --models $(MODELS)
+
+# Plants faults in bundles, with corrected checksums, and lists those that parity does not find; takes half an hour.
+faults: $(VENV)/dev.done
+	OMP_NUM_THREADS=1 $(VENV)/bin/python fuzz/faults.py --jobs 2 --quick
 
 # Ends export, decode and train at random moments, and checks that nothing was lost; figures are printed.
 kills: $(VENV)/dev.done
