@@ -443,7 +443,7 @@ def test_the_command_takes_the_flags_of_export() -> None:
         "alignments",
         "shortlist",
     }
-    own = {"tolerance", "as_json", "source"}
+    own = {"as_json", "source"}
     assert signature(cli.export).parameters.keys() ^ signature(cli.probe).parameters.keys() == written | own
 
 
