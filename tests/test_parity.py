@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny import SRC_VOCAB, TinyCheckpoint
 
 from tfexport.bundle import open_bundle
@@ -19,6 +20,7 @@ from tfexport.contract import Precision
 from tfexport.errors import TfexportError
 from tfexport.json_text import json_text
 from tfexport.lines import Reader, read_pairs
+from tfexport.models.checkpoint import build_model
 from tfexport.models.transformer import Transformer
 from tfexport.parity import check, compare, compare_all, gate, quality_of, random_sources
 from tfexport.parity_report import LIMITS, Divergence, Errors, Limits, ParityReport, Position, kl_divergence
@@ -182,13 +184,19 @@ def test_report_of_nothing_does_not_pass() -> None:
 
 @pytest.mark.parametrize(
     ("precision", "fewest"),
-    [("float32", 10_000), ("float16", 9_990), ("bfloat16", 9_900), ("int8", 9_850), ("int4", 9_000)],
+    [("float32", 10_000), ("float16", 9_981), ("bfloat16", 9_870), ("int8", 9_814), ("int4", 8_906)],
 )
 def test_best_tokens_of_each_precision(precision: Precision, fewest: int) -> None:
-    """All of float32's best tokens must be the same, and of float16's 99.9 %, of bfloat16's 99 %, and so on."""
+    """All of float32's, 99.9 % of float16's and so on, less three deviations: of float16 10 of 10,000 may differ, +- 3.2."""
     assert report_of(precision, agree=fewest).passed
     failed = report_of(precision, agree=fewest - 1)
-    assert failed.failures == [f"the best token is the same at {fewest - 1} of 10000 steps"]
+    assert failed.failures == [f"the best token is the same at {fewest - 1} of 10000 steps, not at {fewest}"]
+
+
+def test_few_steps_need_no_larger_share_than_many() -> None:
+    assert report_of("float16", steps=1000, agree=996).fewest_agreeing == 996
+    assert report_of("float16", steps=1, agree=1).fewest_agreeing == 1
+    assert report_of("float32", steps=3, agree=3).fewest_agreeing == 3
 
 
 def test_float32_may_be_off_by_what_rounding_explains() -> None:
@@ -208,10 +216,11 @@ def test_below_float32_outputs_are_judged_and_graphs_elsewhere() -> None:
     for precision in LIMITS:
         report = report_of(precision, positions=[Position(5.0, 1e-6, 10.0, steps=10_000)])
         assert report.passed == (precision != "float32")
-        own = replace(LIMITS[precision], error=4.0)
-        assert not replace(report, limits=own).passed
+        own = replace(LIMITS[precision], error=4.0)  # of float32 alone
+        assert replace(report, limits=own).passed == (precision != "float32")
         assert replace(report, limits=replace(own, error=5.0)).passed
-        assert not replace(report, limits=replace(own, error=0.0), positions=[Position(math.nan, steps=9)]).passed
+        wrong = replace(report, limits=own, positions=[Position(math.nan, steps=9)])
+        assert not wrong.passed
 
 
 def test_a_best_token_that_is_as_good_is_the_same() -> None:
@@ -400,11 +409,16 @@ def test_what_was_compared_is_told(tiny_bundle: Path, tiny_checkpoint: TinyCheck
     assert afresh.source == open_bundle(tiny_bundle).origin.sha256
 
 
+def model_of(directory: Path) -> Any:
+    bundle = open_bundle(directory)
+    return build_model(bundle.config, load_file(bundle.weights))
+
+
 def test_the_gate_of_an_export_passes_clean_bundles(
     half_bundle: Path, quantized_bundle: Path, classifier_bundle: Path
 ) -> None:
     for bundle in (half_bundle, quantized_bundle, classifier_bundle):
-        gate(bundle)
+        gate(bundle, model_of(bundle))
 
 
 def test_the_gate_refuses_a_bundle_that_decodes_otherwise(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,8 +430,8 @@ def test_the_gate_refuses_a_bundle_that_decodes_otherwise(tiny_bundle: Path, mon
     monkeypatch.setattr("tfexport.parity.load_runtime", nudged)
     message = r"in fp32 do not decode as PyTorch does with beam 1: logits of step 1 are off by .* Nothing was exported"
     with pytest.raises(TfexportError, match=message):
-        gate(tiny_bundle)
-    gate(tiny_bundle, tolerance=0.011)
+        gate(tiny_bundle, model_of(tiny_bundle))
+    gate(tiny_bundle, model_of(tiny_bundle), tolerance=0.011)
 
 
 def test_half_precision_is_compared_with_float32_and_held_to_its_own_limits(half_bundle: Path) -> None:
@@ -427,14 +441,11 @@ def test_half_precision_is_compared_with_float32_and_held_to_its_own_limits(half
     assert 1e-5 < report.logits.error < 0.1  # it is not float32 that was compared
     assert 1e-5 < report.cross_max < 0.1
     assert report.allowed(report.logits) == math.inf
-    (strict,) = check(half_bundle, LINES, ["ort-cpu"], precisions=("float16",), tolerance=1e-4, say=silent).reports
-    assert not strict.passed
-    assert strict.limits == replace(LIMITS["float16"], error=1e-4)
-    assert strict.to_dict()["limits"] == {"error": 1e-4, "top1": 0.999, "loss": 0.01, "furthest": 1.0}
+    (fixed,) = check(half_bundle, LINES, ["ort-cpu"], precisions=("float16",), tolerance=1e-4, say=silent).reports
+    assert fixed.passed  # a fixed limit is for float32, and for the values of graphs
     told = report.to_dict()
     assert told["logits"] == {"max": report.logits.error, "own": report.logits.own}
     assert {position["allowed"] for position in told["positions"]} == {None}
-    assert {errors["allowed"] for errors in strict.to_dict()["cross"].values()} == {1e-4}
 
 
 def test_half_precision_of_other_weights_fails(
