@@ -20,6 +20,10 @@ EXPORT_SIDE = (
     "tfexport.export",
     "tfexport.graph_modules",
     "tfexport.graph_check",
+    "tfexport.graph_session",
+    "tfexport.graph_values",
+    "tfexport.placed_weights",
+    "tfexport.screening_check",
     "tfexport.definition",
     "tfexport.projections",
     "tfexport.emitter",
@@ -193,7 +197,18 @@ def test_what_both_sides_read_imports_neither(module: str) -> None:
 
 
 def test_torch_is_imported_only_where_models_are_made_or_run() -> None:
-    allowed = {"export", "graph_modules", "graph_check", "ort_cases", "definition", "bundle_check", "train", "data"}
+    allowed = {
+        "export",
+        "graph_modules",
+        "graph_check",
+        "graph_values",
+        "screening_check",
+        "ort_cases",
+        "definition",
+        "bundle_check",
+        "train",
+        "data",
+    }
     allowed |= {"training_state", "probe", "probe_checks", "probe_layers"}
     allowed |= {"peers"}  # engines that it is compared with
     found = {
@@ -208,7 +223,7 @@ def test_torch_is_imported_only_where_models_are_made_or_run() -> None:
 def test_onnxruntime_is_imported_only_by_the_check_of_graphs_and_the_runtimes() -> None:
     runtimes = {f"tfexport.runtimes.{name}" for name in ("ort", "ort_cpu", "ort_cpu_steps", "packed")}
     comparison = {"tfexport.peers", "tfexport.machine"}  # what it is compared with, and what the machine can do
-    assert importers("onnxruntime") == {"tfexport.graph_check", "tfexport.kernels", *runtimes, *comparison}
+    assert importers("onnxruntime") == {"tfexport.graph_session", "tfexport.kernels", *runtimes, *comparison}
 
 
 def test_commands_write_json_without_words_for_what_is_no_number() -> None:
@@ -220,7 +235,7 @@ def test_commands_write_json_without_words_for_what_is_no_number() -> None:
 
 def test_onnxruntime_tells_nobody_of_sessions() -> None:
     making = {module for module, path in MODULES.items() if "InferenceSession(" in path.read_text(encoding="utf-8")}
-    assert making == {"tfexport.runtimes.ort", "tfexport.graph_check", "tfexport.machine"}
+    assert making == {"tfexport.runtimes.ort", "tfexport.graph_session", "tfexport.machine"}
     for module in making:
         assert "onnxruntime.disable_telemetry_events()" in MODULES[module].read_text(encoding="utf-8")
 
@@ -237,7 +252,8 @@ def test_onnx_is_imported_only_by_what_makes_and_changes_graphs() -> None:
         "tfexport.screening",
         "tfexport.explicit_rounding",
     }
-    assert found == {*graphs, "tfexport.graph_check", "tfexport.stored_weights", "tfexport.engine"}
+    checks = {f"tfexport.{name}" for name in ("graph_session", "graph_values", "placed_weights", "screening_check")}
+    assert found == {*graphs, *checks, "tfexport.graph_check", "tfexport.stored_weights", "tfexport.engine"}
 
 
 def test_cuda_is_imported_only_by_the_search_for_a_gpu_and_the_memory_of_one() -> None:

@@ -22,8 +22,8 @@ def test_what_is_allowed_is_a_multiple_of_pytorch_s_own_and_a_floor() -> None:
     for precision in PRECISIONS.values():
         eps = EPS.get(precision, np.finfo(np.float32).eps)  # quantized graphs compute in float32
         assert rounding.allowed(precision) == FACTOR * 3.0 + FLOOR * eps * 5.0
-    assert Rounding(own=3.0).allowed("float32") == 10 * 3.0
-    assert Rounding(size=5.0).allowed("float16") == 8 * 2**-10 * 5.0
+    assert Rounding(own=3.0).allowed("float32") == 8 * 3.0
+    assert Rounding(size=5.0).allowed("float16") == 4 * 2**-10 * 5.0
     assert Rounding().allowed("float32") == 0
 
 
