@@ -33,7 +33,7 @@ from safetensors.numpy import load_file
 from tiny import SRC_VOCAB, TinyCheckpoint, tiny_classifier
 from torch import Tensor
 
-from tfexport import contract, definition
+from tfexport import contract, definition, kernels
 from tfexport.bundle import Bundle, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import GraphSpec, TensorSpec
@@ -568,6 +568,8 @@ def forced(bundle: Bundle, precision: Any, rows: Sequence[int], beam: int) -> li
 def test_logits_of_a_sentence_are_the_same_to_the_last_bit_in_every_batch(
     bundle: Bundle, precision: Any, beam: int
 ) -> None:
+    if precision == "int4" and not kernels.has_products():
+        pytest.skip("ONNX Runtime's operator for 4 bits sums one row otherwise than several on CPUs without VNNI")
     alone = [forced(bundle, precision, [row], beam)[0] for row in range(len(LENGTHS))]
     assert not np.array_equal(alone[0], alone[10])
     for rows in ([0, 1], [5, 3, 8], range(7), range(16), range(31, -1, -1)):
