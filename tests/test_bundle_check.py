@@ -315,6 +315,21 @@ def test_a_graph_that_is_called_another_one_is_told(clean: Bundle, changes: dict
     assert "lists select_rows.onnx, a graph that this model has not" in [mismatch.about for mismatch in found]
 
 
+def test_a_graph_that_is_not_listed_or_twice_is_told(clean: Bundle) -> None:
+    kept = [graph for graph in clean.graphs if graph.file != "greedy_step.ort.onnx"]
+    assert len(kept) == len(clean.graphs) - 1
+    (missing,) = manifest_mismatches(replace(clean, graphs=tuple(kept)))
+    assert missing.about == "does not list the graph greedy_step.ort.onnx"
+    (double,) = manifest_mismatches(replace(clean, graphs=(*clean.graphs, clean.graphs[0])))
+    assert double.about == f"lists the graph {clean.graphs[0].file} 2 times"
+
+
+def test_a_bundle_without_optional_graphs_has_no_mismatch(clean: Bundle) -> None:
+    kept = [g for g in clean.graphs if "shortlist" not in g.role and "attention" not in g.role]
+    assert 0 < len(kept) < len(clean.graphs)
+    assert manifest_mismatches(replace(clean, graphs=tuple(kept))) == []
+
+
 @pytest.mark.parametrize(
     ("runtime", "precision", "dialect"),
     [("ort-cpu", "float32", "onnx24"), ("tensorrt", "float16", "onnx24-lengths"), ("ort-cuda", "bfloat16", "onnx24")],

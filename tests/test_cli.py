@@ -888,7 +888,7 @@ def test_parity_passes(run: Run, tiny_bundle: Path, tiny_checkpoint: TinyCheckpo
     assert outcome.code == 0
     assert outcome.lines[0] == "ort-cpu in fp32 against PyTorch in fp32:"
     assert "  PASSED" in outcome.lines
-    assert outcome.lines[-1] == "  9 graphs compute what they are defined as, value by value"
+    assert outcome.lines[-2:] == ["  9 graphs compute what they are defined as, value by value", "PASSED"]
     (note, other) = outcome.stderr.splitlines()
     assert note.startswith("note: the source tokenizer is compared with nothing, as ")
     assert other.endswith("give it with --tgt-vocab")
@@ -949,8 +949,26 @@ def test_parity_with_the_checkpoint_finds_what_the_bundle_cannot_tell(
     assert max(errors["max"] for errors in report["cross"].values()) < 1e-5  # the encoder was left alone
 
 
+def test_parity_compares_settings_with_those_of_a_configuration(
+    run: Run, own_bundle: Path, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """A setting that the checkpoint does not tell, changed in the manifest in both of its places."""
+    manifest = json.loads((own_bundle / "manifest.json").read_text())
+    right = dict(manifest["source"]["given"])
+    manifest["source"]["given"]["eos_id"] = manifest["config"]["eos_id"] = 9
+    (own_bundle / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "config.json").write_text(json.dumps(right))
+    arguments = ("parity", own_bundle, "-", "--checkpoint", tiny_checkpoint.path, "--beam", "1")
+    outcome = run(*arguments, "--config", tmp_path / "config.json", stdin=TEXT)
+    assert outcome.code == 1
+    assert f"manifest.json: eos_id is 9, the checkpoint's is {right['eos_id']}" in outcome.lines
+    outcome = run("parity", own_bundle, "-", "--config", tmp_path / "config.json", stdin=TEXT)
+    assert outcome.code == 2
+    assert "Give --checkpoint CKPT too" in outcome.stderr
+
+
 def test_parity_fails_for_a_file_alone(run: Run, own_bundle: Path, tiny_checkpoint: TinyCheckpoint) -> None:
-    """A row of a table that nothing decodes, and a setting: outputs and graphs say nothing of them."""
+    """A row of a table that nothing decodes: outputs say nothing of it."""
     path = own_bundle / "weights.safetensors"
     weights = load_file(path)
     weights["encoder.positions.table"][19] += 1
@@ -962,8 +980,8 @@ def test_parity_fails_for_a_file_alone(run: Run, own_bundle: Path, tiny_checkpoi
     outcome = run(*arguments, stdin=b"de4 de5 de6 de7 de8 de9 de10\n" * 3)
     assert outcome.code == 1
     assert "  PASSED" in outcome.lines
-    assert outcome.lines[-1] == "FAILED: the bundle is not what it is defined as"
-    assert "certified" not in outcome.stderr
+    assert outcome.lines[-1] == "FAILED: 1 of 9 graphs, 1 tensor or setting differs from the model"
+    assert "certified in" not in outcome.stderr
 
 
 def test_parity_with_targets_and_in_all_arrangements(run: Run, tiny_bundle: Path, tmp_path: Path) -> None:
@@ -1058,7 +1076,8 @@ def test_parity_names_where_graphs_depart(run: Run, own_bundle: Path) -> None:
     outcome = run("parity", own_bundle, "-", "--beam", "1", stdin=TEXT)  # which does not decode with this graph
     assert outcome.code == 1
     assert f"beam_step.ort.onnx: departs from PyTorch at {norm.name}" in outcome.lines
-    assert outcome.lines[-1] == "FAILED: the bundle is not what it is defined as"
+    assert outcome.lines[-1].startswith("FAILED: 1 of ")
+    assert outcome.lines[-1].endswith(" graphs")
     assert "certified" not in outcome.stderr
 
 
@@ -1073,8 +1092,10 @@ def test_parity_in_half_precision(run: Run, half_bundle: Path) -> None:
     assert report["limits"] == {"top1": 0.999, "loss": 0.01, "furthest": 1.0, "error": None}
     outcome = run(*arguments, "--tolerance", "1e-6", stdin=TEXT)
     assert outcome.code == 1
-    index = outcome.lines.index("  FAILED")
-    assert "1.0e-06 is allowed" in outcome.lines[index + 1]
+    assert "  PASSED" in outcome.lines  # the limit is that of the graphs, below float32
+    assert "1.0e-06 is allowed" in outcome.stdout
+    assert outcome.lines[-1].startswith("FAILED: ")
+    assert outcome.lines[-1].endswith("graphs")
 
 
 def other_target_words() -> TutorialTransformer:

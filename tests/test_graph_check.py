@@ -711,7 +711,7 @@ def test_a_weight_that_is_not_where_it_belongs_is_named(
     shutil.copy(folder / "weights.safetensors", folder / "other.safetensors")
     found = check_graph(definitions[precision], graph, folder)
     assert found.first is not None
-    assert about in found.first.about or "cannot be run" in found.first.about
+    assert about in found.first.about or "cannot be read or run" in found.first.about
 
 
 def test_rows_that_no_case_reads_are_not_taken_from_elsewhere(
@@ -731,7 +731,24 @@ def test_rows_that_no_case_reads_are_not_taken_from_elsewhere(
     assert wrong[0].node == "decoder.tokens/Gather_1"
 
 
-def test_weights_within_a_function_are_found(clean: Bundle, tmp_path: Path, definitions: Any) -> None:
+def test_a_module_whose_nodes_have_another_name_is_told(
+    mutant: Callable[..., Path], clean: Bundle, definitions: dict[Precision, Definition]
+) -> None:
+    """What has no value in the graph is compared with nothing, so a renamed node is no way around the check."""
+
+    def change(graph: Graph) -> None:
+        for node in graph.node:
+            node.name = node.name.replace("encoder.layers.0.feed_forward.hidden/", "encoder.layers.0.other/")
+
+    graph = spec_of(clean, "encoder.ort", "float32")
+    found = check_graph(definitions["float32"], graph, mutant(graph, change))
+    wrong = [value for value in found.values if not value.holds]
+    assert [(value.node, value.about) for value in wrong] == [
+        ("encoder.layers.0.feed_forward.hidden", "no node of its name")
+    ]
+
+
+def test_weights_in_an_attribute_of_a_function_are_found(clean: Bundle, tmp_path: Path, definitions: Any) -> None:
     graph = spec_of(clean, "encoder.ort", "float32")
     folder = Path(shutil.copytree(clean.directory, tmp_path / "mutant"))
     proto = onnx.load(folder / graph.file, load_external_data=False)
@@ -740,7 +757,7 @@ def test_weights_within_a_function_are_found(clean: Bundle, tmp_path: Path, defi
     function.node.insert(0, helper.make_node("Constant", [], ["hidden"], name="hidden", value=table))
     onnx.save(proto, folder / graph.file)
     found = check_graph(definitions["float32"], graph, folder)
-    assert [value.about for value in found.values if not value.holds] == ["weights in a function"]
+    assert [value.about for value in found.values if not value.holds] == ["weights in an attribute"]
 
 
 # --- what is told
@@ -755,7 +772,7 @@ def test_a_graph_that_cannot_be_run_is_a_fault(clean: Bundle, tmp_path: Path, de
         (folder / graph.file).write_bytes(content)
         found = check_graph(definitions["float32"], graph, folder)
         assert found.first is not None
-        assert found.first.about.startswith("cannot be run: ")
+        assert found.first.about.startswith("cannot be read or run: ")
         assert json.dumps(found.to_dict(), allow_nan=False)
 
 

@@ -7,7 +7,8 @@ So a row of a table is compared that no input reads, too.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -74,13 +75,27 @@ def _half_mismatches(bundle: Bundle, model: Model, precision: Precision) -> Iter
     every = [path for path, _ in model.named_modules()]
     wanted = in_precision(model, precision, every).state_dict()
     file = contract.weights_file(precision)
+    tables = {name for name in wanted if name.endswith("positions.table") and model.config.positions in _COMPUTED}
     with safe_open(bundle.directory / file, "pt") as stored:
         yield from _names(file, stored.keys(), wanted)
         for name in sorted(stored.keys() & wanted.keys()):
             tensor = stored.get_tensor(name)
-            is_sinusoidal = name.endswith("positions.table") and model.config.positions in ("sinusoidal", "stored")
-            if not (is_sinusoidal and _is_close(tensor, wanted[name], EPS[precision])):
+            if name not in tables:
                 yield from _difference(file, name, tensor, wanted[name])
+            elif precision != "float32":
+                yield from _difference(file, name, tensor, _in_float32(bundle, name).to(wanted[name].dtype))
+            elif not _is_close(tensor, wanted[name], EPS["float32"]):
+                yield from _difference(file, name, tensor, wanted[name])
+
+
+_COMPUTED = ("sinusoidal", "stored")
+"""Positions whose table is computed when a checkpoint is read."""
+
+
+def _in_float32(bundle: Bundle, name: str) -> Tensor:
+    """What a number of a half precision was rounded from."""
+    with safe_open(bundle.directory / contract.WEIGHTS_FILE, "pt") as stored:
+        return stored.get_tensor(name)  # type: ignore[no-any-return]
 
 
 def _is_close(one: Tensor, other: Tensor, most: float) -> bool:
@@ -197,14 +212,23 @@ def manifest_mismatches(bundle: Bundle) -> list[Mismatch]:
     """What the manifest says of graphs and runtimes that is not as this version writes it."""
     found = []
     specs = graph_specs(bundle)
+    keys = Counter((graph.role, graph.precision, graph.dialect) for graph in bundle.graphs)
     for graph in bundle.graphs:
         spec = specs.get((graph.role, graph.precision, graph.dialect))
         if spec is None:
             found.append(Mismatch(MANIFEST, f"lists {graph.file}, a graph that this model has not"))
         elif spec.file != graph.file:
             found.append(Mismatch(MANIFEST, f"says that {graph.file} is the graph {spec.file}"))
-    listed = [specs[key] for key in ((g.role, g.precision, g.dialect) for g in bundle.graphs) if key in specs]
-    dialects = contract.runtime_dialects(listed)
+    for key, count in keys.items():
+        if key in specs and count > 1:
+            found.append(Mismatch(MANIFEST, f"lists the graph {specs[key].file} {count} times"))
+    for together in _written_together(bundle):
+        files = {(spec.role, spec.precision, spec.dialect): spec.file for spec in together}
+        lacking = files.keys() - keys.keys()
+        if lacking != files.keys():
+            missing = sorted(files[key] for key in lacking)
+            found += [Mismatch(MANIFEST, f"does not list the graph {file}") for file in missing]
+    dialects = contract.runtime_dialects([specs[key] for key in keys if key in specs])
     for runtime, chosen in bundle.dialects.items():
         if dict(chosen) != dialects.get(runtime):
             found.append(
@@ -215,11 +239,15 @@ def manifest_mismatches(bundle: Bundle) -> list[Mismatch]:
 
 def graph_specs(bundle: Bundle) -> dict[tuple[str, str, str], contract.GraphSpec]:
     """All graphs that a bundle of this model may have, by role, precision and dialect."""
+    specs = (spec for together in _written_together(bundle) for spec in together)
+    return {(spec.role, spec.precision, spec.dialect): spec for spec in specs}
+
+
+def _written_together(bundle: Bundle) -> Iterator[Sequence[contract.GraphSpec]]:
+    """The graphs that a bundle of this model may have, in groups of which it has all or none."""
     config = bundle.config
-    specs: list[contract.GraphSpec] = []
     for precision in bundle.precisions:
         for dialect in contract.DIALECTS:
-            specs += contract.graphs_of(config, precision, dialect)
-            specs += contract.attention_graphs_of(config, precision, dialect)
-        specs += shortlist_graphs_of(config, precision)
-    return {(spec.role, spec.precision, spec.dialect): spec for spec in specs}
+            yield contract.graphs_of(config, precision, dialect)
+            yield contract.attention_graphs_of(config, precision, dialect)
+        yield shortlist_graphs_of(config, precision)

@@ -204,7 +204,7 @@ def missing(bundle: Bundle, runtime: str, precision: Precision) -> str | None:
     what = f"{short_name(precision)} on {runtime}"
     if not mine:
         return f"{what} was not compared with PyTorch"
-    mine = [c for c in mine if c.rule == RULE]
+    mine = [c for c in mine if c.rule == RULE and c.reports]
     if not mine:
         return (
             f"{what} was compared with PyTorch under the rule of another version of tfexport, whose certificates are not "

@@ -308,37 +308,35 @@ def _compare_outputs(
     same = [index for index, (wanted, got) in enumerate(zip(best, found, strict=True)) if wanted.ids == got.ids]
     other = [index for index in range(len(best)) if index not in set(same)]
     report.identical += len(same)
-    for index in same:
-        if not _is_founded(found[index], expected, spread, index, report):
-            report.unfounded.append(first + index)
+    report.founded += [(first + index, _needed(found[index], expected, spread, index)) for index in same]
     if not other:
         return
     src_ids, src_len = expected.src_ids[other], expected.src_len[other]
     along = _Along.of(reference, src_ids, src_len, [found[index].ids for index in other])
     spread = _spread(runtime, src_ids, src_len, along, expected.options)
     for place, index in enumerate(other):
-        report.divergences.append(_divergence(expected, along, index, place, found[index], first + index, report))
-        if not _is_founded(found[index], expected, spread, place, report):
-            report.unfounded.append(first + index)
+        report.divergences.append(_divergence(expected, along, index, place, found[index], first + index))
+        report.founded.append((first + index, _needed(found[index], expected, spread, place)))
 
 
-def _is_founded(got: Hypothesis, expected: _Expected, spread: _Spread, row: int, report: ParityReport) -> bool:
-    """Whether an output follows from the runtime's logits along it, which are in this row of `spread`.
+def _needed(got: Hypothesis, expected: _Expected, spread: _Spread, row: int) -> float:
+    """By how much a logit of the graph that decoded must be off from float64, so that the output follows from the runtime's
+    logits along it, which are in this row of `spread`. 0 or less where it follows from them as they are.
 
-    Each logit may be off by what it is off from float64 in this very step, or by what rounding explains: greedy search and
-    beams have other graphs than the one that tells logits, and in 8 bits what is rounded up in one may be rounded down in
-    the other.
+    Greedy search and beams have other graphs than the one that tells logits, and in 8 bits what is rounded up in one may be
+    rounded down in the other. So the two differ by what each is off from float64; of the second, `spread` knows it.
     """
-    length = len(got.ids)
-    noise = 2 * np.maximum(spread.error[row, :length], report.tie_of(report.logits))
+    length = max(1, len(got.ids))
+    known = spread.error[row, :length]
     if expected.options.beam == 1:
-        return bool((spread.behind[row, :length] <= noise).all())
-    summed = EPS["float32"] * np.abs(spread.log_prob[row, :length])  # log-probabilities are float32
-    return bool(abs(spread.log_prob[row, :length].sum() - got.log_prob) <= (noise + 4 * summed).sum())
+        return float((spread.behind[row, :length] / 2 - known).max())
+    log_probs = spread.log_prob[row, :length]
+    summed = 4 * EPS["float32"] * np.abs(log_probs)  # log-probabilities are float32
+    return float((abs(log_probs.sum() - got.log_prob) - summed.sum()) / (2 * length) - known.mean())
 
 
 def _divergence(
-    expected: _Expected, along: _Along, index: int, place: int, got: Hypothesis, sentence: int, report: ParityReport
+    expected: _Expected, along: _Along, index: int, place: int, got: Hypothesis, sentence: int
 ) -> Divergence:
     """Where and by how much the output `got` of a sentence differs from the reference's."""
     wanted, options = expected.best[index], expected.options
@@ -347,13 +345,13 @@ def _divergence(
     token, other = (ids[step] if step < len(ids) else None for ids in (wanted.ids, got.ids))
     own, theirs = expected.along.log_probs(index), along.log_probs(place)
     length = max(len(wanted.ids), len(got.ids))
-    noise = 2 * report.tie_of(report.logits)
+    errors = 2.0
     if options.beam == 1 and token is not None and other is not None:
         log_probs = log_softmax(expected.along.logits[index, step])
         margin = float(log_probs[token] - log_probs[other])
     else:
         margin = options.normalise(float(own.sum()), len(own)) - options.normalise(float(theirs.sum()), len(theirs))
-        noise *= options.normalise(float(length), length)
+        errors *= options.normalise(float(length), length)
     outputs = (wanted.ids, got.ids)
     loss = float(own.mean() - theirs.mean())
-    return Divergence(sentence, step + 1, token, other, margin, outputs, is_tie=abs(margin) <= noise, loss=loss)
+    return Divergence(sentence, step + 1, token, other, margin, outputs, errors, loss)

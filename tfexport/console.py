@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tfexport.graph_check import GraphCheck
     from tfexport.invariance import Invariance
     from tfexport.models.checkpoint import Checkpoint, Inspection
+    from tfexport.parity import Comparison
     from tfexport.parity_report import ParityReport
     from tfexport.plan import PlanCost
     from tfexport.probe import Probe
@@ -197,6 +198,25 @@ def print_mismatches(mismatches: Sequence[Mismatch]) -> None:
         print(f"and {len(mismatches) - MOST_MISMATCHES} more")
 
 
+def print_verdict(comparison: Comparison, arranged: Sequence[Invariance]) -> None:
+    """The last line of `tfexport parity`: whether all of it passed, and which parts did not."""
+    graphs: dict[str, bool] = {}
+    for check in (check for checks in comparison.graphs.values() for check in checks):  # twice, where there are kernels
+        graphs[check.file] = graphs.get(check.file, True) and check.first is None
+    parts = {
+        "comparisons of outputs": [report.passed for report in comparison.reports],
+        "graphs": [*graphs.values()],
+        "comparisons of batches": [found.passed for found in arranged],
+    }
+    wrong = [f"{passed.count(False)} of {len(passed)} {name}" for name, passed in parts.items() if not all(passed)]
+    if comparison.mismatches:
+        count = len(comparison.mismatches)
+        wrong.append(
+            f"{count} {'tensor or setting differs' if count == 1 else 'tensors or settings differ'} from the model"
+        )
+    print(f"FAILED: {', '.join(wrong)}" if wrong else "PASSED")
+
+
 MOST_MISMATCHES = 20
 """That people are shown; JSON has all."""
 
@@ -235,19 +255,20 @@ def print_parity(report: ParityReport) -> None:
         reference, own = report.quality
         print(f"  BLEU {own.bleu:.2f} (PyTorch {reference.bleu:.2f}), chrF {own.chrf:.2f} ({reference.chrf:.2f})")
     for found in sorted(report.divergences, key=lambda found: -found.margin)[:MOST_DIVERGENCES]:
-        reason = "within" if found.is_tie else "beyond"
+        unit = "in log-probability" if report.beam == 1 else "in score"
+        reason = ""
+        if report.precision == "float32":
+            reason = f", {'within' if report.is_tie(found) else 'beyond'} the allowed error"
         print(
-            f"  sentence {found.sentence} differs from token {found.step} on: {found.found} instead of {found.wanted}, "
-            f"preferred by {found.margin:.1e}, {reason} the allowed error"
+            f"  sentence {found.sentence} differs from token {found.step} on: {found.found} instead of {found.wanted}; "
+            f"PyTorch prefers its own by {found.margin:.1e} {unit}{reason}"
         )
     if len(report.divergences) > MOST_DIVERGENCES:
-        print(
-            f"  and {len(report.divergences) - MOST_DIVERGENCES} more sentences, closer ones; {report.ties} in all are "
-            "within the allowed error"
-        )
+        ties = f"; {report.ties} in all are within the allowed error" if report.precision == "float32" else ""
+        print(f"  and {len(report.divergences) - MOST_DIVERGENCES} more sentences, closer ones{ties}")
     if report.divergences:
         print(
-            f"  PyTorch prefers its own outputs by {report.loss:.1e} nats a token in the mean, "
+            f"  PyTorch prefers its own outputs by {report.loss:.1e} nats a token in the mean of all sentences, "
             f"by {report.furthest:.1e} at most"
         )
     print(f"  {'PASSED' if report.passed else 'FAILED'}")

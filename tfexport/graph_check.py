@@ -32,7 +32,7 @@ from tfexport.config import ModelConfig
 from tfexport.definition import Definition
 from tfexport.graph_modules import Case, Model
 from tfexport.graph_session import HALVES, Session
-from tfexport.graph_values import Followed, distances, places_of
+from tfexport.graph_values import Followed, Place, distances, places_of
 from tfexport.models.transformer import Transformer
 from tfexport.placed_weights import misplaced
 from tfexport.rounding import SAMPLES, Rounding
@@ -143,8 +143,8 @@ def check_graph(
         proto = onnx.load(folder / graph.file, load_external_data=False)
         return _checked(definition, graph, folder, proto, with_kernels, tolerance)
     except Exception as error:  # those of ONNX and ONNX Runtime have no common base
-        told = str(error).strip() or type(error).__name__
-        return GraphCheck.broken(graph.file, f"cannot be run: {told.splitlines()[0]}")
+        told = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        return GraphCheck.broken(graph.file, f"cannot be read or run: {told}")
 
 
 def _checked(
@@ -175,6 +175,9 @@ def _checked(
         cases.append(Followed.of(definition, case, places, session(case.inputs)))
         for rounding, found in measured(cases[-1]):
             rounding.merge(found)
+    elsewhere += [
+        Compared(path, "no node of its name", math.inf, 0.0, 0.0) for path in _absent(graph, places, cases[0])
+    ]
     explained = all(rounding.holds(graph.precision) for rounding in (*inner, *last.values()))
     for seed in range(0 if explained or graph.precision in HALVES else SAMPLES):
         for rounding, again in _together(list(measured(c.again(definition, places, seed))) for c in cases):
@@ -196,6 +199,17 @@ def _checked(
         for node, about, found in screening_distances(proto, definition, folder, with_kernels=with_kernels):
             values.append(compared(node, f"screening: {about}", found))
     return GraphCheck(graph.file, (*elsewhere, *values), with_kernels)
+
+
+def _absent(graph: contract.GraphSpec, places: Iterable[Place], case: Followed) -> list[str]:
+    """The modules that compute something in a graph and have no value in it, which would be compared with nothing."""
+    placed = {path for place in places if place.side == 1 for path in place.modules}
+    if graph.step == "decoder_step":  # the memory that it reads was computed for its inputs
+        placed |= {path for path in case.called if path.startswith("encoder.") or path.endswith(_OF_MEMORY)}
+    return sorted(case.called - placed)
+
+
+_OF_MEMORY = (".cross_attention.key", ".cross_attention.value")
 
 
 def _together(cases: Iterable[list[tuple[Rounding, Rounding]]]) -> Iterator[tuple[Rounding, Rounding]]:

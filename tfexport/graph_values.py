@@ -105,15 +105,17 @@ class Followed:
     own_outputs: Outputs
     slack: Mapping[str, Tensor]
     """By the path of a quantized layer; see `Definition.rounding`."""
+    called: frozenset[str]
+    """The modules that the definition calls, of those whose values are compared."""
 
     @classmethod
     def of(
         cls, definition: Definition, case: Case, places: Sequence[Place], found: Mapping[str, NDArray[Any]]
     ) -> Followed:
         own, own_outputs, _ = _followed(definition, definition.own, case, places, found)
-        with InFloat64():
+        with InFloat64(), _called(definition.model) as called:
             exact, outputs, slack = _followed(definition, definition.model, case, places, found)
-        return cls(case, found, exact, own, outputs, own_outputs, slack)
+        return cls(case, found, exact, own, outputs, own_outputs, slack, frozenset(called))
 
     def again(self, definition: Definition, places: Sequence[Place], seed: int) -> Followed:
         """The same with another rounding of PyTorch's own; see `models/float64.py`."""
@@ -150,6 +152,23 @@ def _followed(
     with torch.inference_mode(), _following(model, places, found) as seen, definition.rounding() as slack:
         outputs = case.outputs(model)
     return seen, outputs, slack
+
+
+@contextmanager
+def _called(model: Model) -> Iterator[set[str]]:
+    """The modules that are called within it, of those whose values are compared."""
+    called: set[str] = set()
+
+    def note(path: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        called.add(path)
+
+    modules = [(path, module) for path, module in model.named_modules() if isinstance(module, COMPARED)]
+    handles = [module.register_forward_pre_hook(partial(note, path)) for path, module in modules]
+    try:
+        yield called
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager

@@ -99,6 +99,7 @@ def check(
     targets: Iterable[bytes] | None = None,
     checkpoint: Path | None = None,
     family: Chosen = None,
+    hints: Mapping[str, Any] | None = None,
     load: Load = load_checkpoint,
     float64: bool = False,
     beams: Sequence[int] = (1,),
@@ -118,6 +119,7 @@ def check(
     Args:
         targets: a translation of each line, for BLEU and chrF beside the reference's.
         family: that of the checkpoint, where it is the user's own; the bundle has no more than its name.
+        hints: what the checkpoint does not tell itself; what is not here is taken from the manifest.
         load: reads the checkpoint, of this path, with what it does not tell itself, and of this family.
         float64: the reference decodes in float64 too.
         tolerance: a fixed limit in the place of what follows from rounding.
@@ -135,7 +137,7 @@ def check(
     unknown: tuple[str, ...] = ()
     mismatches = manifest_mismatches(bundle)
     if checkpoint is not None:
-        afresh = _read_afresh(bundle, checkpoint, family, load, say)
+        afresh = _read_afresh(bundle, checkpoint, family, hints or {}, load, say)
         reference, source, unknown = TorchRuntime(afresh.model), afresh.sha256, afresh.unknown
         mismatches += afresh.mismatches
     mismatches += weights_mismatches(bundle, reference.model)
@@ -278,8 +280,10 @@ class _Afresh:
     """The sides whose tokenizer it does not have."""
 
 
-def _read_afresh(bundle: Bundle, path: Path, family: Chosen, load: Load, say: Callable[[str], None]) -> _Afresh:
-    loaded = load(path, bundle.origin.given, family=family or bundle.origin.family)
+def _read_afresh(
+    bundle: Bundle, path: Path, family: Chosen, hints: Mapping[str, Any], load: Load, say: Callable[[str], None]
+) -> _Afresh:
+    loaded = load(path, {**bundle.origin.given, **hints}, family=family or bundle.origin.family)
     if loaded.sha256 != bundle.origin.sha256:
         say(f"note: {path} is not the file that {bundle.directory} was exported from")
     model = loaded.build_model()

@@ -15,6 +15,7 @@ from tfexport.console import (
     print_invariance,
     print_mismatches,
     print_parity,
+    print_verdict,
     say,
     working,
 )
@@ -25,6 +26,7 @@ from tfexport.options import (
     AsJson,
     BatchSize,
     BundleDir,
+    ConfigOption,
     Input,
     InputFormatOption,
     Lowercase,
@@ -39,6 +41,7 @@ from tfexport.options import (
     TargetVocabulary,
     Threads,
     family_of,
+    hints_of,
     numbers_of,
 )
 
@@ -56,6 +59,7 @@ def parity(
     family: Annotated[
         str | None, typer.Option(metavar="FILE.py", help="The family file of your own that CKPT was exported with.")
     ] = None,
+    config: ConfigOption = None,
     src_vocab: SourceVocabulary = None,
     tgt_vocab: TargetVocabulary = None,
     src_tokenizer: SourceTokenizer = "whitespace",
@@ -109,11 +113,13 @@ def parity(
     from tfexport.text_settings import TextSettings
 
     text = TextSettings(src_vocab, tgt_vocab, src_tokenizer, lowercase, src_bpe, tgt_bpe, src_lang, tgt_lang, prefix)
-    if (family is not None or text != TextSettings()) and checkpoint is None:
+    if (family is not None or config is not None or text != TextSettings()) and checkpoint is None:
         raise TfexportError(
-            "--family, vocabularies and languages say how --checkpoint is read. Give --checkpoint CKPT too."
+            "--family, --config, vocabularies and languages say how --checkpoint is read. Give --checkpoint CKPT too."
         )
+    hints: dict[str, Any] = {}
     if checkpoint is not None:
+        hints = hints_of(checkpoint, config)
         text, lost = text.or_recorded(open_bundle(directory).origin.text, checkpoint)
         for flag in lost:
             say(f"note: the export read {flag}, which is not there now")
@@ -131,6 +137,7 @@ def parity(
             targets=translations,
             checkpoint=checkpoint,
             family=family_of(family),
+            hints=hints,
             load=text.load,
             float64=float64,
             beams=numbers_of("--beam", beam),
@@ -166,8 +173,7 @@ def parity(
         print_mismatches(comparison.mismatches)
         for arrangements in arranged:
             print_invariance(arrangements)
-        if not comparison.passed and all(found.passed for found in comparison.reports):
-            print("FAILED: the bundle is not what it is defined as")
+        print_verdict(comparison, arranged)
     if report is not None:
         from tfexport.parity_page import write_page
 

@@ -293,17 +293,18 @@ def _sentences(comparison: Comparison) -> str:
     found = [(report, divergence) for report in comparison.reports for divergence in report.divergences]
     if not found:
         return "<p>None.</p>"
-    found.sort(key=lambda pair: (pair[1].is_tie, -pair[1].margin))
+    found.sort(key=lambda pair: (pair[0].is_tie(pair[1]), -pair[1].margin))
     source, target = (comparison.bundle.tokenizer(side) for side in ("source", "target"))
     rows = []
     for report, divergence in found[:MOST_SENTENCES]:
+        is_tie = report.is_tie(divergence)
         cells = [
             f"{divergence.sentence}<br><span class=note>{escape(_name(report))}</span>",
             escape(_text(comparison.sources[divergence.sentence - 1], source)),
             *(_from(ids, divergence, target) for ids in divergence.outputs),
-            f"{divergence.margin:.1e}{', within rounding' if divergence.is_tie else ''}",
+            f"{divergence.margin:.1e}{', within rounding' if is_tie else ''}",
         ]
-        rows.append(("passed" if divergence.is_tie else "", cells))
+        rows.append(("passed" if is_tie else "", cells))
     more = len(found) - len(rows)
     note = f"<p>{more} more are left out, closer ones.</p>" if more > 0 else ""
     return _table(["sentence", "source", "PyTorch", "this runtime", "PyTorch prefers its own by"], rows) + note

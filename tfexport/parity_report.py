@@ -112,9 +112,8 @@ class Divergence:
     search did not find it."""
     outputs: tuple[tuple[int, ...], tuple[int, ...]]
     """The reference's and the runtime's ids, with eos where it came."""
-    is_tie: bool
-    """Whether the margin is within rounding: each of two logits, and each token of a score, may be off by what is allowed. A
-    tie that flipped, not a wrong number."""
+    errors: float
+    """How many errors of a logit add up in the margin: two in greedy search, two for each token of a score with beams."""
     loss: float = 0.0
     """By how much the reference prefers its own output, in nats a token: the mean log-probability of its tokens over that of
     the other output's tokens."""
@@ -143,9 +142,9 @@ class ParityReport:
     """For each sentence the reference's ids and the runtime's, with eos where it came."""
     error: str | None = None
     """Why a batch could not be decoded, such as logits that are not finite; its sentences count as different."""
-    unfounded: list[int] = field(default_factory=list)
-    """Sentences, counted from 1, whose output does not follow from the runtime's own logits: a token that is not the best
-    one, or a score that is not the sum of its tokens' log-probabilities."""
+    founded: list[tuple[int, float]] = field(default_factory=list)
+    """Sentences, counted from 1, and by how much a logit of the graph that decoded must be off, so that the output follows
+    from the runtime's own logits; see `unfounded`."""
     quality: tuple[Quality, Quality] | None = None
     """The reference's and the runtime's, where there are targets."""
 
@@ -194,9 +193,20 @@ class ParityReport:
         """The mean over all steps of KL(reference || runtime) of the next token's distribution, in nats."""
         return sum(position.divergence for position in self.positions) / max(1, self.steps)
 
+    def is_tie(self, divergence: Divergence) -> bool:
+        """Whether its margin is within rounding: a tie that flipped, not a wrong number."""
+        return abs(divergence.margin) <= divergence.errors * self.tie_of(self.logits)
+
     @property
     def ties(self) -> int:
-        return sum(divergence.is_tie for divergence in self.divergences)
+        return sum(map(self.is_tie, self.divergences))
+
+    @property
+    def unfounded(self) -> list[int]:
+        """Sentences, counted from 1, whose output does not follow from the runtime's own logits: a token that is not the
+        best one, or a score that is not the sum of its tokens' log-probabilities."""
+        tie = self.tie_of(self.logits)
+        return [sentence for sentence, needed in self.founded if not needed <= tie]
 
     @property
     def cross_max(self) -> float:
@@ -282,8 +292,10 @@ class ParityReport:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        fields = asdict(replace(self, outputs=[]))
-        del fields["outputs"]
+        fields = asdict(replace(self, outputs=[], founded=[]))
+        del fields["outputs"], fields["founded"]
+        for told, divergence in zip(fields["divergences"], self.divergences, strict=True):
+            told["is_tie"] = self.is_tie(divergence)
         fields["positions"] = [
             {"steps": p.steps, "max": p.error, "own": p.own, "allowed": _finite(self.allowed(p)), "kl": p.divergence}
             for p in self.positions
@@ -293,7 +305,13 @@ class ParityReport:
             name: {"max": e.error, "own": e.own, "allowed": _finite(self.allowed(e)), "mean": e.mean}
             for name, e in self.cross.items()
         }
-        found = {"steps": self.steps, "top1_agree": self.top1_agree, "kl": self.divergence, "loss": self.loss}
+        found: dict[str, Any] = {
+            "steps": self.steps,
+            "top1_agree": self.top1_agree,
+            "kl": self.divergence,
+            "loss": self.loss,
+        }
+        found["unfounded"] = self.unfounded
         return {**fields, **found, "failures": self.failures, "passed": self.passed}
 
 
