@@ -88,7 +88,7 @@ def _without_residual(norm: str, op_type: str = "ResidualNorm") -> Callable[[Nod
 
 def _best() -> list[Fault]:
     """Of the best tokens that steps tell."""
-    best, more = ("best.ids", "BestToken", "TopK", "planted"), then("best.ids", "Add", ONE)
+    best, more = ("best.", "BestToken", "TopK", "planted"), then("best.ids", "Add", ONE)
     screening = ("screening", "best.", "greedy_step")
     zero = np.int64(0)
     return [
@@ -228,8 +228,11 @@ def _attention() -> list[Fault]:
               then(mask, "Or", np.array(True))),
         fault("beam_step_attention.int8.ort", "scale", "weights too flat", (*shapes, told),
               then(f"{told}/Mul_1.0", "Mul", np.float32(0.9))),
-        fault("beam_step.ort", "relative distances", "clipped one too early", ("decoder.positions", own0),
-              other_number("constant.int64.().15", lambda a: a - 1), base="relative"),
+        fault("beam_step.ort", "relative distances", "clipped three too early", ("decoder.positions", own0),
+              other_number("constant.int64.().15", lambda a: a - 3), base="relative"),
+        fault("beam_step.ort", "relative distance", "clipped one too early", ("decoder.positions", own0),
+              other_number("constant.int64.().15", lambda a: a - 1), base="relative",
+              harmless="the last three distances are in one bucket, with one bias"),
         fault("encoder.ort", "relative distances", "to the other side", ("encoder.positions", f"{E0}.self_attention"),
               inputs_swapped("encoder.positions", "Sub", 0, 1), base="relative"),
         fault("decoder_step.fp16", "relative distances", "one too far", ("decoder.positions", own0),
@@ -258,6 +261,8 @@ def _arithmetic() -> list[Fault]:
         return in_function(f"{file}.onnx", name, *changes)
 
     hidden1 = f"{E1}.feed_forward.hidden"
+    # The value that departs first is the activation of the sum without its bias.
+    activated0, activated1 = f"{D0}.feed_forward/Relu", f"{E1}.feed_forward/Relu"
     query = f"{D0}.self_attention.query_key_value"
     return [
         fault("beam_step.ort", "eps", "1e-3 in a norm", f"{D0}.norms.2",
@@ -282,9 +287,9 @@ def _arithmetic() -> list[Fault]:
               with_operator(f"{D1}.feed_forward", "Sigmoid", "HardSigmoid"), base="sharp"),
         fault("encoder.ort", "no gate", "of a feed-forward", f"{E0}.feed_forward",
               bypassed(f"{E0}.feed_forward", "Mul"), base="relative"),
-        fault("encoder", "bias", "lost, by TensorRT", hidden1, bypassed(hidden1, "Add")),
-        fault("encoder.fp16", "bias", "lost", hidden1, bypassed(hidden1, "Add")),
-        fault("beam_step.int4.ort", "bias", "lost", f"{D0}.feed_forward.hidden",
+        fault("encoder", "bias", "lost, by TensorRT", activated1, bypassed(hidden1, "Add")),
+        fault("encoder.fp16", "bias", "lost", activated1, bypassed(hidden1, "Add")),
+        fault("beam_step.int4.ort", "bias", "lost", activated0,
               bypassed(f"{D0}.feed_forward.hidden", "Add")),
         fault("decoder_step.fp16", "residual", "lost", f"{D0}/Add", _without_residual(D0, "Add")),
         fault("decoder_step", "residual", "lost, by TensorRT", f"{D0}/Add", _without_residual(D0, "Add")),
