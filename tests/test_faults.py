@@ -25,18 +25,13 @@ FAULTS = [
     "weights source rows",
     "weights matrix 1.002",
     "weights fp16 truncated",
-    "weights int4 pairs",
     "greedy_step.ort best.ids + 1",
-    "beam_step.ort log_probs + 0.01",
     "decoder_step.fp16 mask off by one",
-    "decoder_step.ort position + 1",
     "beam_step.ort definition: slot",
     "decoder_step.lengths length dropped",
-    "select_rows rows kept",
     "beam_step_attention.ort layers",
     "shortlist.ort off by one",
     "greedy_step.ort banned ignored",
-    "encoder.ort own row",
     "manifest eos_id (words)",
 ]
 

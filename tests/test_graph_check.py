@@ -63,7 +63,7 @@ def written(
 
 
 @given(config=configs(), precision=st.sampled_from(PRECISIONS))
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 def test_clean_graphs_of_any_model_have_no_fault(
     tmp_path_factory: pytest.TempPathFactory, config: ModelConfig, precision: Precision
 ) -> None:
@@ -78,11 +78,12 @@ def test_clean_graphs_of_any_model_have_no_fault(
 KINDS = [*ONE_CHANGE, {"positions": "relative", "max_distance": 6, "norm": "rms"}, {"gated": True, "d_head": 5}]
 
 
-@pytest.mark.parametrize("changes", KINDS, ids=str)
-def test_clean_graphs_of_each_kind_of_model(tmp_path: Path, changes: dict[str, Any]) -> None:
-    """In every precision; and what comes out of every linear layer and norm of the model is compared."""
+@pytest.mark.parametrize(("index", "changes"), list(enumerate(KINDS)), ids=str)
+def test_clean_graphs_of_each_kind_of_model(tmp_path: Path, index: int, changes: dict[str, Any]) -> None:
+    """In float32 and one other precision, in turn. What comes out of every linear layer and norm is compared."""
     model = random_model(CONFIG.replace(**changes))
-    for precision, graphs in written(model, tmp_path, more=False).items():
+    other = PRECISIONS[1 + index % (len(PRECISIONS) - 1)]
+    for precision, graphs in written(model, tmp_path, ["float32", other], more=False).items():
         definition = definition_of(model, precision, tmp_path)
         compared: dict[str, str] = {}
         for graph in graphs:
@@ -742,10 +743,8 @@ def test_a_module_whose_nodes_have_another_name_is_told(
 
     graph = spec_of(clean, "encoder.ort", "float32")
     found = check_graph(definitions["float32"], graph, mutant(graph, change))
-    wrong = [value for value in found.values if not value.holds]
-    assert [(value.node, value.about) for value in wrong] == [
-        ("encoder.layers.0.feed_forward.hidden", "no node of its name")
-    ]
+    assert found.first is not None
+    assert (found.first.node, found.first.about) == ("encoder.layers.0.feed_forward.hidden", "no node of its name")
 
 
 def test_weights_in_an_attribute_of_a_function_are_found(clean: Bundle, tmp_path: Path, definitions: Any) -> None:

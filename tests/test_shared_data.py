@@ -113,7 +113,7 @@ def test_sentences_alone_have_the_tokens_that_they_have_in_batches_of_32(
 
 
 def test_parity_on_the_real_checkpoint(bundle: Bundle, expected: list[dict[str, Any]]) -> None:
-    lines = [" ".join(map(str, record["src"])).encode() for record in expected]
+    lines = [" ".join(map(str, record["src"])).encode() for record in expected[::4]]
     (report,) = check(
         bundle.directory,
         lines,
@@ -125,7 +125,7 @@ def test_parity_on_the_real_checkpoint(bundle: Bundle, expected: list[dict[str, 
         threads=1,
         say=lambda _: None,
     ).reports
-    assert report.identical == report.sentences == 1000
+    assert report.identical == report.sentences == 250
     assert report.cross_max <= 1e-4
     assert report.logits.error <= 1e-4
     assert report.passed
@@ -133,7 +133,7 @@ def test_parity_on_the_real_checkpoint(bundle: Bundle, expected: list[dict[str, 
 
 def test_parity_in_float16_on_the_real_checkpoint(bundle: Bundle, expected: list[dict[str, Any]]) -> None:
     """What `LIMITS` allows beyond what was measured is not used up."""
-    lines = [" ".join(map(str, record["src"])).encode() for record in expected]
+    lines = [" ".join(map(str, record["src"])).encode() for record in expected[::4]]
     (report,) = check(
         bundle.directory,
         lines,
@@ -146,7 +146,7 @@ def test_parity_in_float16_on_the_real_checkpoint(bundle: Bundle, expected: list
         say=lambda _: None,
     ).reports
     assert report.passed
-    assert report.steps > 13_000
+    assert report.steps > 3_000
     assert report.top1_agree >= 0.9995 * report.steps
     assert 1e-4 < report.logits.error < 0.05
     assert report.identical >= 0.98 * report.sentences

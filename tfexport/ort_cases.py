@@ -119,16 +119,16 @@ def _history(model: Transformer, memory: Arrays, slots: int, random: np.random.G
     """Keys and values [batch, heads, slots, head_dim] of random tokens, of the sizes that the model itself gives them."""
     config, lengths = model.config, torch.from_numpy(memory["src_len"]).long()
     cross = _pairs([torch.from_numpy(memory[name]) for name in contract.cache_names(config, "cross")])
-    cache = model.empty_cache(len(lengths), slots)
-    for slot in range(min(slots, MOST_TOKENS)):
-        tokens = torch.from_numpy(random.integers(0, config.tgt_vocab_size, len(lengths)))
-        # A shared cache has more slots than the model has positions; any position will do.
-        once = model.empty_cache(len(lengths), 1)
-        position = torch.zeros_like(tokens)
-        _, new = model.step(tokens, position, lengths, once, cross)
-        for kept, found in zip(cache, new, strict=True):
-            kept.key[:, :, slot::MOST_TOKENS], kept.value[:, :, slot::MOST_TOKENS] = found.key, found.value
-    return [tensor.numpy() for memory in cache for tensor in memory]
+    distinct = min(slots, MOST_TOKENS)
+    # Each token is a hypothesis of its sentence, in a cache of its own: a shared cache has more slots than the model has
+    # positions, and any position will do.
+    tokens = torch.from_numpy(random.integers(0, config.tgt_vocab_size, (len(lengths), distinct))).flatten()
+    once = model.empty_cache(len(tokens), 1)
+    _, new = model.step(tokens, torch.zeros_like(tokens), lengths, once, cross)
+    again = torch.arange(slots) % distinct if slots else torch.arange(0)
+    found = (tensor.reshape(len(lengths), distinct, *tensor.shape[1:]) for memory in new for tensor in memory)
+    # [batch, distinct, heads, 1, head_dim] to [batch, heads, slots, head_dim]
+    return [tensor[:, :, :, 0].transpose(1, 2)[:, :, again].numpy() for tensor in found]
 
 
 def _pairs(tensors: list[Tensor]) -> list[KeyValue]:
