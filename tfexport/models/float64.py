@@ -19,7 +19,8 @@ class InFloat64(TorchFunctionMode):
     """Within it every PyTorch function computes in float64, whatever the type of the tensors that it is given.
 
     A model needs no copy of its weights for that: each is widened where it is used and freed after it. So the memory that
-    is needed on top is that of a part of a matrix, and not twice the model.
+    is needed on top is that of a part of a matrix, and not twice the model. A write into a given tensor keeps the type of
+    that tensor; the models here write none in place while they are in this mode.
     """
 
     def __torch_function__(
@@ -46,7 +47,8 @@ class WithRandomRounding(InFloat64):
     """Within it PyTorch computes in float64, and the result of every function is off by a random part of float32's unit
     roundoff: one sample of what rounding may do to a model (Monte Carlo arithmetic, Parker 1997).
 
-    A float32 computation is one sample too, but its rounding is always the same.
+    A float32 computation is one sample too, but its rounding is always the same. Functions that only move numbers, such as
+    a reshape, round here too: that adds a little to the spread and takes nothing away.
     """
 
     def __init__(self, seed: int):
