@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from peers import Peer, RuntimePeer
 
+from tfexport.compare import as_inputs
 from tfexport.next_tokens import log_softmax
-from tfexport.parity import as_inputs
 from tfexport.parity_report import LIMITS
 from tfexport.rounding import Rounding
 from tfexport.runtimes.base import FloatArray, IntArray

@@ -19,7 +19,7 @@ from tfexport.bundle_writer import write_manifest
 from tfexport.config import ModelConfig
 from tfexport.contract import GraphSpec, Precision
 from tfexport.export import write_graphs as write_all_graphs
-from tfexport.export import write_quantized, write_weights
+from tfexport.export import write_variant, write_weights
 from tfexport.models.checkpoint import build_model
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.pytorch import TorchRuntime
@@ -131,7 +131,7 @@ def _written(
     folder.mkdir(parents=True, exist_ok=True)
     write_weights(model, "float32", folder)
     if precision != "float32":
-        write_quantized(model, precision, folder)
+        write_variant(model, precision, folder)
     return write_all_graphs(model.config, precision, folder, alignments=alignments, shortlist=shortlist)
 
 

@@ -765,3 +765,16 @@ def test_a_disk_that_holds_one_bundle_keeps_the_old_one(
     assert content(folder / "b") == before
     open_bundle(folder / "b")
     assert not leftovers(folder, "b")
+
+
+@pytest.mark.parametrize("name", ["weights.fp16.safetensors", "weights.screening.safetensors", "more.safetensors"])
+def test_weights_that_the_manifest_does_not_list_are_refused(half_bundle: Path, tmp_path: Path, name: str) -> None:
+    """Nothing would verify or compare them, and graphs may point to them."""
+    folder = Path(shutil.copytree(half_bundle, tmp_path / "bundle"))
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    manifest["files"].pop(name, None)
+    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    if not (folder / name).exists():
+        shutil.copy(folder / "weights.safetensors", folder / name)
+    with pytest.raises(BundleError, match=f"does not list {name}"):
+        open_bundle(folder)

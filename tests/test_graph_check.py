@@ -26,7 +26,7 @@ from tfexport.config import ModelConfig
 from tfexport.contract import Precision
 from tfexport.definition import Definition
 from tfexport.export import write_graphs, write_variant, write_weights
-from tfexport.graph_check import Compared, GraphCheck, check_graph
+from tfexport.graph_check import Compared, GraphCheck, case_of, check_graph, sizes_of
 from tfexport.graph_values import COMPARED
 from tfexport.models.transformer import Transformer
 from tfexport.parity import check, check_graphs, compare_all, random_sources
@@ -730,6 +730,18 @@ def test_rows_that_no_case_reads_are_not_taken_from_elsewhere(
     wrong = [value for value in found.values if not value.holds]
     assert [value.about for value in wrong] == ["weights decoder.tokens.weight, which the graph has of its own"]
     assert wrong[0].node == "decoder.tokens/Gather_1"
+
+
+@pytest.mark.parametrize(
+    "name", ["encoder", "decoder_step", "decoder_step.lengths", "decoder_step.ort", "beam_step.ort"]
+)
+def test_the_long_case_has_a_whole_source_beside_another(clean: Bundle, definitions: Any, name: str) -> None:
+    """So that a mask is seen that ends too early, or is that of another sentence."""
+    model = definitions["float32"].own
+    sizes = sizes_of(model.config)[-1]
+    lengths = case_of(model, spec_of(clean, name, "float32"), sizes, np.random.default_rng(1)).inputs["src_len"]
+    assert lengths[0] == min(64, model.config.max_source_length)
+    assert len(lengths) == 2
 
 
 def test_a_module_whose_nodes_have_another_name_is_told(

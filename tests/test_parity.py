@@ -176,6 +176,19 @@ def divergence(sentence: int, margin: float, *, is_tie: bool, loss: float = 0.0)
     return Divergence(sentence, 1, 5, 6, margin, ((5,), (6,)), math.inf if is_tie else 0.0, loss)
 
 
+@pytest.mark.parametrize("precision", LIMITS)
+def test_a_divergence_has_a_limit(precision: Precision) -> None:
+    """Of all steps in the mean; in float32 it follows from what a logit may be off by."""
+    report = report_of(precision)
+    most = report.allowed_divergence
+    assert (most < 1e-11) if precision == "float32" else (most == LIMITS[precision].kl > 0)
+    report.positions[0].divergence = 0.9 * most * report.steps
+    assert report.passed
+    for divergence in (1.1 * most * report.steps, math.nan):
+        report.positions[0].divergence = divergence
+        assert [failure.split(" is ")[0] for failure in report.failures] == ["the mean KL divergence"]
+
+
 def test_report_of_nothing_does_not_pass() -> None:
     for precision in LIMITS:
         assert not ParityReport("x", precision, LIMITS[precision], 1).passed

@@ -21,11 +21,11 @@ import numpy as np
 
 from tfexport import contract, standard_graphs
 from tfexport.bundle import Bundle, Graph, Origin
+from tfexport.compare import as_inputs
 from tfexport.contract import Precision, short_name
 from tfexport.errors import TfexportError
 from tfexport.lines import Reader, read_pairs
 from tfexport.models.transformer import Transformer
-from tfexport.parity import as_inputs
 from tfexport.parity_report import kl_divergence
 from tfexport.projections import decoder_projections, encoder_projections
 from tfexport.quality import Quality

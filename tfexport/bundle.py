@@ -231,7 +231,9 @@ def open_bundle(directory: Path) -> Bundle:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise BundleError(f"{path} cannot be read: {error!r}. Export the checkpoint again.") from error
     named = {graph.file for graph in bundle.graphs} | {engine.file for engine in bundle.engines}
-    unlisted = sorted({contract.WEIGHTS_FILE, *named, *bundle.tokenizers.values()} - set(files))
+    weights = {contract.weights_file(precision) for precision in bundle.precisions}
+    weights |= {path.name for path in directory.glob("*.safetensors")}  # graphs may point to it
+    unlisted = sorted({contract.WEIGHTS_FILE, *weights, *named, *bundle.tokenizers.values()} - set(files))
     if unlisted:
         raise BundleError(f"{path} does not list {', '.join(unlisted)}. Export the checkpoint again.")
     engines = {engine.file for engine in bundle.engines}

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tfexport import contract
@@ -57,17 +57,21 @@ def weights_mismatches(bundle: Bundle, model: Model) -> list[Mismatch]:
     """
     found: list[Mismatch] = []
     for file in sorted(name for name in bundle.files if name.endswith(".safetensors")):
-        if file == SCREENING_FILE:
-            found += _screening_mismatches(bundle, model)
-            continue
-        precision = next((p for p in contract.PRECISIONS.values() if contract.weights_file(p) == file), None)
-        if precision is None:
-            found.append(Mismatch(file, "no weights file that this version writes"))
-        elif precision in contract.QUANTIZED:
-            found += _quantized_mismatches(bundle, model, precision)
-        else:
-            found += _half_mismatches(bundle, model, precision)
+        try:
+            found += _file_mismatches(bundle, model, file)
+        except (OSError, ValueError, SafetensorError) as error:
+            found.append(Mismatch(file, f"cannot be read: {error}"))
     return found
+
+
+def _file_mismatches(bundle: Bundle, model: Model, file: str) -> Iterable[Mismatch]:
+    if file == SCREENING_FILE:
+        return _screening_mismatches(bundle, model)
+    precision = next((p for p in contract.PRECISIONS.values() if contract.weights_file(p) == file), None)
+    if precision is None:
+        return [Mismatch(file, "no weights file that this version writes")]
+    compared = _quantized_mismatches if precision in contract.QUANTIZED else _half_mismatches
+    return compared(bundle, model, precision)
 
 
 def _half_mismatches(bundle: Bundle, model: Model, precision: Precision) -> Iterator[Mismatch]:
@@ -82,9 +86,10 @@ def _half_mismatches(bundle: Bundle, model: Model, precision: Precision) -> Iter
             tensor = stored.get_tensor(name)
             if name not in tables:
                 yield from _difference(file, name, tensor, wanted[name])
-            elif precision != "float32":
-                yield from _difference(file, name, tensor, _in_float32(bundle, name).to(wanted[name].dtype))
-            elif not _is_close(tensor, wanted[name], EPS["float32"]):
+            elif precision == "float32":
+                if not _is_close(tensor, wanted[name], EPS["float32"]):
+                    yield from _difference(file, name, tensor, wanted[name])
+            elif not torch.equal(tensor, _in_float32(bundle, name).to(wanted[name].dtype)):
                 yield from _difference(file, name, tensor, wanted[name])
 
 
@@ -143,10 +148,10 @@ def _names(file: str, found: Any, wanted: Mapping[str, Any]) -> Iterator[Mismatc
 
 
 def _difference(file: str, name: str, found: Any, wanted: Any) -> Iterator[Mismatch]:
-    one, other = (_bits(tensor) for tensor in (found, wanted))
-    if one.dtype != other.dtype or one.shape != other.shape:
-        yield Mismatch(file, f"{name} is {one.dtype} {list(one.shape)}, not {other.dtype} {list(other.shape)}")
+    if found.dtype != wanted.dtype or found.shape != wanted.shape:
+        yield Mismatch(file, f"{name} is {found.dtype} {list(found.shape)}, not {wanted.dtype} {list(wanted.shape)}")
         return
+    one, other = (_bits(tensor) for tensor in (found, wanted))
     differs = one != other
     if differs.any():
         rows = np.unique(np.argwhere(differs)[:, 0]) if differs.ndim else np.zeros(1, np.int64)
@@ -229,6 +234,12 @@ def manifest_mismatches(bundle: Bundle) -> list[Mismatch]:
             missing = sorted(files[key] for key in lacking)
             found += [Mismatch(MANIFEST, f"does not list the graph {file}") for file in missing]
     dialects = contract.runtime_dialects([specs[key] for key in keys if key in specs])
+    for runtime in dialects.keys() - bundle.dialects.keys():
+        found.append(Mismatch(MANIFEST, f"does not say which dialects {runtime} runs"))
+    for side in bundle.tokenizers.keys() - TOKENIZER_FILES.keys():
+        found.append(Mismatch(MANIFEST, f"has a tokenizer of {side!r}, which is no side"))
+    for precision in bundle.in_float32.keys() - bundle.precisions:
+        found.append(Mismatch(MANIFEST, f"has a budget of {precision}, a precision without graphs"))
     for runtime, chosen in bundle.dialects.items():
         if dict(chosen) != dialects.get(runtime):
             found.append(

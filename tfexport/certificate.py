@@ -158,11 +158,17 @@ def read_certificates(bundle: Bundle) -> list[Certificate]:
         entries = json.loads(path.read_text(encoding="utf-8"))
         known = {field.name for field in fields(Certificate)}
         found = [Certificate(**{name: value for name, value in entry.items() if name in known}) for entry in entries]
-        return [one for one in found if isinstance(one.files, dict)]
+        return [one for one in found if _is_whole(one)]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise BundleError(f"{path} cannot be read: {error}. Remove it, and run tfexport parity again.") from error
+
+
+def _is_whole(found: Certificate) -> bool:
+    """Whether its fields are of their types; a file may have anything."""
+    texts = (found.runtime, found.precision, found.library, found.device)
+    return isinstance(found.files, dict) and all(isinstance(text, str) for text in texts)
 
 
 def write_certificates(
@@ -184,11 +190,12 @@ def write_certificates(
         text = json.dumps([asdict(certificate) for certificate in [*kept, *passed]], indent=1, allow_nan=False)
         partial.write_text(text + "\n", encoding="utf-8")
         partial.replace(path)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: an earlier certificate has NaN
         with suppress(OSError):
             partial.unlink(missing_ok=True)
+        reason = getattr(error, "strerror", None) or error
         raise BundleError(
-            f"cannot write {path}: {error.strerror}. Make the folder writable, or compare with --no-certify."
+            f"cannot write {path}: {reason}. Make the folder writable, or compare with --no-certify."
         ) from error
     return path
 

@@ -70,7 +70,7 @@ def compare_all(
     for runtime in runtimes:
         limits = replace(LIMITS[runtime.precision], error=tolerance)
         if random and runtime.precision != "float32":
-            limits = replace(limits, top1=0.0, loss=math.inf, furthest=math.inf)
+            limits = replace(limits, top1=0.0, loss=math.inf, furthest=math.inf, kl=math.inf)
         reports += [ParityReport(runtime.name, runtime.precision, limits, options.beam) for options in searches]
     for options in searches:
         for runtime in runtimes:

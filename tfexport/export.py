@@ -201,7 +201,7 @@ def write_graphs(
         alignments: steps that tell their cross-attention too.
         shortlist: those for shortlists, too; not where the output projection is one that stays in float32.
     """
-    stored = StoredWeights(*(folder / file for file in _weights_files(config, precision)))
+    stored = StoredWeights(*(folder / file for file in weights_files(config, precision)))
     kinds = (contract.graphs_of, *([contract.attention_graphs_of] if alignments else []))
     graphs = [graph for dialect in dialects for kind in kinds for graph in kind(config, precision, dialect)]
     if shortlist and "output" not in keep:
@@ -214,7 +214,7 @@ def write_graphs(
     return graphs
 
 
-def _weights_files(config: ModelConfig, precision: contract.Precision) -> list[str]:
+def weights_files(config: ModelConfig, precision: contract.Precision) -> list[str]:
     """The files of all tensors that graphs of a precision point to."""
     files = [contract.weights_file(precision)]
     if precision in contract.QUANTIZED:

@@ -115,10 +115,10 @@ class GraphCheck:
 
 
 def sizes_of(config: ModelConfig) -> list[dict[str, int]]:
-    """The sizes of the random cases of a model: `SIZES`, and one with a long source and a long past. With relative positions
-    distances are cut off in it."""
+    """The sizes of the random cases of a model: `SIZES`, and one with a long source beside a shorter one, and a long past.
+    With relative positions distances are cut off in it."""
     far = max(LONGEST, config.max_distance + 3)
-    return [*SIZES, {**SIZES[0], "src": far, "cache": far, "least": far - 1}]
+    return [*SIZES, {**SIZES[0], "batch": 2, "rows": 2, "src": far, "cache": far, "least": far - 1}]
 
 
 LONGEST = 64

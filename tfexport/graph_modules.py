@@ -133,6 +133,8 @@ def random_inputs(
         shape = [sizes[axis] if isinstance(axis, str) else axis for axis in contract.shape(tensor, config)]
         if tensor.dtype == "int64":
             inputs[tensor.name] = random.integers(*limits[tensor.name], shape)
+            if tensor.name == "src_len" and "least" in sizes:
+                inputs[tensor.name][0] = sizes["src"]
         else:
             # Of few bits, so that every precision has them exactly. (NumPy has no bfloat16.)
             numbers = random.standard_normal(shape, dtype=np.float32)

@@ -95,6 +95,8 @@ def _shortlisted(
 def _sources(model: Transformer, sizes: Mapping[str, int], random: np.random.Generator) -> Arrays:
     shape = (sizes["batch"], sizes["src"])
     lengths = random.integers(1, sizes["src"] + 1, sizes["batch"]).astype(np.int32)
+    if "least" in sizes:
+        lengths[0] = sizes["src"]
     return {"src_ids": random.integers(0, model.config.src_vocab_size, shape), "src_len": lengths}
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from tfexport import contract, kernels
@@ -28,6 +29,7 @@ from tfexport.definition import Definition
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.graph_check import GraphCheck, check_graph
 from tfexport.graph_modules import Model
+from tfexport.graph_structure import structure_mismatches
 from tfexport.lines import InputFormat, Reader, read_pairs
 from tfexport.models.checkpoint import Checkpoint, load_checkpoint
 from tfexport.models.recognition import Chosen
@@ -135,7 +137,10 @@ def check(
     writer = None if targets is None else Writer.of(bundle, "text")
     reference, source = TorchRuntime.from_bundle(bundle, threads=threads), "bundle"
     unknown: tuple[str, ...] = ()
-    mismatches = manifest_mismatches(bundle)
+    mismatches, others = structure_mismatches(bundle)
+    mismatches += manifest_mismatches(bundle)
+    if others:
+        say(f"note: another version of tfexport wrote {', '.join(others)}: what it computes is compared, not its nodes")
     if checkpoint is not None:
         afresh = _read_afresh(bundle, checkpoint, family, hints or {}, load, say)
         reference, source, unknown = TorchRuntime(afresh.model), afresh.sha256, afresh.unknown
@@ -180,7 +185,10 @@ def check_graphs(
         tolerance: a fixed limit in the place of what follows from rounding.
     """
     path = bundle.directory / contract.weights_file(precision)
-    stored = load_file(path) if precision in contract.QUANTIZED else None
+    try:
+        stored = load_file(path) if precision in contract.QUANTIZED else None
+    except (OSError, ValueError, SafetensorError) as error:
+        return [GraphCheck.broken(path.name, f"cannot be read: {error}")]
     specs = graph_specs(bundle)
     listed = [(graph.role, graph.precision, graph.dialect) for graph in bundle.graphs if graph.precision == precision]
     try:
@@ -280,6 +288,10 @@ class _Afresh:
     """The sides whose tokenizer it does not have."""
 
 
+_SPELT = ("pad_id", "bos_id", "eos_id", "unk_id")
+"""Which vocabularies have, too, and are compared with."""
+
+
 def _read_afresh(
     bundle: Bundle, path: Path, family: Chosen, hints: Mapping[str, Any], load: Load, say: Callable[[str], None]
 ) -> _Afresh:
@@ -292,11 +304,16 @@ def _read_afresh(
         for config in (loaded.config, bundle.config)
     )
     if not isinstance(model, Transformer) or theirs != ours:
+        differs = "; ".join(found.about for found in config_mismatches(bundle, loaded.config))
         raise TfexportError(
-            f"{path} is of other sizes than {bundle.directory}, so there is nothing to compare. Give the checkpoint that "
-            "this bundle was exported from."
+            f"{path} is of other sizes than {bundle.directory}, so there is nothing to compare: {differs}. Give the "
+            "checkpoint that this bundle was exported from, and the same settings with --config."
         )
     mismatches, unknown = tokenizer_mismatches(bundle, loaded.tokenizers)
+    believed = [name for name in loaded.assumed if name not in hints and (unknown or name not in _SPELT)]
+    if believed:
+        told = ", ".join(f"{name} {bundle.origin.given[name]}" for name in believed)
+        say(f"note: {path} does not tell {told}: compared with nothing, unless --config FILE.json has it")
     # Special ids are taken from the manifest where the checkpoint tells none: its vocabularies may contradict them.
     mismatches += [Mismatch(MANIFEST, odd) for odd in loaded.odd if odd not in bundle.origin.notes]
     for side in unknown:

@@ -16,6 +16,7 @@ from tfexport.console import (
     print_mismatches,
     print_parity,
     print_verdict,
+    require_one_stdin,
     say,
     working,
 )
@@ -125,6 +126,10 @@ def parity(
             say(f"note: the export read {flag}, which is not there now")
     if report is not None and not report.parent.is_dir():
         raise TfexportError(f"there is no folder {report.parent} for the page. Make it, or give another --report.")
+    if report is not None and report.is_dir():
+        raise TfexportError(f"{report} is a folder. Give a file for the page with --report.")
+    if source is not None and targets is not None:
+        require_one_stdin(source, targets)
     with (
         working("comparing"),
         contextlib.nullcontext() if source is None else opened(source) as lines,
@@ -203,7 +208,7 @@ def _certify(comparison: Comparison, refuted: Collection[tuple[str, Precision]])
         holds = comparison.holds(precision) and all(report.passed for report in reports)
         if not holds or (runtime, precision) in refuted:
             failed.append((runtime, precision))
-        elif sum(report.steps for report in reports) < ENOUGH_STEPS:
+        elif max(report.steps for report in reports) < ENOUGH_STEPS:
             say(f"note: not certified: fewer than {ENOUGH_STEPS} steps were compared. Give more sentences.")
         else:
             numbers = [report.summary() for report in reports]

@@ -29,16 +29,18 @@ class Limits:
     """Largest mean of `Divergence.loss` over all sentences, those with the reference's own output included, in nats."""
     furthest: float
     """Largest `Divergence.loss` of a sentence, in nats."""
+    kl: float = 0.0
+    """Largest mean of KL(reference || runtime) over all steps, in nats; in float32 it follows from rounding."""
     error: float | None = None
     """Largest absolute difference of cross keys and values and of logits in float32, where the user gave one."""
 
 
 LIMITS: dict[Precision, Limits] = {
     "float32": Limits(top1=1.0, loss=0.0, furthest=0.0),
-    "float16": Limits(top1=0.999, loss=0.01, furthest=1.0),
-    "bfloat16": Limits(top1=0.99, loss=0.05, furthest=2.0),
-    "int8": Limits(top1=0.985, loss=0.05, furthest=2.0),
-    "int4": Limits(top1=0.9, loss=0.25, furthest=3.0),
+    "float16": Limits(top1=0.999, loss=0.01, furthest=1.0, kl=0.001),
+    "bfloat16": Limits(top1=0.99, loss=0.05, furthest=2.0, kl=0.01),
+    "int8": Limits(top1=0.985, loss=0.05, furthest=2.0, kl=0.01),
+    "int4": Limits(top1=0.9, loss=0.25, furthest=3.0, kl=0.5),
 }
 """In float32 every output is the reference's, or one that is as good within rounding. Below float32 rounded weights and
 activations change some outputs, and one other token changes the rest of its sentence. Then the limits are on what that
@@ -198,6 +200,16 @@ class ParityReport:
         return abs(divergence.margin) <= divergence.errors * self.tie_of(self.logits)
 
     @property
+    def allowed_divergence(self) -> float:
+        """The largest mean KL divergence that passes, in nats.
+
+        In float32 logits are off by `tie_of` at most, and then it is half of the square of that at most (Hoeffding's lemma).
+        """
+        if self.precision != "float32":
+            return self.limits.kl
+        return self.tie_of(self.logits) ** 2 / 2 + 1e-12  # the sums of float64 are no more exact
+
+    @property
     def ties(self) -> int:
         return sum(map(self.is_tie, self.divergences))
 
@@ -246,6 +258,8 @@ class ParityReport:
                 f"logits of step {wrong[0]} are off by {first.error:.1e}, {_explained(first, self.allowed(first))}"
                 + (f"; {len(wrong)} steps in all" if len(wrong) > 1 else "")
             )
+        if not self.divergence <= self.allowed_divergence:
+            found.append(f"the mean KL divergence is {self.divergence:.1e}, {self.allowed_divergence:.1e} is allowed")
         if not self.top1_agree >= self.fewest_agreeing:
             found.append(
                 f"the best token is the same at {self.top1_agree} of {self.steps} steps, not at {self.fewest_agreeing}"

@@ -69,7 +69,8 @@ class TextSettings:
         for field in fields(self):
             value: Any = recorded.get(field.name)
             is_open = getattr(self, field.name) == field.default and _SAYS_HOW.get(field.name) not in gone
-            if not is_open or not isinstance(value, str | bool):  # a manifest may have anything
+            wanted = bool if isinstance(field.default, bool) else str
+            if not is_open or type(value) is not wanted:  # a manifest may have anything
                 continue
             if field.name in _FILES:
                 value = checkpoint.parent / str(value)

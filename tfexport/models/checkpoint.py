@@ -73,6 +73,8 @@ class Checkpoint:
     """What is odd about its vocabularies, which may be those of another model."""
     text: Mapping[str, Any] = field(default_factory=dict)
     """What its user said of its text; see `text_settings.py`."""
+    assumed: tuple[str, ...] = ()
+    """The fields of its config that the user said and the file does not tell."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -207,6 +209,7 @@ class Reading:
             given={name: fields[name] for name in (*ALWAYS, "unk_id")} | self.given,
             family_notes=self.notes(given),
             odd=odd,
+            assumed=tuple(name for name in self.hints if name not in self.fields),
         )
 
     def inspection(self, given: Tokenizers | None = None) -> Inspection:

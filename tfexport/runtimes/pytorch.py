@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -214,6 +215,8 @@ def _built(bundle: Bundle) -> Transformer | EncoderClassifier:
     """The model of a bundle's config and weights."""
     try:
         return build_model(bundle.config, load_file(bundle.weights))
+    except SafetensorError as error:
+        raise BundleError(f"{bundle.weights} cannot be read: {error}. Export the checkpoint again.") from error
     except RuntimeError as error:  # PyTorch's, of names and shapes
         raise BundleError(
             f"{bundle.weights} does not have the tensors of the config in {bundle.directory / MANIFEST}: "

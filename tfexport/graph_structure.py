@@ -1,0 +1,61 @@
+"""Whether the graphs of a bundle are, node by node, those that this version writes for its config.
+
+`graph_check.py` compares what graphs compute on random inputs. A graph that reads one word of 32,000 as another one, or
+cuts off numbers beyond those that the inputs reach, computes the same on nearly all inputs. Its nodes differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import onnx
+import onnx_ir as ir
+
+from tfexport import __version__
+from tfexport.bundle import Bundle
+from tfexport.bundle_check import Mismatch, graph_specs
+from tfexport.export import emit, weights_files
+from tfexport.stored_weights import StoredWeights
+
+
+def structure_mismatches(bundle: Bundle) -> tuple[list[Mismatch], list[str]]:
+    """The graphs that differ from those of this version, and the files of another version, which are not compared."""
+    found, others = [], []
+    specs = graph_specs(bundle)
+    for graph in bundle.graphs:
+        spec = specs.get((graph.role, graph.precision, graph.dialect))
+        if spec is None or spec.file != graph.file:  # which is told of the manifest
+            continue
+        try:
+            written = onnx.load(bundle.directory / graph.file, load_external_data=False)
+            if (written.producer_name, written.producer_version) != ("tfexport", __version__):
+                others.append(graph.file)
+                continue
+            files = weights_files(bundle.config, graph.precision)
+            stored = StoredWeights(*(bundle.directory / file for file in files))
+            wanted = ir.to_proto(emit(spec, bundle.config, stored, bundle.in_float32.get(graph.precision, ())))
+        except Exception as error:  # those of ONNX, of protobuf and of broken headers have no common base
+            told = f"{type(error).__name__}: {error}".splitlines()[0]
+            found.append(Mismatch(graph.file, f"cannot be compared with what this version writes: {told}"))
+            continue
+        difference = next(_differences(written, wanted), None)
+        if difference is not None:
+            found.append(Mismatch(graph.file, f"{difference} is not as this version writes it"))
+    return found, others
+
+
+def _differences(written: onnx.ModelProto, wanted: onnx.ModelProto) -> Iterator[str]:
+    """What differs, by name, in the order in which a graph computes it."""
+    for kind in ("input", "output", "initializer", "sparse_initializer"):
+        yield from _of(kind, getattr(written.graph, kind), getattr(wanted.graph, kind))
+    yield from _of("node", written.graph.node, wanted.graph.node)
+    yield from _of("function", written.functions, wanted.functions)
+    yield from _of("opset", written.opset_import, wanted.opset_import)
+
+
+def _of(kind: str, written: Sequence[onnx.NodeProto], wanted: Sequence[onnx.NodeProto]) -> Iterator[str]:
+    for one, other in zip(written, wanted, strict=False):
+        if one.SerializeToString(deterministic=True) != other.SerializeToString(deterministic=True):
+            yield f"{kind} {getattr(one, 'name', '') or getattr(other, 'name', '')}".rstrip()
+    if len(written) != len(wanted):
+        yield f"the number of its {kind}s, {len(written)} and not {len(wanted)},"
