@@ -141,7 +141,7 @@ def test_errors_do_not_pass_over_nan() -> None:
     for limits in (LIMITS["float32"], Limits(1.0, 1.0, 1.0, error=10.0)):
         assert not report_of("float32", cross={"cross.0.key": errors}, limits=limits).passed
         position = Position(10_000)
-        position.compare(np.zeros((1, 3)), 0.0, np.array([[0.0, np.nan, 0.0]]))
+        position.compare(np.zeros((1, 3)), 0.0, np.array([[0.0, np.nan, 0.0]]), math.nan)
         assert not report_of("float32", positions=[position], limits=limits).passed
 
 
@@ -157,7 +157,7 @@ def test_errors_are_of_the_exact_numbers() -> None:
 def test_a_position_tells_by_how_much_another_token_is_behind() -> None:
     exact = np.array([[3.0, 1.0, 2.5], [0.0, 4.0, 1.0]])
     position = Position()
-    position.compare(exact, 0.25, np.array([[3.0, 1.0, 3.5], [0.0, 4.0, 1.0]], np.float32))
+    position.compare(exact, 0.25, np.array([[3.0, 1.0, 3.5], [0.0, 4.0, 1.0]], np.float32), 1.0)
     assert (position.steps, position.error, position.own, position.size) == (2, 1.0, 0.25, 4.0)
     assert position.behind == [0.5]
     assert position.divergence > 0

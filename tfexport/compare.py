@@ -71,18 +71,26 @@ def compare_all(
         limits = replace(LIMITS[runtime.precision], error=tolerance)
         if random and runtime.precision != "float32":
             limits = replace(limits, top1=0.0, loss=math.inf, furthest=math.inf, kl=math.inf)
-        reports += [ParityReport(runtime.name, runtime.precision, limits, options.beam) for options in searches]
+        those = [ParityReport(runtime.name, runtime.precision, limits, options.beam) for options in searches]
+        for report in those:  # the encoder knows nothing of searches: it is compared in the first one
+            report.cross = those[0].cross
+        reports += those
     for options in searches:
         for runtime in runtimes:
             batch_size = runtime.capacity.batch_size(batch_size, options.beam)
     for batch in _batches(sources, batch_size):
+        memories: dict[tuple[int, int], _Memory] = {}
         for index, options in enumerate(searches):
             best = [hypotheses[0] for hypotheses in search(reference, batch, options)]
             these = list(zip(runtimes, reports[index :: len(searches)], strict=True))
             outputs = [_decoded(runtime, batch, options, report) for runtime, report in these]
             for part in _parts(reference.config, best):
-                expected = _Expected.of(reference, batch[part], best[part], options)
+                place = part.start, part.stop
+                memory = memories.get(place) or memories.setdefault(place, _Memory.of(reference, batch[part]))
+                expected = _Expected.of(reference, memory, best[part], options)
                 for (runtime, report), found in zip(these, outputs, strict=True):
+                    if index == 0:
+                        _compare_cross(reference, runtime, memory, report)
                     _compare_part(reference, runtime, expected, None if found is None else found[part], report)
     return reports
 
@@ -124,6 +132,25 @@ def _parts(config: ModelConfig, best: Sequence[Hypothesis]) -> Iterator[slice]:
 
 
 @dataclass(frozen=True)
+class _Memory:
+    """Sources, and what the reference's encoder makes of them."""
+
+    sources: Sequence[Sequence[int]]
+    src_ids: IntArray
+    src_len: IntArray
+    exact: Any
+    """The state in float64."""
+    own: Any
+    """In float32."""
+
+    @classmethod
+    def of(cls, reference: TorchRuntime, sources: Sequence[Sequence[int]]) -> _Memory:
+        src_ids, src_len = pad(sources, reference.config.pad_id)
+        exact, own = (runtime.encode(src_ids, src_len) for runtime in (reference.in_float64(), reference.in_float32()))
+        return cls(sources, src_ids, src_len, exact, own)
+
+
+@dataclass(frozen=True)
 class _Along:
     """Logits along outputs, in float64, and how far PyTorch's own in float32 are from them."""
 
@@ -138,12 +165,11 @@ class _Along:
     """[batch, tgt]: the largest distance of a logit."""
 
     @classmethod
-    def of(
-        cls, reference: TorchRuntime, src_ids: IntArray, src_len: IntArray, outputs: Sequence[Sequence[int]]
-    ) -> _Along:
+    def of(cls, reference: TorchRuntime, memory: _Memory, outputs: Sequence[Sequence[int]]) -> _Along:
         tgt_ids, tgt_len = as_inputs(reference.config, outputs)
-        logits: Any = reference.in_float64().teacher_forced(src_ids, src_len, tgt_ids)
-        own = np.abs(logits - reference.in_float32().teacher_forced(src_ids, src_len, tgt_ids)).max(axis=-1)
+        logits: Any = reference.in_float64().forced(memory.exact, tgt_ids)
+        difference = logits - reference.in_float32().forced(memory.own, tgt_ids)
+        own = np.maximum(difference.max(axis=-1), -difference.min(axis=-1))
         words, _ = pad(outputs, reference.config.pad_id)
         return cls(tgt_ids, tgt_len, words, logits, own)
 
@@ -157,25 +183,16 @@ class _Along:
 class _Expected:
     """What the reference finds for some sentences."""
 
-    sources: list[Sequence[int]]
+    memory: _Memory
     options: SearchOptions
-    src_ids: IntArray
-    src_len: IntArray
     best: list[Hypothesis]
-    cross: list[NDArray[np.float64]]
-    own_cross: list[FloatArray]
     along: _Along
     """Its best outputs."""
 
     @classmethod
-    def of(
-        cls, reference: TorchRuntime, sources: list[Sequence[int]], best: list[Hypothesis], options: SearchOptions
-    ) -> _Expected:
-        src_ids, src_len = pad(sources, reference.config.pad_id)
-        cross: list[Any] = reference.in_float64().encode(src_ids, src_len).cross
-        own_cross = reference.in_float32().encode(src_ids, src_len).cross
-        along = _Along.of(reference, src_ids, src_len, [hypothesis.ids for hypothesis in best])
-        return cls(sources, options, src_ids, src_len, best, cross, own_cross, along)
+    def of(cls, reference: TorchRuntime, memory: _Memory, best: list[Hypothesis], options: SearchOptions) -> _Expected:
+        along = _Along.of(reference, memory, [hypothesis.ids for hypothesis in best])
+        return cls(memory, options, best, along)
 
 
 def as_inputs(config: ModelConfig, outputs: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:
@@ -191,7 +208,6 @@ def _compare_part(
     report: ParityReport,
 ) -> None:
     try:
-        _compare_cross(reference, runtime, expected, report)
         spread = _compare_logits(reference, runtime, expected, report)
         if found is not None:
             _compare_outputs(reference, runtime, expected, found, spread, report)
@@ -202,10 +218,14 @@ def _compare_part(
     report.sentences += len(expected.best)
 
 
-def _compare_cross(reference: TorchRuntime, runtime: Runtime[Any], expected: _Expected, report: ParityReport) -> None:
-    found = runtime.encode(expected.src_ids, expected.src_len).cross
-    real = np.arange(expected.src_ids.shape[1]) < expected.src_len[:, None]  # [batch, src]
-    tensors: Iterable[Sequence[Any]] = zip(expected.cross, expected.own_cross, found, strict=True)
+def _compare_cross(reference: TorchRuntime, runtime: Runtime[Any], memory: _Memory, report: ParityReport) -> None:
+    try:
+        found = runtime.encode(memory.src_ids, memory.src_len).cross
+    except Exception as error:
+        report.error = report.error or _said(error)
+        return
+    real = np.arange(memory.src_ids.shape[1]) < memory.src_len[:, None]  # [batch, src]
+    tensors: Iterable[Sequence[Any]] = zip(memory.exact.cross, memory.own.cross, found, strict=True)
     for index, those in enumerate(tensors):
         name = f"cross.{index // 2}.{('key', 'value')[index % 2]}"
         exact, own, got = (tensor.swapaxes(1, 2)[real] for tensor in those)
@@ -213,8 +233,8 @@ def _compare_cross(reference: TorchRuntime, runtime: Runtime[Any], expected: _Ex
     if all(errors.error <= report.allowed(errors) for errors in report.cross.values()):
         return
     for seed in range(SAMPLES):
-        again = reference.with_random_rounding(seed).encode(expected.src_ids, expected.src_len).cross
-        for errors, exact, own in zip(report.cross.values(), expected.cross, again, strict=True):
+        again = reference.with_random_rounding(seed).encode(memory.src_ids, memory.src_len).cross
+        for errors, exact, own in zip(report.cross.values(), memory.exact.cross, again, strict=True):
             errors.own = max(errors.own, float(np.abs(exact - own).swapaxes(1, 2)[real].max()))
 
 
@@ -246,15 +266,16 @@ def _spread(
     src_len: IntArray,
     along: _Along,
     options: SearchOptions,
-    see: Callable[[int, FloatArray], None] = lambda position, logits: None,
+    see: Callable[[int, FloatArray, NDArray[np.float64]], None] = lambda position, logits, errors: None,
 ) -> _Spread:
     config, shape, rows = runtime.config, along.tgt_ids.shape, np.arange(len(src_len))
     spread = _Spread(np.zeros(shape), np.zeros(shape), np.zeros(shape))
     never = suppressed(config, options)
     is_forced = config.forced_first_id >= 0
     for position, logits in enumerate(_steps(runtime, src_ids, src_len, along.tgt_ids, options.beam)):
-        see(position, logits)
-        spread.error[:, position] = np.abs(along.logits[:, position] - logits).max(axis=1)
+        difference = along.logits[:, position] - logits
+        spread.error[:, position] = np.maximum(difference.max(axis=1), -difference.min(axis=1))
+        see(position, logits, spread.error[:, position])
         if is_forced and position == 0:  # it comes whatever the logits are, with a log-probability of 0
             continue
         words = along.words[:, position]
@@ -273,20 +294,22 @@ def _compare_logits(
     """Feed the runtime the reference's outputs."""
     along = expected.along
 
-    def see(position: int, logits: FloatArray) -> None:
+    def see(position: int, logits: FloatArray, errors: NDArray[np.float64]) -> None:
         live = position < along.tgt_len
         if position == len(report.positions):
             report.positions.append(Position())
         own = float(along.own[live, position].max())
-        report.positions[position].compare(along.logits[live, position], own, logits[live])
+        error = float(errors[live].max())
+        report.positions[position].compare(along.logits[live, position], own, logits[live], error)
 
-    spread = _spread(runtime, expected.src_ids, expected.src_len, along, expected.options, see)
+    memory = expected.memory
+    spread = _spread(runtime, memory.src_ids, memory.src_len, along, expected.options, see)
     # Not all sentences: only those of which an error is not explained yet.
     allowed = np.array([report.allowed(position) for position in report.positions[: along.tgt_ids.shape[1]]])
     live = np.arange(len(allowed)) < along.tgt_len[:, None]
     odd = np.flatnonzero((live & ~(spread.error <= allowed)).any(axis=1))
     for seed in range(SAMPLES if len(odd) else 0):
-        given = expected.src_ids[odd], expected.src_len[odd], along.tgt_ids[odd]
+        given = memory.src_ids[odd], memory.src_len[odd], along.tgt_ids[odd]
         again = reference.with_random_rounding(seed).teacher_forced(*given)
         own = np.where(live[odd], np.abs(along.logits[odd] - again).max(axis=-1), 0.0).max(axis=0)
         for position, error in zip(report.positions, own.tolist(), strict=False):
@@ -311,9 +334,9 @@ def _compare_outputs(
     report.founded += [(first + index, _needed(found[index], expected, spread, index)) for index in same]
     if not other:
         return
-    src_ids, src_len = expected.src_ids[other], expected.src_len[other]
-    along = _Along.of(reference, src_ids, src_len, [found[index].ids for index in other])
-    spread = _spread(runtime, src_ids, src_len, along, expected.options)
+    memory = _Memory.of(reference, [expected.memory.sources[index] for index in other])
+    along = _Along.of(reference, memory, [found[index].ids for index in other])
+    spread = _spread(runtime, memory.src_ids, memory.src_len, along, expected.options)
     for place, index in enumerate(other):
         report.divergences.append(_divergence(expected, along, index, place, found[index], first + index))
         report.founded.append((first + index, _needed(found[index], expected, spread, place)))

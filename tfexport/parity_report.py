@@ -81,9 +81,10 @@ class Position(Rounding):
     behind: list[float] = field(default_factory=list)
     """For each sentence with another best token, by how much the reference prefers its own, in logits."""
 
-    def compare(self, exact: Exact, own_error: float, found: FloatArray) -> None:
-        """Take in logits [sentences, vocab]; `own_error` is the largest distance of PyTorch's own from the exact ones."""
-        self.add(float(np.abs(exact - found).max()), own_error, float(np.abs(exact).max()))
+    def compare(self, exact: Exact, own_error: float, found: FloatArray, error: float) -> None:
+        """Take in logits [sentences, vocab]. `own_error` and `error` are the largest distances of PyTorch's own and of those
+        that were found from the exact ones."""
+        self.add(error, own_error, float(max(exact.max(), -exact.min())))
         self.steps += len(exact)
         self.divergence += float(kl_divergence(exact, found).sum())
         best, others = exact.argmax(-1), found.argmax(-1)

@@ -316,15 +316,23 @@ class Transformer(nn.Module):
         self, src_ids: Tensor, src_len: Tensor, tgt_ids: Tensor
     ) -> tuple[Tensor, list[KeyValue], list[Tensor]]:
         cross = self.encode(src_ids, src_len)
+        logits, queries = self._forced(cross, src_len, tgt_ids)
+        return logits, cross, queries
+
+    def forced(self, cross: list[KeyValue], src_len: Tensor, tgt_ids: Tensor) -> Tensor:
+        """`forward` over `cross`, which is `encode`'s of the same sources."""
+        return self._forced(cross, src_len, tgt_ids)[0]
+
+    def _forced(self, cross: list[KeyValue], src_len: Tensor, tgt_ids: Tensor) -> tuple[Tensor, list[Tensor]]:
         position = torch.arange(tgt_ids.shape[1], device=tgt_ids.device)
         states = self.decoder.embed(tgt_ids, position, self._target_table())
         causal = self.decoder.biased((position[:, None] >= position)[None, None], position, position)
-        cross_mask = length_mask(src_len, src_ids.shape[1])
+        cross_mask = length_mask(src_len, cross[0].key.shape[2])
         all_queries = []
         for layer, memory in zip(self.decoder.layers, cross, strict=True):
             states, _, queries = layer(states, causal, memory, cross_mask, None, position, write_cache)
             all_queries.append(queries)
-        return self._logits(states), cross, all_queries
+        return self._logits(states), all_queries
 
     def empty_cache(self, rows: int, cache: int) -> list[KeyValue]:
         """A zeroed self-attention cache of `cache` slots for each layer; zeros because a NaN would poison the mixture."""

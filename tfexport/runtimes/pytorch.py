@@ -205,6 +205,12 @@ class TorchRuntime:
             logits = self._model(self._tensor(src_ids), self._tensor(src_len), self._tensor(tgt_ids))
         return _array(logits)
 
+    @torch.inference_mode()
+    def forced(self, state: TorchState, tgt_ids: IntArray) -> FloatArray:
+        """`teacher_forced` over the sources of `state`, of one hypothesis each, which `encode` gave."""
+        with self._arithmetic():
+            return _array(self._model.forced(state.memory, state.src_len, self._tensor(tgt_ids)))
+
 
 def _array(tensor: Tensor) -> FloatArray:
     """In float32; what was computed in float64 stays so, so that a reference loses nothing."""
