@@ -889,7 +889,9 @@ def test_parity_passes(run: Run, tiny_bundle: Path, tiny_checkpoint: TinyCheckpo
     assert outcome.lines[0] == "ort-cpu in fp32 against PyTorch in fp32:"
     assert "  PASSED" in outcome.lines
     assert outcome.lines[-2:] == ["  9 graphs compute what they are defined as, value by value", "PASSED"]
-    (note, other) = outcome.stderr.splitlines()
+    (told, note, other) = outcome.stderr.splitlines()
+    assert "does not tell" in told
+    assert told.endswith("compared with nothing, unless --config FILE.json has it")
     assert note.startswith("note: the source tokenizer is compared with nothing, as ")
     assert other.endswith("give it with --tgt-vocab")
     outcome = run("parity", tiny_bundle, *arguments, "--json", "--runtime", "torch", "--runtime", "ort-cpu")
@@ -980,7 +982,7 @@ def test_parity_fails_for_a_file_alone(run: Run, own_bundle: Path, tiny_checkpoi
     outcome = run(*arguments, stdin=b"de4 de5 de6 de7 de8 de9 de10\n" * 3)
     assert outcome.code == 1
     assert "  PASSED" in outcome.lines
-    assert outcome.lines[-1] == "FAILED: 1 of 9 graphs, 1 tensor or setting differs from the model"
+    assert outcome.lines[-1] == "FAILED: 3 of 9 graphs, 1 difference in the files"  # those that read a whole source
     assert "certified in" not in outcome.stderr
 
 
@@ -1077,7 +1079,7 @@ def test_parity_names_where_graphs_depart(run: Run, own_bundle: Path) -> None:
     assert outcome.code == 1
     assert f"beam_step.ort.onnx: departs from PyTorch at {norm.name}" in outcome.lines
     assert outcome.lines[-1].startswith("FAILED: 1 of ")
-    assert outcome.lines[-1].endswith(" graphs")
+    assert outcome.lines[-1].endswith(" graphs, 1 difference in the files")
     assert "certified" not in outcome.stderr
 
 

@@ -211,9 +211,7 @@ def print_verdict(comparison: Comparison, arranged: Sequence[Invariance]) -> Non
     wrong = [f"{passed.count(False)} of {len(passed)} {name}" for name, passed in parts.items() if not all(passed)]
     if comparison.mismatches:
         count = len(comparison.mismatches)
-        wrong.append(
-            f"{count} {'tensor or setting differs' if count == 1 else 'tensors or settings differ'} from the model"
-        )
+        wrong.append(f"{count} difference{'s' if count > 1 else ''} in the files")
     print(f"FAILED: {', '.join(wrong)}" if wrong else "PASSED")
 
 
