@@ -252,7 +252,10 @@ def test_onnx_is_imported_only_by_what_makes_and_changes_graphs() -> None:
         "tfexport.screening",
         "tfexport.explicit_rounding",
     }
-    checks = {f"tfexport.{name}" for name in ("graph_session", "graph_values", "placed_weights", "screening_check")}
+    checks = {
+        f"tfexport.{name}"
+        for name in ("graph_session", "graph_structure", "graph_values", "placed_weights", "screening_check")
+    }
     assert found == {*graphs, *checks, "tfexport.graph_check", "tfexport.stored_weights", "tfexport.engine"}
 
 

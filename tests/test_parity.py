@@ -197,17 +197,17 @@ def test_report_of_nothing_does_not_pass() -> None:
 
 @pytest.mark.parametrize(
     ("precision", "fewest"),
-    [("float32", 10_000), ("float16", 9_981), ("bfloat16", 9_870), ("int8", 9_814), ("int4", 8_906)],
+    [("float32", 10_000), ("float16", 9_870), ("bfloat16", 9_433), ("int8", 8_906), ("int4", 4_788)],
 )
 def test_best_tokens_of_each_precision(precision: Precision, fewest: int) -> None:
-    """All of float32's, 99.9 % of float16's and so on, less three deviations: of float16 10 of 10,000 may differ, +- 3.2."""
+    """All of float32's, 99 % of float16's and so on, less three deviations: of float16 100 of 10,000 may differ, +- 10."""
     assert report_of(precision, agree=fewest).passed
     failed = report_of(precision, agree=fewest - 1)
     assert failed.failures == [f"the best token is the same at {fewest - 1} of 10000 steps, not at {fewest}"]
 
 
 def test_few_steps_need_no_larger_share_than_many() -> None:
-    assert report_of("float16", steps=1000, agree=996).fewest_agreeing == 996
+    assert report_of("float16", steps=1000, agree=981).fewest_agreeing == 981
     assert report_of("float16", steps=1, agree=1).fewest_agreeing == 1
     assert report_of("float32", steps=3, agree=3).fewest_agreeing == 3
 
@@ -245,9 +245,13 @@ def test_a_best_token_that_is_as_good_is_the_same() -> None:
         assert (report.top1_agree, report.passed) == (same, same == 10)
 
 
-def test_a_float16_report_with_998_of_1000_best_tokens_fails() -> None:
-    assert not report_of("float16", agree=9_980).passed
-    assert report_of("float16", agree=9_995).passed
+@pytest.mark.parametrize("precision", ["float16", "bfloat16", "int8", "int4"])
+def test_below_float32_a_best_token_is_as_good_within_the_mean_loss(precision: Precision) -> None:
+    """A model that is not trained prefers no token."""
+    loss = LIMITS[precision].loss
+    for margin, same in ((loss * 0.999, 10), (loss * 1.001, 9), (math.nan, 9)):
+        position = Position(own=1e-6, size=10.0, steps=10, behind=[margin])
+        assert report_of(precision, positions=[position]).top1_agree == same
 
 
 def test_a_float32_sentence_that_differs_fails_and_one_in_half_precision_is_only_told() -> None:
@@ -269,10 +273,10 @@ def test_a_tie_that_flipped_does_not_fail() -> None:
 def test_below_float32_other_outputs_may_cost_so_much(precision: Precision) -> None:
     """In the mean over all sentences, and the worst of them."""
     limits = LIMITS[precision]
-    at_most = [divergence(4, 0.5, is_tie=False, loss=10 * limits.loss * 0.999)]
-    above = [divergence(4, 0.5, is_tie=False, loss=10 * limits.loss * 1.001)]
-    assert report_of(precision, identical=9, divergences=at_most).passed
-    assert not report_of(precision, identical=9, divergences=above).passed
+    at_most = [divergence(4, 0.5, is_tie=False, loss=4 * limits.loss * 0.999)]
+    above = [divergence(4, 0.5, is_tie=False, loss=4 * limits.loss * 1.001)]
+    assert report_of(precision, sentences=4, identical=3, divergences=at_most).passed
+    assert not report_of(precision, sentences=4, identical=3, divergences=above).passed
     assert not report_of(precision, identical=9, divergences=[divergence(4, 0.5, is_tie=False, loss=math.nan)]).passed
     for furthest, passes in ((limits.furthest * 0.999, True), (limits.furthest * 1.001, False)):
         one = [divergence(4, 0.5, is_tie=False, loss=furthest)]
