@@ -1091,7 +1091,7 @@ def test_parity_in_half_precision(run: Run, half_bundle: Path) -> None:
     assert "  PASSED" in outcome.lines
     (report,) = json.loads(run(*arguments, "--json", stdin=TEXT).stdout)["reports"]
     assert (report["precision"], report["passed"]) == ("float16", True)
-    assert report["limits"] == {"top1": 0.99, "loss": 0.01, "furthest": 1.0, "kl": 0.001, "error": None}
+    assert report["limits"] == {"top1": 0.99, "loss": 0.02, "furthest": 1.0, "kl": 0.001, "error": None}
     outcome = run(*arguments, "--tolerance", "1e-6", stdin=TEXT)
     assert outcome.code == 1
     assert "  PASSED" in outcome.lines  # the limit is that of the graphs, below float32

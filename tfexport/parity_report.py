@@ -38,9 +38,9 @@ class Limits:
 
 LIMITS: dict[Precision, Limits] = {
     "float32": Limits(top1=1.0, loss=0.0, furthest=0.0),
-    "float16": Limits(top1=0.99, loss=0.01, furthest=1.0, kl=0.001),
-    "bfloat16": Limits(top1=0.95, loss=0.05, furthest=2.0, kl=0.01),
-    "int8": Limits(top1=0.9, loss=0.05, furthest=2.0, kl=0.01),
+    "float16": Limits(top1=0.99, loss=0.02, furthest=1.0, kl=0.001),
+    "bfloat16": Limits(top1=0.95, loss=0.1, furthest=2.0, kl=0.01),
+    "int8": Limits(top1=0.9, loss=0.1, furthest=2.0, kl=0.01),
     "int4": Limits(top1=0.5, loss=0.5, furthest=3.0, kl=0.5),
 }
 """In float32 every output is the reference's, or one that is as good within rounding. Below float32 rounded weights and
