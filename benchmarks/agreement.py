@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from peers import Peer, RuntimePeer
 
-from tfexport.compare import as_inputs
-from tfexport.next_tokens import log_softmax
-from tfexport.parity_report import LIMITS
-from tfexport.rounding import Rounding
+from tfexport.decoding.search import SearchOptions, pad, search
+from tfexport.decoding.token_rules import log_softmax
+from tfexport.graph_checks.rounding import Rounding
 from tfexport.runtimes.base import FloatArray, IntArray
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.search import SearchOptions, pad, search
+from tfexport.verification.compare import as_inputs
+from tfexport.verification.report import LIMITS
 
 BATCH = 32
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from tfexport.config import ModelConfig
-from tfexport.models import native
-from tfexport.models.checkpoint import Checkpoint, load_checkpoint
+from tfexport.models.checkpoints.load import Checkpoint, load_checkpoint
+from tfexport.models.formats import native
 from tfexport.models.transformer import Transformer
 
 BASE = ModelConfig(

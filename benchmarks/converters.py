@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tfexport.bundle import Bundle, open_bundle
+from tfexport.bench.peers import TARGET_LIMIT
+from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.errors import RuntimeUnavailable, TfexportError
-from tfexport.models.checkpoint import build_model
+from tfexport.models.checkpoints.load import build_model
 from tfexport.models.transformer import Attention, FeedForward, Layer, Stack, Transformer
-from tfexport.peers import TARGET_LIMIT
 
 OPTIMUM_REQUIREMENTS = Path(__file__).with_name("optimum.txt")
 HUGGING_FACE_EPS = 1e-5

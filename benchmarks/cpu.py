@@ -20,16 +20,16 @@ from typing import Any
 
 import cpu_report
 
-from tfexport.bench import peaks_of, run
-from tfexport.bench_command import sentences_of
-from tfexport.bench_plan import Cell, Plan
-from tfexport.bench_report import cell_lines, heading
-from tfexport.bundle import Bundle, open_bundle
-from tfexport.contestants import OWN, Contestant
+from tfexport.bench.contestants import OWN, Contestant
+from tfexport.bench.plan import Cell, Plan
+from tfexport.bench.report import cell_lines, heading
+from tfexport.bench.run import peaks_of, run
+from tfexport.bundle.reader import Bundle, open_bundle
+from tfexport.commands.bench import sentences_of
+from tfexport.commands.flags import numbers_of
 from tfexport.contract import precisions_of
+from tfexport.decoding.profiles import PROFILES
 from tfexport.errors import TfexportError
-from tfexport.options import numbers_of
-from tfexport.profiles import PROFILES
 
 RESULTS = Path(__file__).parent / "results"
 SENTENCES = Path(__file__).with_name("sentences.de")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfexport.contestants import OWN
+from tfexport.bench.contestants import OWN
 from tfexport.contract import short_name
 
 Cell = Mapping[str, Any]

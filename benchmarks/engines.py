@@ -15,13 +15,13 @@ from pathlib import Path
 
 from base_model import BASE, random_checkpoint
 
-from tfexport.bundle import Engine
+from tfexport.bundle.reader import Engine
+from tfexport.commands.demo import embedded_checkpoint
 from tfexport.contract import FLOATS, short_name
-from tfexport.demo import embedded_checkpoint
-from tfexport.engine import build_engines
-from tfexport.export import export
-from tfexport.models.checkpoint import load_checkpoint
-from tfexport.plan import LengthPlan
+from tfexport.exporter.engine_plan import LengthPlan
+from tfexport.exporter.engines import build_engines
+from tfexport.exporter.pipeline import export
+from tfexport.models.checkpoints.load import load_checkpoint
 
 GPUS = ["sm89", "sm120", "portable"]
 PLAN = LengthPlan(max_batch=32, max_beam=4, max_source=128, cache=(32, 64))

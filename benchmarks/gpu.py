@@ -25,14 +25,14 @@ from agreement import Outputs, Reference, agreement
 from peers import NAMES, Peer, load_peer, one_line
 from timing import Meter, Runs, Setting, measure, summary
 
-from tfexport.bundle import MANIFEST, Bundle, open_bundle
+from tfexport.bundle.reader import MANIFEST, Bundle, open_bundle
 from tfexport.contract import FLOATS, WEIGHTS_FILE, Precision
+from tfexport.decoding.line_reader import Reader, Unreadable, without_bom
+from tfexport.decoding.search import Hypothesis
+from tfexport.decoding.translate import Result, Writer
 from tfexport.errors import RuntimeUnavailable, TfexportError
-from tfexport.lines import Reader, Unreadable, without_bom
-from tfexport.parity import random_sources
 from tfexport.runtimes.pytorch import TorchRuntime, require_gpu
-from tfexport.search import Hypothesis
-from tfexport.translate import Result, Writer
+from tfexport.verification.parity import random_sources
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -94,9 +94,9 @@ def export_embedded(directory: Path, device: str) -> Path:
 
     One that is there already stays.
     """
-    from tfexport.demo import embedded_checkpoint
-    from tfexport.export import export
-    from tfexport.models.checkpoint import load_checkpoint
+    from tfexport.commands.demo import embedded_checkpoint
+    from tfexport.exporter.pipeline import export
+    from tfexport.models.checkpoints.load import load_checkpoint
 
     if (directory / MANIFEST).exists():
         return directory

@@ -2,7 +2,7 @@
 
     python benchmarks/growth.py [--threads 1] [--precision fp32] [--only batch,vocabulary] [--quick]
 
-Random models of the paper's base size, exported for it; one number changes at a time. The floor is tfexport/floor.py.
+Random models of the paper's base size, exported for it; one number changes at a time. The floor is tfexport/bench/lower_bound.py.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 from base_model import BASE, random_checkpoint
 
-from tfexport.bench import peaks_of
-from tfexport.bench_plan import Plan
-from tfexport.bundle import MANIFEST
+from tfexport.bench.contestants import OWN, Contestant, Failed, Process, Setup, hire
+from tfexport.bench.lower_bound import floor
+from tfexport.bench.machine import Peaks, facts
+from tfexport.bench.plan import Plan
+from tfexport.bench.run import peaks_of
+from tfexport.bundle.reader import MANIFEST
 from tfexport.config import ModelConfig
-from tfexport.contestants import OWN, Contestant, Failed, Process, Setup, hire
 from tfexport.contract import Precision, precisions_of
 from tfexport.errors import TfexportError
-from tfexport.floor import floor
-from tfexport.machine import Peaks, facts
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -88,7 +88,7 @@ def model_of(options: argparse.Namespace) -> ModelConfig:
 
 def bundle_of(config: ModelConfig, precision: Precision, folder: Path) -> Path:
     """A random model of this config, exported into `folder` unless it is there."""
-    from tfexport.export import export
+    from tfexport.exporter.pipeline import export
 
     directory = folder / f"d{config.d_model}-v{config.tgt_vocab_size}-{precision}"
     if not (directory / MANIFEST).exists():

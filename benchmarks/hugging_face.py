@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
+from tfexport.decoding.search import SearchOptions, pad
 from tfexport.errors import TfexportError
 from tfexport.models.transformer import Attention, FeedForward, Layer, Stack, Transformer
-from tfexport.search import SearchOptions, pad
 
 
 def convert(model: Transformer) -> Any:

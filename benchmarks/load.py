@@ -28,11 +28,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tfexport.bundle import Bundle, open_bundle
+from tfexport.bench.machine import facts
+from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.contract import precisions_of
+from tfexport.decoding.translate import WINDOW_BATCHES
 from tfexport.errors import TfexportError
-from tfexport.machine import facts
-from tfexport.translate import WINDOW_BATCHES
 
 RESULTS = Path(__file__).parent / "results"
 SENTENCES = 32

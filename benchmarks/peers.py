@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 from hugging_face import HuggingFace
 
-from tfexport.bundle import Bundle
+from tfexport.bundle.reader import Bundle
 from tfexport.contract import Precision
+from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import TfexportError
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Best, FloatArray, IntArray, Runtime
-from tfexport.search import SearchOptions, search
 
 NAMES = {
     "cuda": ("torch-cuda", "torch-cuda-compiled", "ort-cuda", "tensorrt", "hugging-face"),
@@ -101,7 +101,7 @@ def load_peer(name: str, device: str, bundle: Bundle, precision: Precision, thre
 def _hugging_face(device: str, bundle: Bundle, precision: Precision) -> Peer:
     from safetensors.torch import load_file
 
-    from tfexport.models.checkpoint import build_model
+    from tfexport.models.checkpoints.load import build_model
     from tfexport.models.transformer import Transformer
 
     model = build_model(bundle.config, load_file(bundle.weights))

@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from tfexport.bench.machine import facts as cpu_facts
 from tfexport.contract import short_name
-from tfexport.machine import facts as cpu_facts
 
 PACKAGES = (
     *("tfexport", "torch", "triton", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt_rtx", "transformers"),

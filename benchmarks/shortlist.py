@@ -18,10 +18,10 @@ import base_model
 import numpy as np
 import torch
 
-from tfexport.bundle import MANIFEST, Bundle, open_bundle
-from tfexport.export import export
+from tfexport.bundle.reader import MANIFEST, Bundle, open_bundle
+from tfexport.decoding.search import SearchOptions, Source, search
+from tfexport.exporter.pipeline import export
 from tfexport.runtimes import load_runtime
-from tfexport.search import SearchOptions, Source, search
 
 ROUNDS, TOKENS, WORDS = 5, 24, 1000
 CASES = [(1, 1000, 1), (32, 1000, 1), (32, 6000, 1), (1, 1000, 4), (8, 3000, 4)]

@@ -17,12 +17,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tfexport.batching import Split, decode_all
-from tfexport.bundle import open_bundle
-from tfexport.models.checkpoint import build_model
+from tfexport.bundle.reader import open_bundle
+from tfexport.decoding.batches import Split, decode_all
+from tfexport.decoding.search import SearchOptions
+from tfexport.models.checkpoints.load import build_model
 from tfexport.models.transformer import Encoder, Transformer
 from tfexport.runtimes import load_runtime
-from tfexport.search import SearchOptions
 
 Outputs = list[tuple[int, ...]]
 

@@ -9,7 +9,7 @@ from my_model import MyModel
 from torch import Tensor
 
 from tfexport.config import ModelConfig
-from tfexport.models.family import Family, count
+from tfexport.models.families.family import Family, count
 
 QKV = ("query", "key", "value")
 

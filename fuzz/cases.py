@@ -40,14 +40,14 @@ def prepare(folder: Path) -> None:
     from tiny import tiny_transformer
     from torch_models import made
 
-    from tfexport.bundle import open_bundle
-    from tfexport.certificate import certify, write_certificates
+    from tfexport.bundle.reader import open_bundle
     from tfexport.config import ModelConfig
-    from tfexport.export import export
-    from tfexport.models import native
-    from tfexport.models.checkpoint import load_checkpoint
+    from tfexport.exporter.pipeline import export
+    from tfexport.models.checkpoints.load import load_checkpoint
+    from tfexport.models.formats import native
     from tfexport.models.transformer import Transformer
-    from tfexport.tokenizers import read_vocabulary
+    from tfexport.text.tokenizers import read_vocabulary
+    from tfexport.verification.certificates import certify, write_certificates
 
     vocabulary = folder / "words.json"
     vocabulary.write_text(json.dumps(WORDS), encoding="utf-8")
@@ -92,9 +92,9 @@ def readers(folder: Path) -> list[Reader]:
     from tiny import HINTS
     from torch_models import Tutorial
 
-    from tfexport.alignments import read_dictionary
-    from tfexport.models.checkpoint import inspect_checkpoint, load_checkpoint, read_hints
-    from tfexport.tokenizers import TextTokenizer, read_vocabulary, word_tokenizer
+    from tfexport.decoding.alignments import read_dictionary
+    from tfexport.models.checkpoints.load import inspect_checkpoint, load_checkpoint, read_hints
+    from tfexport.text.tokenizers import TextTokenizer, read_vocabulary, word_tokenizer
 
     bundle = folder / "bundle"
 
@@ -151,9 +151,9 @@ def readers(folder: Path) -> list[Reader]:
 
 def _in_bundle(bundle: Path, name: str) -> Callable[[Path], object]:
     """Reads a file as the file `name` of a bundle, whose manifest has its checksum unless it is the manifest."""
-    from tfexport.bundle import file_sha256, open_bundle
-    from tfexport.certificate import read_certificates
+    from tfexport.bundle.reader import file_sha256, open_bundle
     from tfexport.runtimes import load_runtime
+    from tfexport.verification.certificates import read_certificates
 
     names = open_bundle(bundle).files
 
@@ -179,14 +179,14 @@ def _in_bundle(bundle: Path, name: str) -> Callable[[Path], object]:
 
 def _readers_of_lines(bundle: Path) -> list[Reader]:
     """Of what is decoded, of beginnings of outputs, of outputs that are scored, and of a budget's text."""
-    from tfexport.budget import Text
-    from tfexport.bundle import open_bundle
-    from tfexport.lines import Reader as LineReader
-    from tfexport.lines import TargetReader
-    from tfexport.models.checkpoint import load_checkpoint
+    from tfexport.bundle.reader import open_bundle
+    from tfexport.decoding.line_reader import Reader as LineReader
+    from tfexport.decoding.line_reader import TargetReader
+    from tfexport.decoding.search import SearchOptions
+    from tfexport.decoding.translate import Writer, scored, translate
+    from tfexport.models.checkpoints.load import load_checkpoint
     from tfexport.runtimes import load_runtime
-    from tfexport.search import SearchOptions
-    from tfexport.translate import Writer, scored, translate
+    from tfexport.verification.budget import Text
 
     opened = open_bundle(bundle)
     runtime = load_runtime("ort-cpu", opened, threads=1)
@@ -250,9 +250,9 @@ FLAGS = (
 
 def _flags(path: Path) -> None:
     """What flags with a small language of their own say: each of their readers may refuse it."""
-    from tfexport.budget import Budget
+    from tfexport.commands.flags import automatic_of, gpus_of, numbers_of, precisions_of
     from tfexport.errors import TfexportError
-    from tfexport.options import automatic_of, gpus_of, numbers_of, precisions_of
+    from tfexport.verification.budget import Budget
 
     given = os.fsdecode(path.read_bytes())  # as Python gives what stands on a command line
     languages: list[Callable[[str], object]] = [Budget.parse, precisions_of, automatic_of, gpus_of]
@@ -268,7 +268,7 @@ def _flags(path: Path) -> None:
 
 
 def _labels(path: Path) -> None:
-    from tfexport.classify import read_labels
+    from tfexport.decoding.classify import read_labels
 
     read_labels(path, 3)
 
@@ -277,9 +277,9 @@ PACKED_SOURCES = [[4, 5, 6], [7, 8]]
 
 
 def _decoded_with_shared_weights(bundle: Path, cache: Path) -> list[Any]:
-    from tfexport.bundle import open_bundle
+    from tfexport.bundle.reader import open_bundle
+    from tfexport.decoding.search import SearchOptions, search
     from tfexport.runtimes import load_runtime
-    from tfexport.search import SearchOptions, search
 
     os.environ["XDG_CACHE_HOME"] = str(cache)
     runtime = load_runtime("ort-cpu", open_bundle(bundle), threads=1, share_weights=True)

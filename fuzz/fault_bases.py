@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tfexport.config import ModelConfig
-from tfexport.models import native
+from tfexport.models.formats import native
 from tfexport.models.transformer import Transformer
-from tfexport.tokenizers import read_vocabulary
+from tfexport.text.tokenizers import read_vocabulary
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 

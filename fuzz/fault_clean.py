@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tfexport.config import ModelConfig
-from tfexport.models import native
+from tfexport.models.formats import native
 from tfexport.models.transformer import Transformer
 
 LINES = 16

@@ -18,7 +18,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from tfexport.bundle import CERTIFICATES, MANIFEST, file_sha256
+from tfexport.bundle.reader import CERTIFICATES, MANIFEST, file_sha256
 
 Plant = Callable[[Path], None]
 Array = NDArray[Any]

@@ -14,8 +14,8 @@ import typer
 from fault_bases import Base
 from typer.testing import CliRunner
 
-import tfexport.export
-from tfexport.bundle import CERTIFICATES
+import tfexport.exporter.pipeline
+from tfexport.bundle.reader import CERTIFICATES
 from tfexport.cli import app
 from tfexport.contract import PRECISIONS
 from tfexport.errors import TfexportError
@@ -61,14 +61,14 @@ def export(base: Base, bundle: Path, precisions: Sequence[str], *flags: str) -> 
     answer = run(command)
     if answer.passed:
         return ""
-    kept = getattr(tfexport.export, "self_check", None)
+    kept = getattr(tfexport.exporter.pipeline, "self_check", None)
     if kept is None:
         raise RuntimeError(answer.output)
-    tfexport.export.self_check = lambda *_, **__: 0.0  # type: ignore[assignment]
+    tfexport.exporter.pipeline.self_check = lambda *_, **__: 0.0  # type: ignore[assignment]
     try:
         again = run(command)
     finally:
-        tfexport.export.self_check = kept
+        tfexport.exporter.pipeline.self_check = kept
     if not again.passed:
         raise RuntimeError(again.output)
     return answer.output.strip().splitlines()[-1]

@@ -26,9 +26,9 @@ from fault_edits import (
 )
 from safetensors.numpy import load_file
 
-from tfexport.bundle import MANIFEST
+from tfexport.bundle.reader import MANIFEST
 from tfexport.contract import WEIGHTS_FILE
-from tfexport.screening import FILE as SCREENING_FILE
+from tfexport.graphs.screening import FILE as SCREENING_FILE
 
 
 @dataclass(frozen=True)

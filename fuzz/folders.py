@@ -87,7 +87,7 @@ def _prepare_toolkits(folder: Path) -> None:
     import marian_models
     from originals import DATA
 
-    from tfexport.pieces import PieceModel
+    from tfexport.text.sentencepiece import PieceModel
 
     options = marian_models.options_of("pre-norm")
     for name in ("npz", "opus"):
@@ -183,10 +183,10 @@ def _of(folder: Path, name: str, file: str, bases: Sequence[str], more: tuple[by
 
 def _in_folder(bases: list[Path], file: str, given: str) -> Callable[[Path], None]:
     """Reads a file as that of a folder: of the one among `bases` whose own file it is most like."""
-    from tfexport.lines import Reader, Unreadable
-    from tfexport.models.checkpoint import inspect_checkpoint, load_checkpoint
-    from tfexport.tokenizers import TextTokenizer, read_vocabulary
-    from tfexport.translate import Writer
+    from tfexport.decoding.line_reader import Reader, Unreadable
+    from tfexport.decoding.translate import Writer
+    from tfexport.models.checkpoints.load import inspect_checkpoint, load_checkpoint
+    from tfexport.text.tokenizers import TextTokenizer, read_vocabulary
 
     kinds = {base: base.name.encode() for base in bases}
 

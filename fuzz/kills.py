@@ -34,13 +34,13 @@ from pathlib import Path
 
 import torch
 
-from tfexport.bundle import MANIFEST, open_bundle
+from tfexport.bundle.reader import MANIFEST, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
-from tfexport.models import native
-from tfexport.models.checkpoint import load_checkpoint
+from tfexport.models.checkpoints.load import load_checkpoint
+from tfexport.models.formats import native
 from tfexport.models.transformer import Transformer
-from tfexport.tokenizers import read_vocabulary
+from tfexport.text.tokenizers import read_vocabulary
 
 SIGNALS = (signal.SIGKILL,) * 6 + (signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGINT)
 AIMED = 0.5

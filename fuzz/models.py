@@ -20,17 +20,17 @@ from pathlib import Path
 
 import torch
 
-from tfexport.bundle import Bundle, open_bundle
-from tfexport.bundle_writer import write_manifest
+from tfexport.bundle.reader import Bundle, open_bundle
+from tfexport.bundle.writer import write_manifest
 from tfexport.config import ModelConfig
-from tfexport.definition import Definition
-from tfexport.export import check_written, write_graphs, write_weights
+from tfexport.decoding.search import SearchOptions
+from tfexport.exporter.pipeline import check_written, write_graphs, write_weights
+from tfexport.graph_checks.definition import Definition
 from tfexport.models.transformer import Transformer
-from tfexport.parity import compare_all, random_sources
 from tfexport.runtimes.ort import ort_cpu_portable
-from tfexport.runtimes.ort_cpu import ort_cpu
+from tfexport.runtimes.ort_cpu.runtime import ort_cpu
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.search import SearchOptions
+from tfexport.verification.parity import compare_all, random_sources
 
 
 def random_config(chosen: random.Random) -> ModelConfig:

@@ -49,7 +49,12 @@ NAMES = (
 
 LIBRARIES = (
     *("numpy", "onnx", "onnxruntime", "safetensors.torch", "sentencepiece", "tokenizers", "torch"),
-    *("tfexport.budget", "tfexport.models.checkpoint", "tfexport.runtimes.ort_cpu", "tfexport.translate"),
+    *(
+        "tfexport.verification.budget",
+        "tfexport.models.checkpoints.load",
+        "tfexport.runtimes.ort_cpu.runtime",
+        "tfexport.decoding.translate",
+    ),
 )
 """Loaded once, for the processes of all readers."""
 

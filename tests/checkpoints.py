@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
-from tfexport.models.checkpoint import Checkpoint
+from tfexport.models.checkpoints.load import Checkpoint
 from tfexport.models.transformer import Transformer
 
 Weights = dict[str, Tensor]

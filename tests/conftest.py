@@ -14,8 +14,8 @@ import pytest
 import torch
 from tiny import HINTS, TinyCheckpoint, tiny_classifier, write_tiny_checkpoint
 
-from tfexport.export import export
-from tfexport.models.checkpoint import Checkpoint, load_checkpoint
+from tfexport.exporter.pipeline import export
+from tfexport.models.checkpoints.load import Checkpoint, load_checkpoint
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from tfexport.bundle import Bundle, Engine, open_bundle
-from tfexport.bundle_writer import with_engines
+from tfexport.bundle.reader import Bundle, Engine, open_bundle
+from tfexport.bundle.writer import with_engines
 from tfexport.contract import Precision, graphs_of, short_name
-from tfexport.plan import LengthPlan
+from tfexport.exporter.engine_plan import LengthPlan
 
 VERSION = "99.1"
 TYPES = {"tensor(int64)": np.int64, "tensor(float)": np.float32, "tensor(float16)": np.float16}

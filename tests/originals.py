@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from tfexport.bundle import open_bundle
-from tfexport.export import export
-from tfexport.models.checkpoint import Checkpoint
+from tfexport.bundle.reader import open_bundle
+from tfexport.decoding.profiles import ProfileName
+from tfexport.decoding.search import SearchOptions, search
+from tfexport.exporter.pipeline import export
+from tfexport.models.checkpoints.load import Checkpoint
 from tfexport.models.transformer import Transformer
-from tfexport.profiles import ProfileName
 from tfexport.runtimes import load_runtime
-from tfexport.search import SearchOptions, search
 
 DATA = Path(__file__).parent / "data"
 

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from tiny import randomised
 
-from tfexport.bundle import Bundle, open_bundle
-from tfexport.bundle_writer import write_manifest
+from tfexport.bundle.reader import Bundle, open_bundle
+from tfexport.bundle.writer import write_manifest
 from tfexport.config import ModelConfig
 from tfexport.contract import GraphSpec, Precision
-from tfexport.export import write_graphs as write_all_graphs
-from tfexport.export import write_variant, write_weights
-from tfexport.models.checkpoint import build_model
+from tfexport.exporter.pipeline import write_graphs as write_all_graphs
+from tfexport.exporter.pipeline import write_variant, write_weights
+from tfexport.models.checkpoints.load import build_model
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.pytorch import TorchRuntime
 

@@ -29,13 +29,13 @@ from tokenizers.normalizers import Lowercase
 
 import tfexport
 from tfexport.__main__ import main
-from tfexport.alignments import Aligner, AlignmentFormat, Replacement, SourceTokens, read_dictionary
+from tfexport.decoding.alignments import Aligner, AlignmentFormat, Replacement, SourceTokens, read_dictionary
+from tfexport.decoding.line_reader import Reader
+from tfexport.decoding.search import Hypothesis, SearchOptions
+from tfexport.decoding.translate import Result, Writer, translate
 from tfexport.errors import TfexportError
-from tfexport.lines import Reader
-from tfexport.search import Hypothesis, SearchOptions
-from tfexport.tokenizers import TextTokenizer, word_tokenizer
-from tfexport.train_vocabulary import train_bpe
-from tfexport.translate import Result, Writer, translate
+from tfexport.text.tokenizers import TextTokenizer, word_tokenizer
+from tfexport.training.vocabulary import train_bpe
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", "a", "b", "c", "d"]
 VOCABULARY = word_tokenizer({word: index for index, word in enumerate(WORDS)})

@@ -14,13 +14,13 @@ from test_next_tokens import log_softmax
 from test_profiles import LIMIT, assert_same, model_of, sources_of, translated, without_eos
 from test_score import command
 
-from tfexport.batching import decode_all
-from tfexport.bundle import open_bundle
+from tfexport.bundle.reader import open_bundle
+from tfexport.decoding.batches import decode_all
+from tfexport.decoding.profiles import PROFILES
+from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search
 from tfexport.errors import TfexportError
-from tfexport.profiles import PROFILES
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.search import Hypothesis, SearchOptions, Source, search
 
 VOCAB = 5
 SOURCES: list[Ids] = [(5, 6, EOS), (7, EOS), (6,), (5, 9, 9, EOS)]

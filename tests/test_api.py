@@ -18,13 +18,13 @@ from typer.testing import CliRunner
 
 import tfexport
 from tfexport.cli import app
+from tfexport.decoding.options import SearchSettings
+from tfexport.decoding.search import SearchOptions
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
-from tfexport.export import export
-from tfexport.models.checkpoint import load_checkpoint
-from tfexport.models.native import Tokenizers
-from tfexport.search import SearchOptions
-from tfexport.search_options import SearchSettings
-from tfexport.tokenizers import word_tokenizer
+from tfexport.exporter.pipeline import export
+from tfexport.models.checkpoints.load import load_checkpoint
+from tfexport.models.formats.native import Tokenizers
+from tfexport.text.tokenizers import word_tokenizer
 
 TEXTS = ["de4 de5 de6", "de9", "de17 de20 de11 de8 de29", "de4"]
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from test_parity_page import Checked
 
-from tfexport import attend
 from tfexport.__main__ import main
-from tfexport.attend import Attention, Choice, labels_of, png, shortened
-from tfexport.attend_page import page
+from tfexport.decoding import attention_maps
+from tfexport.decoding.attention_maps import Attention, Choice, labels_of, png, shortened
+from tfexport.decoding.attention_page import page
 from tfexport.errors import RuntimeUnavailable, TfexportError
-from tfexport.tokenizers import word_tokenizer
-from tfexport.train_vocabulary import train_bpe
+from tfexport.text.tokenizers import word_tokenizer
+from tfexport.training.vocabulary import train_bpe
 
 ODD = Attention(
     ("<b>", "a&b", "$x^2$", '"', "Donaudampfschifffahrt"),
@@ -102,10 +102,10 @@ def drawn(sentences: list[Attention], choice: Choice) -> np.ndarray:
 def test_so_it_is_in_a_picture(row: int, column: int) -> None:
     attention = one_cell(row, column)
     image = drawn([attention], Choice(0, 0))
-    [(*_, x, y, _)], width, height = attend._placed([attention], Choice(0, 0))
-    assert image.shape == (int(height * attend.DPI), int(width * attend.DPI))
+    [(*_, x, y, _)], width, height = attention_maps._placed([attention], Choice(0, 0))
+    assert image.shape == (int(height * attention_maps.DPI), int(width * attention_maps.DPI))
     rows, columns = (
-        [int((start + (place + 0.5) * attend.CELL) * attend.DPI) for place in range(count)]
+        [int((start + (place + 0.5) * attention_maps.CELL) * attention_maps.DPI) for place in range(count)]
         for start, count in ((y, 3), (x, 5))
     )
     middle = image[np.ix_(rows, columns)]
@@ -118,8 +118,8 @@ def test_pictures_hold_all_sentences_within_their_edges() -> None:
     many = Attention(tuple("abcde" * 8), tuple("xyz" * 13), np.full((1, 6, 39, 40), 1 / 40, np.float32))
     image = drawn([ODD, many], Choice())
     assert image[[0, -1]].min() == image[:, [0, -1]].min() == 3
-    assert image.shape[1] < (attend.WIDEST + 2) * attend.DPI
-    assert image.shape[0] > 3 * 39 * attend.CELL * attend.DPI  # seven maps of 7.6 inches in three lines
+    assert image.shape[1] < (attention_maps.WIDEST + 2) * attention_maps.DPI
+    assert image.shape[0] > 3 * 39 * attention_maps.CELL * attention_maps.DPI  # seven maps of 7.6 inches in three lines
 
 
 def test_a_picture_that_is_too_large_is_refused() -> None:
@@ -131,11 +131,11 @@ def test_a_picture_that_is_too_large_is_refused() -> None:
 def test_more_than_a_page_could_hold_is_refused_before_it_is_computed(
     run: Run, aligned_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attend, "MOST_WEIGHTS", 3 * 4 * 3)
+    monkeypatch.setattr(attention_maps, "MOST_WEIGHTS", 3 * 4 * 3)
     code, said = run(aligned_bundle, "in", "out")
     assert code == 2
     assert "Give fewer --lines, or shorter ones." in said.splitlines()[-1]
-    monkeypatch.setattr(attend, "MOST_WEIGHTS", 3 * 4 * 4)
+    monkeypatch.setattr(attention_maps, "MOST_WEIGHTS", 3 * 4 * 4)
     assert run(aligned_bundle, "in", "out", "--lines", 1)[0] == 0
 
 

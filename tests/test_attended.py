@@ -15,16 +15,16 @@ from fakes import ATTENTION_HEADS, ATTENTION_LAYERS, EOS, Ids, ScriptedRuntime, 
 from ort_bundles import CONFIG, random_sources, reference_of, with_end, write_bundle
 from ort_bundles import random_model as random_transformer
 
-from tfexport.attend import attention_maps
-from tfexport.attended import coverage
-from tfexport.bundle import Bundle
+from tfexport.bundle.reader import Bundle
+from tfexport.decoding.attention_maps import attention_maps
+from tfexport.decoding.attention_trace import coverage
+from tfexport.decoding.search import Hypothesis, SearchOptions, search
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.base import FloatArray
 from tfexport.runtimes.ort import ort_cpu_portable
-from tfexport.runtimes.ort_cpu import OrtCpuRuntime, ort_cpu
+from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime, ort_cpu
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.search import Hypothesis, SearchOptions, search
 
 FAKE = tiny_config(tgt_vocab_size=7, n_decoder_layers=ATTENTION_LAYERS, n_heads=ATTENTION_HEADS, d_model=6)
 SOURCES: list[Ids] = [(5, 6, EOS), (7, EOS), (5, 6, 7, 8, EOS), (9, 5, 9, EOS), (6,)]

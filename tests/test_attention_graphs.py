@@ -15,14 +15,14 @@ from ort_bundles import CONFIG, outputs_of, random_model
 from tiny import HINTS, TinyCheckpoint, tiny_classifier
 
 from tfexport import contract
-from tfexport.bundle import open_bundle
+from tfexport.bundle.reader import open_bundle
 from tfexport.config import ModelConfig
-from tfexport.definition import rounded
 from tfexport.errors import BundleError, TfexportError
-from tfexport.export import export, write_graphs, write_quantized, write_weights
-from tfexport.graph_check import SIZES, case_of, check_graph
-from tfexport.graph_session import session_of
-from tfexport.models.checkpoint import load_checkpoint
+from tfexport.exporter.pipeline import export, write_graphs, write_quantized, write_weights
+from tfexport.graph_checks.check import SIZES, case_of, check_graph
+from tfexport.graph_checks.definition import rounded
+from tfexport.graph_checks.session import session_of
+from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import Transformer
 

@@ -18,13 +18,13 @@ from fakes import EOS, ScriptedRuntime, echo_model, tiny_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tfexport.batching
-import tfexport.cpus
-from tfexport.batching import Split, Team, batches, decode_all, decode_windows
-from tfexport.cpus import return_freed_memory
+import tfexport.decoding.batches
+import tfexport.system.processes
+from tfexport.decoding.batches import Split, Team, batches, decode_all, decode_windows
+from tfexport.decoding.search import SearchOptions
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import IntArray
-from tfexport.search import SearchOptions
+from tfexport.system.processes import return_freed_memory
 
 CONFIG = tiny_config(src_vocab_size=9, tgt_vocab_size=9, max_source_length=12, max_target_length=20)
 LENGTHS = st.lists(st.integers(1, 50), max_size=40)
@@ -243,7 +243,9 @@ def test_memory_is_given_back_after_each_window_and_task(
     kind: type[ScriptedRuntime], workers: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     told = tmp_path / "told"
-    monkeypatch.setattr(tfexport.batching, "return_freed_memory", lambda: print(os.getpid(), file=told.open("a")))
+    monkeypatch.setattr(
+        tfexport.decoding.batches, "return_freed_memory", lambda: print(os.getpid(), file=told.open("a"))
+    )
     windows = [sources(16)] * 3
     with Team(runtime(kind), workers, SearchOptions()) as team:
         list(decode_windows(team, windows, SearchOptions(), batch_size=2))
@@ -261,9 +263,9 @@ def resident() -> int:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries give memory back by themselves")
 def test_freed_memory_goes_back_to_the_system_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tfexport.cpus, "_returned", 0.0)
+    monkeypatch.setattr(tfexport.system.processes, "_returned", 0.0)
     for now, returned in ((1000.0, True), (1000.9, False), (1001.1, True)):
-        monkeypatch.setattr(tfexport.cpus.time, "monotonic", lambda now=now: now)
+        monkeypatch.setattr(tfexport.system.processes.time, "monotonic", lambda now=now: now)
         pieces = [bytes(range(250)) * 200 for _ in range(1000)]  # 50 MB, too small each for a map of its own
         kept = pieces[::100]  # so that what lies between cannot be given back from the end
         full = resident()
@@ -296,7 +298,7 @@ def test_workers_are_threads_where_a_process_may_not_be_forked(monkeypatch: pyte
     decode_all(runtime(Counting), sources(8), SearchOptions(), batch_size=2, workers=2)
     assert Counting.count == 4
     monkeypatch.undo()
-    monkeypatch.setattr(tfexport.batching, "CAN_FORK", False)
+    monkeypatch.setattr(tfexport.decoding.batches, "CAN_FORK", False)
     decode_all(runtime(Counting), sources(8), SearchOptions(), batch_size=2, workers=2)
     assert Counting.count == 8
 
@@ -317,7 +319,7 @@ def test_workers_are_threads_where_a_process_may_not_be_forked(monkeypatch: pyte
 def test_the_split_of_four_cpus(
     workers: int | None, threads: int | None, at_once: bool, expected: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tfexport.batching, "usable_cpus", lambda: 4)
+    monkeypatch.setattr(tfexport.decoding.batches, "usable_cpus", lambda: 4)
     assert Split.of(workers, threads, at_once=at_once) == expected
 
 

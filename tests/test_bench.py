@@ -16,19 +16,19 @@ import pytest
 from fakes import ScriptedRuntime, ScriptedState, echo_model, random_model, tiny_config
 from typer.testing import CliRunner
 
-from tfexport import bench, bench_worker, contestants, peers
-from tfexport import bundle as bundle_module
-from tfexport.bench import Bench, climb
-from tfexport.bench_plan import Cell, Plan, random_sources
-from tfexport.bench_report import cell_lines
-from tfexport.bench_rows import Attempt, percentiles, ratios, spread
-from tfexport.bench_worker import Profile, Session
+from tfexport.bench import contestants, peers, run, worker
+from tfexport.bench.contestants import Contestant, Failed, Process, Setup, contestants_of, setups
+from tfexport.bench.machine import Peaks
+from tfexport.bench.peers import RuntimePeer
+from tfexport.bench.plan import Cell, Plan, random_sources
+from tfexport.bench.report import cell_lines
+from tfexport.bench.rows import Attempt, percentiles, ratios, spread
+from tfexport.bench.run import Bench, climb
+from tfexport.bench.worker import Profile, Session
+from tfexport.bundle import reader as bundle_module
 from tfexport.cli import app
-from tfexport.contestants import Contestant, Failed, Process, Setup, contestants_of, setups
+from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import TfexportError
-from tfexport.machine import Peaks
-from tfexport.peers import RuntimePeer
-from tfexport.search import SearchOptions, search
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 
@@ -359,7 +359,7 @@ def test_more_tokens_than_the_model_has_positions_are_refused() -> None:
 
 def test_a_profile_counts_what_one_method_calls_of_another_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count()
-    monkeypatch.setattr("tfexport.bench_worker.time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("tfexport.bench.worker.time.perf_counter", lambda: float(next(clock)))
     runtime = ScriptedRuntime(echo_model(100), CONFIG)
     before = ScriptedRuntime.step, ScriptedState.select
     profile = Profile()
@@ -540,13 +540,13 @@ def test_contestants_are_read(tmp_path: Path) -> None:
 @pytest.fixture(autouse=True)
 def few_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
     """So few that a test can name them."""
-    monkeypatch.setattr("tfexport.bench_plan.FEWEST_SENTENCES", 4)
+    monkeypatch.setattr("tfexport.bench.plan.FEWEST_SENTENCES", 4)
 
 
 @pytest.fixture
 def known_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "peaks_of", lambda threads: PEAKS)
-    monkeypatch.setattr(bench, "busy_cpus", lambda: 1.5)
+    monkeypatch.setattr(run, "peaks_of", lambda threads: PEAKS)
+    monkeypatch.setattr(run, "busy_cpus", lambda: 1.5)
 
 
 @pytest.mark.usefixtures("known_machine")
@@ -602,8 +602,8 @@ def test_where_nothing_can_be_measured_the_command_says_why(
 ) -> None:
     with pytest.raises(TfexportError, match="encoder classifier"):
         CliRunner().invoke(app, ["bench", str(classifier_bundle)], catch_exceptions=False)
-    monkeypatch.setattr(bench, "peaks_of", lambda threads: PEAKS)
-    monkeypatch.setattr(bench, "busy_cpus", lambda: None)
+    monkeypatch.setattr(run, "peaks_of", lambda threads: PEAKS)
+    monkeypatch.setattr(run, "busy_cpus", lambda: None)
     with pytest.raises(TfexportError, match=r"nothing could be measured: .*bf16"):
         CliRunner().invoke(
             app,
@@ -736,7 +736,7 @@ def test_growth_is_measured_beside_its_floor_and_drawn(
 def test_the_own_search_may_have_the_rules_of_another_engine() -> None:
     for profile, length_penalty in (("tfexport", 0.6), ("opennmt", 1.0)):
         request = Plan(profile=profile, tokens=None).request("decode", [[5]], 8, 4)  # type: ignore[arg-type]
-        options = bench_worker._options(json.loads(json.dumps(request)))
+        options = worker._options(json.loads(json.dumps(request)))
         assert (options.profile, options.beam, options.length_penalty) == (profile, 4, length_penalty)
     assert peers._plain_power(options, [[5] * 9]) == 1.0  # of length ** A already
     assert peers._plain_power(SearchOptions(length_penalty=1.0), [[5] * 5]) == 0.5

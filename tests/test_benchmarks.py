@@ -21,15 +21,15 @@ import pytest
 import torch
 from tiny import SRC_VOCAB
 
-from tfexport.bundle import Bundle, open_bundle
+from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.config import ModelConfig
+from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.errors import EngineError, RuntimeUnavailable, TfexportError
 from tfexport.models.transformer import Transformer
-from tfexport.parity import random_sources
-from tfexport.runtimes import pytorch_static
+from tfexport.runtimes import pytorch_in_place
 from tfexport.runtimes.base import FloatArray, IntArray
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.search import SearchOptions, pad, search
+from tfexport.verification.parity import random_sources
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -66,7 +66,7 @@ def test_a_run_on_the_cpu_writes_every_row(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # What is compiled has a test of its own.
-    monkeypatch.setattr(pytorch_static, "compile_for_graphs", lambda function: function)
+    monkeypatch.setattr(pytorch_in_place, "compile_for_graphs", lambda function: function)
     names = ["torch", "torch-compiled", "ort-cpu", "hugging-face"]
     assert (
         gpu.main([str(tiny_bundle), *FEW, "--precisions", "fp32,bf16", "--name", "here", "--out", str(tmp_path)]) == 0

@@ -18,20 +18,20 @@ from graph_checks import self_check
 from safetensors.torch import load_file
 from tiny import TinyCheckpoint, overflowing, randomised
 
-from tfexport import budget as module
-from tfexport.budget import Budget, Choice, Text, choose, modules_of
-from tfexport.bundle import open_bundle
+from tfexport.bundle.reader import open_bundle
 from tfexport.contract import Precision
+from tfexport.decoding.line_reader import Reader
+from tfexport.decoding.search import SearchOptions
+from tfexport.decoding.translate import Writer
 from tfexport.errors import TfexportError
-from tfexport.export import export, write_graphs, write_variant, write_weights
-from tfexport.lines import Reader
-from tfexport.models.checkpoint import build_model
+from tfexport.exporter.pipeline import export, write_graphs, write_variant, write_weights
+from tfexport.models.checkpoints.load import build_model
 from tfexport.models.transformer import Transformer
-from tfexport.parity import compare, random_sources
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.search import SearchOptions
-from tfexport.translate import Writer
+from tfexport.verification import budget as module
+from tfexport.verification.budget import Budget, Choice, Text, choose, modules_of
+from tfexport.verification.parity import compare, random_sources
 
 
 def model_of(**changes: Any) -> Transformer:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from ort_bundles import CONFIG, random_model, random_sources, with_end, write_bundle
 
-from tfexport.runtimes import buffers
-from tfexport.runtimes.buffers import LARGEST, SMALLEST, Buffers
-from tfexport.runtimes.ort_cpu import OrtCpuRuntime
-from tfexport.search import SearchOptions, search
+from tfexport.decoding.search import SearchOptions, search
+from tfexport.runtimes.ort_cpu import buffers
+from tfexport.runtimes.ort_cpu.buffers import LARGEST, SMALLEST, Buffers
+from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
 
 SOME = SMALLEST // 4
 MODEL = CONFIG.replace(output_bias=True)

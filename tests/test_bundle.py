@@ -20,11 +20,11 @@ import torch
 from tiny import HEADS, IDS, TGT_VOCAB, TinyCheckpoint
 
 from tfexport import __version__
-from tfexport.bundle import FORMAT, Engine, open_bundle
-from tfexport.bundle_writer import new_bundle, with_engines
+from tfexport.bundle.reader import FORMAT, Engine, open_bundle
+from tfexport.bundle.writer import new_bundle, with_engines
 from tfexport.errors import BundleError, TfexportError
-from tfexport.export import export
-from tfexport.models.checkpoint import load_checkpoint
+from tfexport.exporter.pipeline import export
+from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.runtimes import load_runtime
 
 FILES = {

@@ -16,8 +16,15 @@ from safetensors.torch import load_file, save_file
 from tiny import TinyCheckpoint
 
 from tfexport import contract
-from tfexport.bundle import Bundle, file_sha256, open_bundle
-from tfexport.bundle_check import (
+from tfexport.bundle.reader import Bundle, file_sha256, open_bundle
+from tfexport.bundle.writer import write_manifest
+from tfexport.contract import Precision
+from tfexport.exporter.pipeline import write_graphs, write_variant, write_weights
+from tfexport.graphs.screening import FILE
+from tfexport.models.formats.native import Tokenizers
+from tfexport.models.transformer import Transformer
+from tfexport.text.tokenizers import read_vocabulary
+from tfexport.verification.files import (
     Mismatch,
     config_mismatches,
     graph_specs,
@@ -25,14 +32,7 @@ from tfexport.bundle_check import (
     tokenizer_mismatches,
     weights_mismatches,
 )
-from tfexport.bundle_writer import write_manifest
-from tfexport.contract import Precision
-from tfexport.export import write_graphs, write_variant, write_weights
-from tfexport.models.native import Tokenizers
-from tfexport.models.transformer import Transformer
-from tfexport.parity import check, check_graphs
-from tfexport.screening import FILE
-from tfexport.tokenizers import read_vocabulary
+from tfexport.verification.parity import check, check_graphs
 
 Tensors = dict[str, torch.Tensor]
 Change = Callable[[Tensors], None]

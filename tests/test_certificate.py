@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from tfexport import certificate
-from tfexport.bundle import CERTIFICATES, Bundle, open_bundle
-from tfexport.certificate import (
+from tfexport.bundle.reader import CERTIFICATES, Bundle, open_bundle
+from tfexport.errors import BundleError
+from tfexport.graph_checks.rounding import RULE
+from tfexport.verification import certificates
+from tfexport.verification.certificates import (
     certify,
     files_of,
     library_of,
@@ -20,8 +22,6 @@ from tfexport.certificate import (
     settings_of,
     write_certificates,
 )
-from tfexport.errors import BundleError
-from tfexport.rounding import RULE
 
 INPUTS = {"sha256": "0" * 64, "sentences": 3, "random": False}
 
@@ -63,17 +63,17 @@ def test_it_holds_for_what_was_compared_and_for_nothing_else(stamped: Bundle) ->
 
 def test_it_does_not_hold_for_another_library_or_device(stamped: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(certificate, "version", lambda package: "9.9")
+        patch.setattr(certificates, "version", lambda package: "9.9")
         reason = missing(stamped, "ort-cpu", "float32")
         assert reason is not None
         assert "this is onnxruntime 9.9" in reason
     with monkeypatch.context() as patch:
-        patch.setattr(certificate.kernels, "library", lambda: None)
+        patch.setattr(certificates.kernels, "library", lambda: None)
         reason = missing(stamped, "ort-cpu", "float32")
         assert reason is not None
         assert " with kernels " in reason
-        assert reason.endswith(certificate.library_of("ort-cpu"))
-    monkeypatch.setattr(certificate, "cpu_name", lambda: "another processor")
+        assert reason.endswith(certificates.library_of("ort-cpu"))
+    monkeypatch.setattr(certificates, "cpu_name", lambda: "another processor")
     reason = missing(stamped, "ort-cpu", "float32")
     assert reason is not None
     assert reason.endswith("this is another processor")

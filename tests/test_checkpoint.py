@@ -32,9 +32,9 @@ from tiny import (
 from torch import Tensor
 
 from tfexport.errors import ConfigError
-from tfexport.models.checkpoint import Checkpoint, inspect_checkpoint, load_checkpoint
-from tfexport.models.native import Tokenizers
-from tfexport.tokenizers import read_vocabulary, word_tokenizer
+from tfexport.models.checkpoints.load import Checkpoint, inspect_checkpoint, load_checkpoint
+from tfexport.models.formats.native import Tokenizers
+from tfexport.text.tokenizers import read_vocabulary, word_tokenizer
 
 # --- families
 

@@ -12,16 +12,16 @@ import torch
 from tiny import HINTS, PAD, SPECIALS, SRC_VOCAB, tiny_classifier
 from typer.testing import CliRunner
 
-from tfexport.bundle import MANIFEST, file_sha256, open_bundle
-from tfexport.classify import Classified, ClassWriter, classify, read_labels
+from tfexport.bundle.reader import MANIFEST, file_sha256, open_bundle
 from tfexport.cli import app
+from tfexport.decoding.classify import Classified, ClassWriter, classify, read_labels
+from tfexport.decoding.line_reader import Reader
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
-from tfexport.export import export
-from tfexport.lines import Reader
-from tfexport.models.checkpoint import load_checkpoint
-from tfexport.models.native import Tokenizers
+from tfexport.exporter.pipeline import export
+from tfexport.models.checkpoints.load import load_checkpoint
+from tfexport.models.formats.native import Tokenizers
 from tfexport.runtimes import load_classifier
-from tfexport.tokenizers import word_tokenizer
+from tfexport.text.tokenizers import word_tokenizer
 
 CLASSES = 5
 

@@ -29,12 +29,12 @@ from typer.testing import CliRunner
 
 from tfexport import __version__
 from tfexport.__main__ import main
-from tfexport.bundle import Engine, open_bundle
+from tfexport.bundle.reader import Engine, open_bundle
 from tfexport.cli import app
-from tfexport.engine import Builder
 from tfexport.errors import BundleError, EngineError, RuntimeUnavailable
-from tfexport.gpu import Gpu
-from tfexport.invariance import Arrangement, invariance
+from tfexport.exporter.engines import Builder
+from tfexport.system.gpu import Gpu
+from tfexport.verification.invariance import Arrangement, invariance
 
 COMMANDS = (
     "inspect",
@@ -474,7 +474,7 @@ def test_a_signal_that_a_library_takes_for_its_own_failure_ends_the_command(
 
     before = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    monkeypatch.setattr("tfexport.bundle.open_bundle", interrupted_import)
+    monkeypatch.setattr("tfexport.bundle.reader.open_bundle", interrupted_import)
     outcome = run("decode", tiny_bundle)
     signal.signal(signal.SIGINT, before)
     assert (outcome.code, outcome.stderr) == (128 + number, "")
@@ -527,14 +527,14 @@ def test_what_is_assumed_of_the_gpu_is_said(run: Run, tiny_bundle: Path, monkeyp
     def no_gpu() -> None:
         raise RuntimeUnavailable("none")
 
-    monkeypatch.setattr("tfexport.targets.find_gpu", no_gpu)
+    monkeypatch.setattr("tfexport.commands.targets.find_gpu", no_gpu)
     outcome = run("build", tiny_bundle, "--dry-run")
     assert outcome.code == 0
     gpu, memory = outcome.stderr.splitlines()
     assert gpu == "note: building for portable engines: there is no GPU here; --gpu names others"
     assert memory == "note: 8 GiB of GPU memory are assumed; --gpu-memory says how much there is"
 
-    monkeypatch.setattr("tfexport.targets.find_gpu", lambda: Gpu("NVIDIA L4", "sm89", 5 << 30))
+    monkeypatch.setattr("tfexport.commands.targets.find_gpu", lambda: Gpu("NVIDIA L4", "sm89", 5 << 30))
     outcome = run("build", tiny_bundle, "--dry-run")
     assert outcome.stderr == "note: building for NVIDIA L4; --gpu names others\n"
     assert outcome.lines[-2].endswith("MiB of 5120")
@@ -676,7 +676,7 @@ def test_a_bundle_with_engines_is_served_with_them(
         profile={},
         seconds=1.0,
     )
-    monkeypatch.setattr("tfexport.bundle.open_bundle", lambda _: replace(bundle, engines=(engine,)))
+    monkeypatch.setattr("tfexport.bundle.reader.open_bundle", lambda _: replace(bundle, engines=(engine,)))
     outcome = run("triton", half_bundle, "-o", tmp_path / "models", "--runtime", "tensorrt")
     assert outcome.code == 0, outcome.stderr
     assert outcome.lines[0] == f"wrote {tmp_path / 'models'} in fp16: encoder, decoder_step, translate"
@@ -1041,7 +1041,7 @@ def test_parity_certifies_nothing_that_failed_in_any_way(
     def leaky(*given: object, **options: object) -> object:
         return replace(invariance(*given, **options), arrangements=(Arrangement("padded", 1, 1, 0),))
 
-    monkeypatch.setattr("tfexport.invariance.invariance", leaky)
+    monkeypatch.setattr("tfexport.verification.invariance.invariance", leaky)
     outcome = run("parity", own_bundle, "-", "--invariance", stdin=TEXT)
     assert outcome.code == 1
     assert "certified" not in outcome.stderr
@@ -1285,7 +1285,7 @@ def test_a_fault_of_tfexport_is_one_line_and_exits_with_3(
     def fail(*_: object) -> None:
         raise RuntimeError("broken\n  at two\n  lines")
 
-    monkeypatch.setattr("tfexport.bundle.open_bundle", fail)
+    monkeypatch.setattr("tfexport.bundle.reader.open_bundle", fail)
     outcome = run("decode", tiny_bundle)
     assert outcome.code == 3
     assert "RuntimeError: broken" in outcome.stderr

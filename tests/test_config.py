@@ -20,7 +20,7 @@ from tiny import (
 
 from tfexport.config import ModelConfig
 from tfexport.errors import ConfigError
-from tfexport.models.checkpoint import Checkpoint, read_hints
+from tfexport.models.checkpoints.load import Checkpoint, read_hints
 
 
 @pytest.mark.parametrize(

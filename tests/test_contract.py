@@ -10,7 +10,7 @@ from contract_table import markdown_table
 from fakes import tiny_config
 
 from tfexport import contract
-from tfexport.bundle_writer import float32_islands
+from tfexport.bundle.writer import float32_islands
 
 CONFIG = tiny_config(d_model=24, n_heads=3, n_decoder_layers=2, tgt_vocab_size=100)
 CLASSIFIER = tiny_config(

@@ -17,16 +17,16 @@ import torch
 from fakes import Ids
 from tiny import randomised
 
-from tfexport.bundle import open_bundle
+from tfexport.bench.peers import CTranslate2Peer, HuggingFacePeer, Peer, RuntimePeer
+from tfexport.bundle.reader import open_bundle
 from tfexport.config import ModelConfig
+from tfexport.decoding.search import SearchOptions, pad
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.models.transformer import Transformer
-from tfexport.parity import random_sources
-from tfexport.peers import CTranslate2Peer, HuggingFacePeer, Peer, RuntimePeer
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import FloatArray
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.search import SearchOptions, pad
+from tfexport.verification.parity import random_sources
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -11,9 +11,9 @@ from cuda.bindings import runtime as cudart
 from fake_cuda import FakeCudart, contents, use
 
 from tfexport.errors import RuntimeUnavailable, TfexportError
-from tfexport.gpu import find_gpu
 from tfexport.runtimes.cuda import CudaDevice
 from tfexport.runtimes.device import DeviceTensor
+from tfexport.system.gpu import find_gpu
 
 
 @pytest.fixture

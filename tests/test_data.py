@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from tfexport.data import (
+from tfexport.errors import TfexportError
+from tfexport.text.tokenizers import TextTokenizer, word_tokenizer
+from tfexport.training.data import (
     POOL_BATCHES,
     Batch,
     IdPair,
@@ -25,9 +27,7 @@ from tfexport.data import (
     read_parallel,
     read_tsv,
 )
-from tfexport.errors import TfexportError
-from tfexport.tokenizers import TextTokenizer, word_tokenizer
-from tfexport.train_vocabulary import train_bpe
+from tfexport.training.vocabulary import train_bpe
 
 # Where Python's splitlines() would split, and a carriage return that ends no line.
 ODD = "one\u2028two\x0b\x0c\x1c\x85\u2029\rthree"
@@ -185,7 +185,7 @@ def test_every_pair_comes_once_in_batches_of_no_more_than_their_size(
 ) -> None:
     pairs = [IdPair([3] * source, [4] * target) for source, target in lengths]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tfexport.data.POOL_BATCHES", pool_batches)  # 60 pairs are several pools, too
+        patch.setattr("tfexport.training.data.POOL_BATCHES", pool_batches)  # 60 pairs are several pools, too
         batches = list(TokenBatches(pairs, max_tokens, None if seed is None else [seed, 1]))
     assert sorted(chain(*batches)) == list(range(len(pairs)))
     for batch in batches:

@@ -13,12 +13,12 @@ from ort_bundles import CONFIG, random_model
 from torch import nn
 
 from tfexport.contract import Precision
-from tfexport.definition import BETWEEN, Definition, _Activations, projections_of, rounded
 from tfexport.errors import TfexportError
-from tfexport.export import write_quantized, write_variant
-from tfexport.graph_modules import Model
+from tfexport.exporter.pipeline import write_quantized, write_variant
+from tfexport.graph_checks.cases_portable import Model
+from tfexport.graph_checks.definition import BETWEEN, Definition, _Activations, projections_of, rounded
+from tfexport.graphs.linear_quantized import INT4_BLOCK, from_blocks
 from tfexport.models.transformer import Transformer
-from tfexport.quantize import INT4_BLOCK, from_blocks
 
 Matrix = NDArray[np.float64]
 MODEL = CONFIG.replace(output_bias=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tfexport.demo import SENTENCES, embedded_checkpoint, run
+from tfexport.commands.demo import SENTENCES, embedded_checkpoint, run
 
 
 def test_embedded_checkpoint_is_small_enough_to_ship() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tfexport.demo import embedded_checkpoint
-from tfexport.export import export
-from tfexport.models.checkpoint import load_checkpoint
+from tfexport.commands.demo import embedded_checkpoint
+from tfexport.exporter.pipeline import export
+from tfexport.models.checkpoints.load import load_checkpoint
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").glob("*.md")])

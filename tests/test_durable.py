@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from tfexport import bundle_writer, durable
-from tfexport.bundle import open_bundle
-from tfexport.bundle_writer import new_bundle
-from tfexport.durable import exchange, lock_folder, partial_folder, whole_file
+from tfexport.bundle import writer
+from tfexport.bundle.reader import open_bundle
+from tfexport.bundle.writer import new_bundle
 from tfexport.errors import BundleError
+from tfexport.system import atomic_files
+from tfexport.system.atomic_files import exchange, lock_folder, partial_folder, whole_file
 
 FORK = multiprocessing.get_context("fork")
 
@@ -120,7 +121,7 @@ def test_a_signal_while_a_partial_folder_is_removed_leaves_nothing(
             raise KeyboardInterrupt
         rmtree(path, ignore_errors=ignore_errors)
 
-    monkeypatch.setattr(durable.shutil, "rmtree", interrupted)
+    monkeypatch.setattr(atomic_files.shutil, "rmtree", interrupted)
 
     def write() -> None:
         with partial_folder(tmp_path / "b") as folder:
@@ -199,7 +200,7 @@ def test_a_signal_while_a_folder_is_made_leaves_none(
             real(*arguments, **options)  # type: ignore[arg-type]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(*((Path, "mkdir") if moment == "mkdir" else (durable, "lock_folder")), interrupt)
+    monkeypatch.setattr(*((Path, "mkdir") if moment == "mkdir" else (atomic_files, "lock_folder")), interrupt)
     with pytest.raises(KeyboardInterrupt), partial_folder(tmp_path / "b"):
         pass
     assert names(tmp_path) == []
@@ -210,7 +211,7 @@ def test_without_locks_folders_are_made_and_none_is_removed(tmp_path: Path, monk
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     (tmp_path / ".b.00000000.partial").mkdir()
-    monkeypatch.setattr(durable.fcntl, "flock", refuse)
+    monkeypatch.setattr(atomic_files.fcntl, "flock", refuse)
     with partial_folder(tmp_path / "b") as folder:
         assert names(tmp_path) == sorted([".b.00000000.partial", folder.name])
     assert names(tmp_path) == [".b.00000000.partial"]
@@ -220,13 +221,13 @@ def test_a_folder_that_was_moved_away_is_not_locked_by_its_old_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a").mkdir()
-    real = durable.fcntl.flock
+    real = atomic_files.fcntl.flock
 
     def move_and_lock(descriptor: int, how: int) -> None:
         (tmp_path / "a").rename(tmp_path / "b")
         real(descriptor, how)
 
-    monkeypatch.setattr(durable.fcntl, "flock", move_and_lock)
+    monkeypatch.setattr(atomic_files.fcntl, "flock", move_and_lock)
     with pytest.raises(FileNotFoundError):
         lock_folder(tmp_path / "a")
 
@@ -265,7 +266,7 @@ def test_a_kill_while_a_bundle_is_replaced_leaves_one_of_both(
         end_here()
         return True
 
-    monkeypatch.setattr(bundle_writer, "exchange", exchange_and_end)
+    monkeypatch.setattr(writer, "exchange", exchange_and_end)
     killed(lambda: refill(tiny_bundle, place, mark="new"))
     monkeypatch.undo()
     open_bundle(place)
@@ -278,7 +279,7 @@ def test_a_kill_while_a_bundle_is_replaced_leaves_one_of_both(
 def test_a_bundle_is_replaced_where_names_cannot_be_exchanged(
     tmp_path: Path, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bundle_writer, "exchange", lambda *_: False)
+    monkeypatch.setattr(writer, "exchange", lambda *_: False)
     for mark in ("old", "new"):
         refill(tiny_bundle, tmp_path / "b", mark=mark)
         assert (tmp_path / "b" / "mark").read_text() == mark
@@ -293,7 +294,7 @@ def test_a_failed_exchange_leaves_the_old_one(
     def fail(*_: object) -> bool:
         raise OSError(5, os.strerror(5))
 
-    monkeypatch.setattr(bundle_writer, "exchange", fail)
+    monkeypatch.setattr(writer, "exchange", fail)
     with pytest.raises(BundleError, match="Input/output error"):
         refill(tiny_bundle, tmp_path / "b", mark="new")
     assert (tmp_path / "b" / "mark").read_text() == "old"

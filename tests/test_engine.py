@@ -14,14 +14,15 @@ import pytest
 from onnx import helper
 from tiny import TinyCheckpoint
 
-from tfexport import contract, kept
-from tfexport.bundle import Engine, open_bundle
+from tfexport import contract
+from tfexport.bundle.reader import Engine, open_bundle
 from tfexport.contract import GraphSpec, Precision
-from tfexport.engine import Builder, attentions, build_engines, check_network, freeze_cache, refuse_traps
 from tfexport.errors import BundleError, EngineError, RuntimeUnavailable
-from tfexport.export import export
-from tfexport.gpu import Gpu
-from tfexport.plan import LengthPlan, Profile
+from tfexport.exporter.engine_plan import LengthPlan, Profile
+from tfexport.exporter.engines import Builder, attentions, build_engines, check_network, freeze_cache, refuse_traps
+from tfexport.exporter.pipeline import export
+from tfexport.system import disk_cache
+from tfexport.system.gpu import Gpu
 
 tensorrt_rtx = pytest.importorskip("tensorrt_rtx", reason="the tensorrt-rtx extra is not installed: nothing was built")
 
@@ -150,7 +151,7 @@ def test_a_gpu_that_is_here_may_be_one_that_cannot_be_built_for(
     generation: tuple[int, int], gpu: str, builder: Builder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Gpu("A GPU", f"sm{generation[0]}{generation[1]}", 1 << 30)
-    monkeypatch.setattr("tfexport.engine.find_gpu", lambda: found)
+    monkeypatch.setattr("tfexport.exporter.engines.find_gpu", lambda: found)
     for asked in ("here", gpu):
         with pytest.raises(EngineError, match=rf"does not build for {gpu}\. It knows sm80"):
             builder.generation(asked)
@@ -196,16 +197,16 @@ def test_full_tensorrt_keeps_its_timings(own: Path, tmp_path: Path, monkeypatch:
             build_serialized_network=lambda network, given: b"an engine",
         ),
     )
-    monkeypatch.setattr("tfexport.engine.find_gpu", lambda: Gpu("NVIDIA H100 80GB", "sm90", 80 << 30))
+    monkeypatch.setattr("tfexport.exporter.engines.find_gpu", lambda: Gpu("NVIDIA H100 80GB", "sm90", 80 << 30))
     name = f"timings-{tensorrt_rtx.__version__}-NVIDIA-H100-80GB"
     for before in (None, None, b"of another GPU"):
         if before is not None:
-            kept.keep(name, before)
+            disk_cache.keep(name, before)
         arguments = (open_bundle(own).graph("encoder"), graph_of(own, "encoder"), profile_of(own, "encoder"), 0, "sm90")
         assert bytes(builder.build(*arguments, 1 << 26)) == b"an engine"
     assert set(cleared) == {tensorrt_rtx.BuilderFlag.TF32}, "float32 means float32"
     assert asked == [b"", b"timings", b"of another GPU", b""]
-    assert [path.name for path in kept.folder().iterdir()] == [name]
+    assert [path.name for path in disk_cache.folder().iterdir()] == [name]
 
 
 def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

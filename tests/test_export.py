@@ -26,14 +26,14 @@ from safetensors.torch import load_file as load_torch_file
 from tiny import BOS, EOS, HEADS, HINTS, PAD, SRC_VOCAB, TinyCheckpoint, tiny_classifier, tiny_transformer
 
 from tfexport import __version__, contract
-from tfexport.bundle import open_bundle
+from tfexport.bundle.reader import open_bundle
 from tfexport.contract import GraphSpec
+from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import BundleError, TfexportError
-from tfexport.export import emit, export
-from tfexport.models.checkpoint import load_checkpoint
-from tfexport.parity import check
+from tfexport.exporter.pipeline import emit, export
+from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.runtimes import RUNTIMES, load_runtime
-from tfexport.search import SearchOptions, search
+from tfexport.verification.parity import check
 
 DTYPES = {
     TensorProto.INT64: "int64",
@@ -297,7 +297,7 @@ def altered_export(tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPa
             change(proto.graph)
             return ir.from_proto(proto)
 
-        monkeypatch.setattr("tfexport.export.emit", emit_altered)
+        monkeypatch.setattr("tfexport.exporter.pipeline.emit", emit_altered)
         export(tiny_checkpoint.load(), directory, **options)
 
     return run

@@ -13,14 +13,14 @@ import pytest
 import torch
 from originals import DATA, assert_same_logits, assert_same_searches, expected
 
+from tfexport.commands.flags import split_by_codes
 from tfexport.errors import ConfigError, TfexportError, TokenizerError
-from tfexport.models.checkpoint import inspect_checkpoint, load_checkpoint
-from tfexport.models.inert import plain, read_inert
-from tfexport.models.native import Tokenizers
-from tfexport.models.toolkit import TextOptions
-from tfexport.options import split_by_codes
-from tfexport.probe import probe
-from tfexport.tokenizers import TextTokenizer, read_vocabulary
+from tfexport.models.checkpoints.load import inspect_checkpoint, load_checkpoint
+from tfexport.models.formats.native import Tokenizers
+from tfexport.models.formats.pickled_options import plain, read_inert
+from tfexport.models.toolkits.toolkit import TextOptions
+from tfexport.text.tokenizers import TextTokenizer, read_vocabulary
+from tfexport.verification.probe import probe
 
 FOLDER = DATA / "fairseq"
 EXPECTED = expected("fairseq")

@@ -18,13 +18,13 @@ from torch import nn
 from torch_models import ModuleRuntime
 from typer.testing import CliRunner
 
-from tfexport.bundle import open_bundle
+from tfexport.bundle.reader import open_bundle
 from tfexport.cli import app
+from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import ConfigError, TfexportError
-from tfexport.models.checkpoint import load_checkpoint
-from tfexport.models.family_file import read_family_file
+from tfexport.models.checkpoints.load import load_checkpoint
+from tfexport.models.checkpoints.user_family import read_family_file
 from tfexport.runtimes import load_runtime
-from tfexport.search import SearchOptions, search
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 VOCABULARIES = ("--src-vocab", "src_vocab.json", "--tgt-vocab", "tgt_vocab.json")

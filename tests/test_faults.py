@@ -18,7 +18,7 @@ from fault_graphs import planted_into
 from faults import Outcome, every_fault, report
 from rich.console import Console
 
-from tfexport.bundle import open_bundle
+from tfexport.bundle.reader import open_bundle
 
 PRECISIONS = ("fp32", "fp16", "int4")
 FAULTS = [

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from test_sampling import defined
 from tiny import TinyCheckpoint
 
-from tfexport.bundle import open_bundle
+from tfexport.bundle.reader import open_bundle
+from tfexport.decoding.sampling import Streams
+from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search
 from tfexport.runtimes import load_runtime
-from tfexport.sampling import Streams
-from tfexport.search import Hypothesis, SearchOptions, Source, search
 
 Ids = tuple[int, ...]
 MOST = 4

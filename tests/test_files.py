@@ -32,7 +32,7 @@ from tiny import (
 from torch import nn
 
 from tfexport.errors import CheckpointError, TfexportError
-from tfexport.models.checkpoint import Checkpoint, inspect_checkpoint, load_checkpoint
+from tfexport.models.checkpoints.load import Checkpoint, inspect_checkpoint, load_checkpoint
 
 
 def nested(*keys: str) -> Callable[[Weights], Any]:

@@ -11,12 +11,12 @@ import torch
 from ort_bundles import CONFIG, ONE_CHANGE, random_model
 from tiny import HINTS, tiny_classifier
 
-from tfexport.models.checkpoint import load_checkpoint
+from tfexport.decoding.search import SearchOptions, search
+from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.models.float64 import InFloat64
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import KeyValue, Transformer
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.search import SearchOptions, search
 
 RELATIVE = {"positions": "relative", "max_distance": 6}
 KINDS: list[dict[str, Any]] = [

@@ -9,10 +9,18 @@ import onnxruntime
 import pytest
 from fakes import tiny_config
 
-from tfexport import machine
+from tfexport.bench import machine
+from tfexport.bench.lower_bound import (
+    ACTIVATION_BYTES,
+    PROJECTION_BYTES,
+    WEIGHT_BYTES,
+    encoder_work,
+    floor,
+    seconds_of,
+    step_work,
+)
+from tfexport.bench.machine import Peaks
 from tfexport.contract import PRECISIONS
-from tfexport.floor import ACTIVATION_BYTES, PROJECTION_BYTES, WEIGHT_BYTES, encoder_work, floor, seconds_of, step_work
-from tfexport.machine import Peaks
 
 CONFIG = tiny_config(d_model=2, d_ff=3, n_encoder_layers=2, n_decoder_layers=3, tgt_vocab_size=100)
 # Of a decoder layer 6 * 2 * 2 + 2 * 2 * 3 = 36 weights, of an encoder layer 4 * 2 * 2 + 2 * 2 * 3 = 28.
@@ -135,12 +143,12 @@ def test_the_models_that_measure_multiply(dtype: str, given: type, wanted: type)
 
 def test_busy_cpus_are_those_that_are_not_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "STAT", tmp_path / "stat")
-    monkeypatch.setattr("tfexport.machine.os.cpu_count", lambda: 4)
+    monkeypatch.setattr("tfexport.bench.machine.os.cpu_count", lambda: 4)
     assert machine.busy_cpus(0.0) is None
     before, after = "cpu  10 5 5 100 50 0 0 0 7 7\ncpu0 1\n", "cpu  25 5 15 150 75 0 0 0 99 7\ncpu0 1\n"
     (tmp_path / "stat").write_text(before)
     assert machine.busy_cpus(0.0) is None  # no time went by
-    monkeypatch.setattr("tfexport.machine.time.sleep", lambda _: (tmp_path / "stat").write_text(after))
+    monkeypatch.setattr("tfexport.bench.machine.time.sleep", lambda _: (tmp_path / "stat").write_text(after))
     # Of 100 ticks 25 were work, 50 idle and 25 idle with a disk at work: a quarter of 4 CPUs.
     assert machine.busy_cpus(0.0) == 1.0
 

@@ -24,7 +24,7 @@ import yaml
 from google.protobuf.message import DecodeError
 
 from tfexport.errors import TfexportError
-from tfexport.models.pickles import InertObject, read_pickle
+from tfexport.models.formats.pickles import InertObject, read_pickle
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
 import containers

@@ -19,20 +19,20 @@ from onnx import helper, numpy_helper
 from ort_bundles import CONFIG, ONE_CHANGE, configs, random_model, write_bundle
 
 from tfexport import contract
-from tfexport.bundle import Bundle, file_sha256, open_bundle
-from tfexport.bundle_check import graph_specs
-from tfexport.bundle_writer import write_manifest
+from tfexport.bundle.reader import Bundle, file_sha256, open_bundle
+from tfexport.bundle.writer import write_manifest
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
-from tfexport.definition import Definition
-from tfexport.export import write_graphs, write_variant, write_weights
-from tfexport.graph_check import Compared, GraphCheck, case_of, check_graph, sizes_of
-from tfexport.graph_values import COMPARED
+from tfexport.decoding.search import SearchOptions
+from tfexport.exporter.pipeline import write_graphs, write_variant, write_weights
+from tfexport.graph_checks.check import Compared, GraphCheck, case_of, check_graph, sizes_of
+from tfexport.graph_checks.definition import Definition
+from tfexport.graph_checks.values import COMPARED
 from tfexport.models.transformer import Transformer
-from tfexport.parity import check, check_graphs, compare_all, random_sources
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.search import SearchOptions
+from tfexport.verification.files import graph_specs
+from tfexport.verification.parity import check, check_graphs, compare_all, random_sources
 
 Graph = onnx.GraphProto
 Change = Callable[[Graph], None]

@@ -15,9 +15,9 @@ from onnx import helper, numpy_helper
 from ort_bundles import CONFIG, random_model, write_bundle
 
 from tfexport import contract
-from tfexport.bundle import Bundle, file_sha256, open_bundle
-from tfexport.graph_structure import structure_mismatches
-from tfexport.parity import check
+from tfexport.bundle.reader import Bundle, file_sha256, open_bundle
+from tfexport.verification.parity import check
+from tfexport.verification.structure import structure_mismatches
 
 Change = Callable[[onnx.ModelProto], None]
 PRECISIONS: tuple[contract.Precision, ...] = tuple(contract.PRECISIONS.values())

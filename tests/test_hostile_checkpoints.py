@@ -21,9 +21,9 @@ import torch
 from checkpoints import refused
 from originals import DATA
 
-from tfexport.models.checkpoint import load_checkpoint
-from tfexport.models.inert import InertObject, plain, read_inert
-from tfexport.models.pickles import Refused, read_pickle
+from tfexport.models.checkpoints.load import load_checkpoint
+from tfexport.models.formats.pickled_options import InertObject, plain, read_inert
+from tfexport.models.formats.pickles import Refused, read_pickle
 
 LONG = "x" * 100_000
 HUGE = 10**12

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-from tfexport.bundle import Bundle, file_sha256, open_bundle
+from tfexport.bundle.reader import Bundle, file_sha256, open_bundle
 from tfexport.errors import BundleError
 from tfexport.runtimes import load_runtime
 

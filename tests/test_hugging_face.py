@@ -22,17 +22,17 @@ from text_models import as_in_a_bundle, read_ids, write_pieces
 from tiny import randomised
 from torch import Tensor
 
-from tfexport.bundle import Bundle, open_bundle
+from tfexport.bundle.reader import Bundle, open_bundle
+from tfexport.decoding.line_reader import Reader
+from tfexport.decoding.search import SearchOptions, pad, search
+from tfexport.decoding.translate import Writer, translate
 from tfexport.errors import CheckpointError, TfexportError
-from tfexport.export import export
-from tfexport.lines import Reader
-from tfexport.models.checkpoint import Checkpoint, inspect_checkpoint, load_checkpoint
-from tfexport.models.native import Tokenizers
-from tfexport.models.toolkit import TextOptions
-from tfexport.pieces import Pieces
+from tfexport.exporter.pipeline import export
+from tfexport.models.checkpoints.load import Checkpoint, inspect_checkpoint, load_checkpoint
+from tfexport.models.formats.native import Tokenizers
+from tfexport.models.toolkits.toolkit import TextOptions
 from tfexport.runtimes import load_runtime
-from tfexport.search import SearchOptions, pad, search
-from tfexport.translate import Writer, translate
+from tfexport.text.sentencepiece import Pieces
 
 transformers = pytest.importorskip("transformers")
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from test_hugging_face import EOS, FORCED, MAX_NEW, VOCAB, Case, changed, made, sources_of
 
-from tfexport.bundle import open_bundle
+from tfexport.bundle.reader import open_bundle
+from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import TfexportError
-from tfexport.export import export
-from tfexport.models.checkpoint import load_checkpoint
+from tfexport.exporter.pipeline import export
+from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.runtimes import load_runtime
-from tfexport.search import SearchOptions, search
 
 
 def case_of(name: str, folder: Path, **generation: Any) -> Case:

@@ -17,44 +17,44 @@ MODULES = {
 }
 EXPORT_SIDE = (
     "tfexport.models",
-    "tfexport.export",
-    "tfexport.graph_modules",
-    "tfexport.graph_check",
-    "tfexport.graph_session",
-    "tfexport.graph_values",
-    "tfexport.placed_weights",
-    "tfexport.screening_check",
-    "tfexport.definition",
-    "tfexport.projections",
-    "tfexport.emitter",
-    "tfexport.islands",
-    "tfexport.blocks",
-    "tfexport.standard_graphs",
-    "tfexport.ort_graphs",
-    "tfexport.ort_cases",
-    "tfexport.quantize",
-    "tfexport.screening",
-    "tfexport.stored_weights",
-    "tfexport.engine",
-    "tfexport.plan",
-    "tfexport.targets",
+    "tfexport.exporter.pipeline",
+    "tfexport.graph_checks.cases_portable",
+    "tfexport.graph_checks.check",
+    "tfexport.graph_checks.session",
+    "tfexport.graph_checks.values",
+    "tfexport.graph_checks.weights",
+    "tfexport.graph_checks.screening",
+    "tfexport.graph_checks.definition",
+    "tfexport.graphs.projections",
+    "tfexport.graphs.emitter",
+    "tfexport.graphs.mixed_precision",
+    "tfexport.graphs.layers",
+    "tfexport.graphs.portable",
+    "tfexport.graphs.ort",
+    "tfexport.graph_checks.cases_ort",
+    "tfexport.graphs.linear_quantized",
+    "tfexport.graphs.screening",
+    "tfexport.graphs.stored_weights",
+    "tfexport.exporter.engines",
+    "tfexport.exporter.engine_plan",
+    "tfexport.commands.targets",
 )
 DECODE_SIDE = (
     "tfexport.runtimes",
-    "tfexport.profiles",
-    "tfexport.search_options",
-    "tfexport.next_tokens",
-    "tfexport.sampling",
-    "tfexport.search",
-    "tfexport.batching",
-    "tfexport.translate",
-    "tfexport.classify",
-    "tfexport.lines",
-    "tfexport.stream",
-    "tfexport.shortlist",
-    "tfexport.alternatives",
-    "tfexport.alignments",
-    "tfexport.attended",
+    "tfexport.decoding.profiles",
+    "tfexport.decoding.options",
+    "tfexport.decoding.token_rules",
+    "tfexport.decoding.sampling",
+    "tfexport.decoding.search",
+    "tfexport.decoding.batches",
+    "tfexport.decoding.translate",
+    "tfexport.decoding.classify",
+    "tfexport.decoding.line_reader",
+    "tfexport.decoding.stream",
+    "tfexport.decoding.shortlist",
+    "tfexport.decoding.alternatives",
+    "tfexport.decoding.alignments",
+    "tfexport.decoding.attention_trace",
     "tfexport.api",
 )
 SHARED = (
@@ -70,7 +70,7 @@ SHARED = (
     "cpus",
     "certificate",
 )
-PYTORCH_RUNTIMES = ("tfexport.runtimes.pytorch", "tfexport.runtimes.pytorch_static")
+PYTORCH_RUNTIMES = ("tfexport.runtimes.pytorch", "tfexport.runtimes.pytorch_in_place")
 HEAVY = {"torch", "onnx", "onnx_ir", "safetensors", "lightning", "cuda", "tensorrt", "tensorrt_rtx"}
 
 
@@ -163,8 +163,18 @@ class K:
     def method(self):
         from tfexport import search
 """
-    always = {"a.b", "c", "typing", "tfexport", "tfexport.cli", "tfexport.models", "tfexport.models.native", "g", "j"}
-    assert imports(source, "tfexport") == {*always, "e", "h.i", "tfexport.search"}
+    always = {
+        "a.b",
+        "c",
+        "typing",
+        "tfexport",
+        "tfexport.cli",
+        "tfexport.models",
+        "tfexport.models.formats.native",
+        "g",
+        "j",
+    }
+    assert imports(source, "tfexport") == {*always, "e", "h.i", "tfexport.decoding.search"}
     assert imports(source, "tfexport", at_import=True) == always
     assert imports("from ..errors import TfexportError", "tfexport.models") == {"tfexport.errors"}
     for call in ("importlib.import_module(name)", "import_module('onnx')", "__import__(name)"):
@@ -173,7 +183,7 @@ class K:
 
 
 def test_all_modules_are_looked_at() -> None:
-    assert {"tfexport", "tfexport.cli", "tfexport.models.checkpoint", "tfexport.runtimes.ort"} <= set(MODULES)
+    assert {"tfexport", "tfexport.cli", "tfexport.models.checkpoints.load", "tfexport.runtimes.ort"} <= set(MODULES)
     for side in (EXPORT_SIDE, DECODE_SIDE):
         assert all(any(within(module, (package,)) for module in MODULES) for package in side)
 
@@ -222,8 +232,11 @@ def test_torch_is_imported_only_where_models_are_made_or_run() -> None:
 
 def test_onnxruntime_is_imported_only_by_the_check_of_graphs_and_the_runtimes() -> None:
     runtimes = {f"tfexport.runtimes.{name}" for name in ("ort", "ort_cpu", "ort_cpu_steps", "packed")}
-    comparison = {"tfexport.peers", "tfexport.machine"}  # what it is compared with, and what the machine can do
-    assert importers("onnxruntime") == {"tfexport.graph_session", "tfexport.kernels", *runtimes, *comparison}
+    comparison = {
+        "tfexport.bench.peers",
+        "tfexport.bench.machine",
+    }  # what it is compared with, and what the machine can do
+    assert importers("onnxruntime") == {"tfexport.graph_checks.session", "tfexport.kernels", *runtimes, *comparison}
 
 
 def test_commands_write_json_without_words_for_what_is_no_number() -> None:
@@ -235,7 +248,7 @@ def test_commands_write_json_without_words_for_what_is_no_number() -> None:
 
 def test_onnxruntime_tells_nobody_of_sessions() -> None:
     making = {module for module, path in MODULES.items() if "InferenceSession(" in path.read_text(encoding="utf-8")}
-    assert making == {"tfexport.runtimes.ort", "tfexport.graph_session", "tfexport.machine"}
+    assert making == {"tfexport.runtimes.ort", "tfexport.graph_checks.session", "tfexport.bench.machine"}
     for module in making:
         assert "onnxruntime.disable_telemetry_events()" in MODULES[module].read_text(encoding="utf-8")
 
@@ -243,30 +256,36 @@ def test_onnxruntime_tells_nobody_of_sessions() -> None:
 def test_onnx_is_imported_only_by_what_makes_and_changes_graphs() -> None:
     found = importers("onnx", "onnx_ir")
     graphs = {
-        "tfexport.export",
-        "tfexport.emitter",
-        "tfexport.standard_graphs",
-        "tfexport.ort_graphs",
-        "tfexport.islands",
-        "tfexport.quantize",
-        "tfexport.screening",
-        "tfexport.explicit_rounding",
+        "tfexport.exporter.pipeline",
+        "tfexport.graphs.emitter",
+        "tfexport.graphs.portable",
+        "tfexport.graphs.ort",
+        "tfexport.graphs.mixed_precision",
+        "tfexport.graphs.linear_quantized",
+        "tfexport.graphs.screening",
+        "tfexport.kernels.explicit_rounding",
     }
     checks = {
         f"tfexport.{name}"
         for name in ("graph_session", "graph_structure", "graph_values", "placed_weights", "screening_check")
     }
-    assert found == {*graphs, *checks, "tfexport.graph_check", "tfexport.stored_weights", "tfexport.engine"}
+    assert found == {
+        *graphs,
+        *checks,
+        "tfexport.graph_checks.check",
+        "tfexport.graphs.stored_weights",
+        "tfexport.exporter.engines",
+    }
 
 
 def test_cuda_is_imported_only_by_the_search_for_a_gpu_and_the_memory_of_one() -> None:
-    assert importers("cuda") == {"tfexport.gpu", "tfexport.runtimes.cuda"}
+    assert importers("cuda") == {"tfexport.system.gpu", "tfexport.runtimes.cuda"}
 
 
 def test_tensorrt_is_imported_by_name_by_the_engines_and_their_runtime_and_nothing_else_is() -> None:
     assert importers("tensorrt", "tensorrt_rtx") == set()
     found = {module for module, path in MODULES.items() if imports_by_name(path.read_text(encoding="utf-8"))}
-    assert found == {"tfexport.engine", "tfexport.runtimes.trt"}
+    assert found == {"tfexport.exporter.engines", "tfexport.runtimes.tensorrt"}
 
 
 def test_the_command_line_loads_nothing_heavy() -> None:
@@ -274,14 +293,16 @@ def test_the_command_line_loads_nothing_heavy() -> None:
     assert outside - set(sys.stdlib_module_names) == {"typer"}
 
 
-@pytest.mark.parametrize("module", ["tfexport.runtimes", "tfexport.runtimes.ort_cpu", "tfexport.translate"])
+@pytest.mark.parametrize(
+    "module", ["tfexport.runtimes", "tfexport.runtimes.ort_cpu.runtime", "tfexport.decoding.translate"]
+)
 def test_decoding_on_the_cpu_loads_onnxruntime_and_nothing_heavier(module: str) -> None:
     loaded = {name.split(".")[0] for name in loaded_with(module)}
     assert "numpy" in loaded  # the closure is not empty
     assert not loaded & HEAVY
 
 
-@pytest.mark.parametrize("module", ["tfexport.targets", "tfexport.runtimes.trt"])
+@pytest.mark.parametrize("module", ["tfexport.commands.targets", "tfexport.runtimes.tensorrt"])
 def test_engines_are_built_and_run_without_torch(module: str) -> None:
     loaded = {name.split(".")[0] for name in loaded_with(module)}
     assert "tfexport" in loaded

@@ -23,8 +23,8 @@ import torch
 from torch import nn
 
 from tfexport.errors import CheckpointError
-from tfexport.models.inert import InertClass, InertObject, plain, read_inert
-from tfexport.models.pickles import Refused, read_pickle
+from tfexport.models.formats.pickled_options import InertClass, InertObject, plain, read_inert
+from tfexport.models.formats.pickles import Refused, read_pickle
 
 
 class Colour(enum.Enum):

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from tfexport import invariance as module
-from tfexport.bundle import open_bundle
+from tfexport.bundle.reader import open_bundle
 from tfexport.contract import Precision
+from tfexport.decoding.search import SearchOptions
 from tfexport.errors import TfexportError
-from tfexport.invariance import Invariance, invariance
-from tfexport.parity import random_sources
 from tfexport.runtimes import load_runtime
-from tfexport.runtimes.ort_cpu_states import BeamState
-from tfexport.search import SearchOptions
+from tfexport.runtimes.ort_cpu.states import BeamState
+from tfexport.verification import invariance as module
+from tfexport.verification.invariance import Invariance, invariance
+from tfexport.verification.parity import random_sources
 
 
 def of(directory: Path, precision: Precision, beam: int, runtime: str = "ort-cpu") -> Invariance:

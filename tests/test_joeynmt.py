@@ -31,14 +31,14 @@ from references.decode import greedy
 from references.joeynmt import JoeyNMT
 from text_models import as_in_a_bundle, read_ids, write_pieces
 
-from tfexport.bundle import Bundle, open_bundle
+from tfexport.bundle.reader import Bundle, open_bundle
+from tfexport.decoding.search import Hypothesis, SearchOptions, search
+from tfexport.decoding.translate import Writer
 from tfexport.errors import TfexportError
-from tfexport.export import export
-from tfexport.models.checkpoint import Checkpoint, inspect_checkpoint, load_checkpoint
-from tfexport.models.toolkit import TextOptions
+from tfexport.exporter.pipeline import export
+from tfexport.models.checkpoints.load import Checkpoint, inspect_checkpoint, load_checkpoint
+from tfexport.models.toolkits.toolkit import TextOptions
 from tfexport.runtimes import load_runtime
-from tfexport.search import Hypothesis, SearchOptions, search
-from tfexport.translate import Writer
 
 LIMIT = 12
 

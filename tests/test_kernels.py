@@ -23,13 +23,13 @@ from onnx import TensorProto, helper
 from ort_bundles import CONFIG, random_model, random_sources, session_of, write_bundle, write_graphs
 
 from tfexport import kernels
-from tfexport.emitter import OWN
-from tfexport.linears import BLOCK
+from tfexport.decoding.search import SearchOptions, search
+from tfexport.graphs.emitter import OWN
+from tfexport.graphs.linear_float32 import BLOCK
+from tfexport.graphs.linear_quantized import stored_int8
+from tfexport.graphs.screening import CANDIDATES, FEWEST_WORDS
 from tfexport.models.transformer import Transformer
-from tfexport.quantize import stored_int8
-from tfexport.runtimes.ort_cpu import OrtCpuRuntime
-from tfexport.screening import CANDIDATES, FEWEST_WORDS
-from tfexport.search import SearchOptions, search
+from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
 
 pytestmark = pytest.mark.skipif(
     kernels.library() is None and shutil.which("c++") is None, reason="there is no C++ compiler here: no kernel was run"

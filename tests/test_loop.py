@@ -10,7 +10,8 @@ import pytest
 from fake_cuda import FakeCudart, use
 from tiny import BOS, MAX_LENGTH, SRC_VOCAB, TGT_VOCAB
 
-from tfexport.bundle import open_bundle
+from tfexport.bundle.reader import open_bundle
+from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import best_of
 from tfexport.runtimes.buckets import Buckets
@@ -18,7 +19,6 @@ from tfexport.runtimes.device import Call, DeviceTensor, HostDevice
 from tfexport.runtimes.loop import Executable, LoopRuntime
 from tfexport.runtimes.ort import OrtGraphs, cpu_buckets, ort_cpu_portable
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.search import SearchOptions, pad, search
 
 RANDOM = np.random.default_rng(4)
 SOURCES = [RANDOM.integers(4, SRC_VOCAB, length).tolist() for length in (7, 1, 20, 3, 12, 5, 9, 2, 17, 4, 6)]

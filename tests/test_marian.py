@@ -29,16 +29,16 @@ from references.marian import Marian, sinusoids
 from text_models import as_in_a_bundle, read_ids, write_pieces
 from tiny import randomised
 
-from tfexport.bundle import Bundle, open_bundle
+from tfexport.bundle.reader import Bundle, open_bundle
+from tfexport.decoding.search import Hypothesis, SearchOptions, search
+from tfexport.decoding.translate import Writer
 from tfexport.errors import TfexportError, TokenizerError
-from tfexport.export import export
-from tfexport.models.checkpoint import Checkpoint, inspect_checkpoint, load_checkpoint
-from tfexport.models.native import Tokenizers
-from tfexport.models.toolkit import TextOptions
+from tfexport.exporter.pipeline import export
+from tfexport.models.checkpoints.load import Checkpoint, inspect_checkpoint, load_checkpoint
+from tfexport.models.formats.native import Tokenizers
+from tfexport.models.toolkits.toolkit import TextOptions
 from tfexport.runtimes import load_runtime
-from tfexport.search import Hypothesis, SearchOptions, search
-from tfexport.tokenizers import read_vocabulary, vocabulary_words, word_tokenizer
-from tfexport.translate import Writer
+from tfexport.text.tokenizers import read_vocabulary, vocabulary_words, word_tokenizer
 
 EOS, UNK, LIMIT = 0, 1, 12
 RANDOM: dict[str, dict[str, Any]] = {

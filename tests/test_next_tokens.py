@@ -15,14 +15,14 @@ from fakes import BOS, EOS, Ids, Model, ScriptedRuntime, constant_model, random_
 from numpy.typing import NDArray
 from test_profiles import LIMIT, SCORES, assert_same, found_by, generated, model_of, sources_of, translated, without_eos
 
-from tfexport.bundle import open_bundle
+from tfexport.bundle.reader import open_bundle
+from tfexport.decoding.profiles import PROFILES
+from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search
+from tfexport.decoding.token_rules import ban_repeated_ngrams, log_softmax, penalise_repetition
 from tfexport.errors import TfexportError
-from tfexport.next_tokens import ban_repeated_ngrams, log_softmax, penalise_repetition
-from tfexport.profiles import PROFILES
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Best, IntArray
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.search import Hypothesis, SearchOptions, Source, search
 
 VOCAB = 5
 SOURCES: list[Ids] = [(5, 6, EOS), (7, EOS), (6,)]

@@ -15,9 +15,9 @@ from originals import DATA, assert_same_logits, assert_same_searches, expected
 from safetensors.torch import load_file, save_file
 
 from tfexport.errors import ConfigError, TfexportError
-from tfexport.models.checkpoint import inspect_checkpoint, load_checkpoint
-from tfexport.models.inert import plain, read_inert
-from tfexport.models.toolkit import TextOptions
+from tfexport.models.checkpoints.load import inspect_checkpoint, load_checkpoint
+from tfexport.models.formats.pickled_options import plain, read_inert
+from tfexport.models.toolkits.toolkit import TextOptions
 
 FOLDER = DATA / "opennmt"
 EXPECTED = expected("opennmt")

@@ -15,15 +15,15 @@ import pytest
 from ort_bundles import CONFIG, random_model, random_sources, reference_of, with_end, write_bundle
 from tiny import BOS, SRC_VOCAB, TGT_VOCAB
 
-from tfexport.bundle import Bundle, open_bundle
+from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.config import ModelConfig
+from tfexport.decoding.search import Hypothesis, SearchOptions, pad, search
 from tfexport.errors import TfexportError
 from tfexport.runtimes.ort import cpu_session, ort_cpu_portable
-from tfexport.runtimes.ort_cpu import OrtCpuRuntime, ort_cpu
-from tfexport.runtimes.ort_cpu_states import BeamState, CacheLayout, GreedyState
-from tfexport.runtimes.ort_cpu_steps import Step
+from tfexport.runtimes.ort_cpu.bound_graphs import Step
+from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime, ort_cpu
+from tfexport.runtimes.ort_cpu.states import BeamState, CacheLayout, GreedyState
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.search import Hypothesis, SearchOptions, pad, search
 
 Found = list[list[tuple[int, ...]]]
 
@@ -149,7 +149,7 @@ def test_sources_are_encoded_in_pieces_and_give_the_same_numbers(
 
     monkeypatch.setattr(OrtCpuRuntime, "_encode", watched)
     for piece, pieces in ((1, 10), (59, 5), (60, 4), (199, 2), (200, 1)):
-        monkeypatch.setattr("tfexport.runtimes.ort_cpu.PIECE", piece)
+        monkeypatch.setattr("tfexport.runtimes.ort_cpu.runtime.PIECE", piece)
         sizes.clear()
         found: Any = runtime.encode(src_ids, src_len, beam=beam)
         assert len(sizes) == pieces
@@ -571,7 +571,7 @@ def test_a_graph_is_loaded_once_by_threads_that_ask_together(
         time.sleep(0.1)  # time enough for the others to come and ask
         return cpu_session(path, threads)
 
-    monkeypatch.setattr("tfexport.runtimes.ort_cpu.cpu_session", slow)
+    monkeypatch.setattr("tfexport.runtimes.ort_cpu.runtime.cpu_session", slow)
     runtime = ort_cpu(open_bundle(tiny_bundle), threads=1)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda beam: search(runtime, [[5, 6]], SearchOptions(beam=beam)), [1, 2, 3] * 8))

@@ -21,8 +21,8 @@ from safetensors.numpy import load_file
 from tfexport import contract
 from tfexport.config import ModelConfig
 from tfexport.contract import GraphSpec
+from tfexport.graph_checks.cases_ort import Case, case
 from tfexport.models.transformer import Transformer
-from tfexport.ort_cases import Case, case
 
 LARGEST_EMBEDDED = 16
 """Numbers of the largest tensor that may lie in a graph itself."""

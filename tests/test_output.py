@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from tiny import SRC_VOCAB
 
-import tfexport.output
+import tfexport.commands.output
+from tfexport.commands.output import refuse_to_replace, writing
 from tfexport.errors import TfexportError
-from tfexport.output import refuse_to_replace, writing
 
 ABOUT = {"bundle": "x", "search": {"beam": 1}}
 
@@ -142,7 +142,7 @@ def test_lines_never_lie_beside_notes_of_something_else(
     def begin() -> None:
         with pytest.MonkeyPatch.context() as patches:
             if moment == "open":
-                patches.setattr("tfexport.output.whole_file", lambda _: os._exit(9))
+                patches.setattr("tfexport.commands.output.whole_file", lambda _: os._exit(9))
             else:
                 patches.setattr(*((os, "fsync") if moment == "fsync" else (Path, "replace")), lambda *_: os._exit(9))
             with writing(path, ABOUT):
@@ -188,14 +188,14 @@ def test_a_file_that_is_completed_before_it_is_locked_is_not_written_into(
 ) -> None:
     path = tmp_path / "out"
     begun(path, b"of another\n")
-    real = tfexport.output.fcntl.lockf
+    real = tfexport.commands.output.fcntl.lockf
 
     def complete_and_lock(file: object, how: int) -> None:
         if not path.exists():
             path.with_name("out.partial").rename(path)
         real(file, how)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(tfexport.output.fcntl, "lockf", complete_and_lock)
+    monkeypatch.setattr(tfexport.commands.output.fcntl, "lockf", complete_and_lock)
     with writing(path, ABOUT) as out:
         assert path.read_bytes() == b"of another\n"
         print("one", file=out.file)

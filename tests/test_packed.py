@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 from ort_bundles import CONFIG, random_model, random_sources, write_bundle
 
-from tfexport import kept
-from tfexport.bundle import Bundle, open_bundle
+from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.contract import Precision
+from tfexport.decoding.search import Hypothesis, SearchOptions, search
 from tfexport.errors import RuntimeUnavailable
-from tfexport.runtimes import load_runtime, packed
-from tfexport.search import Hypothesis, SearchOptions, search
+from tfexport.runtimes import load_runtime
+from tfexport.runtimes.ort_cpu import shared_weights
+from tfexport.system import disk_cache
 
 LARGER = CONFIG.replace(d_model=64, n_heads=4, d_ff=128, tgt_vocab_size=1100, output_bias=True)
 """Matrices larger than the longest vector, as in any model that is of use; a bias of an odd length."""
@@ -31,27 +32,27 @@ LARGER = CONFIG.replace(d_model=64, n_heads=4, d_ff=128, tgt_vocab_size=1100, ou
 SOURCES = random_sources(CONFIG, [7, 1, 19, 3, 12])
 SEARCHES = [SearchOptions(), SearchOptions(beam=3, nbest=3)]
 
-pytestmark = pytest.mark.skipif(packed.fcntl is None, reason="this system has no such locks")
+pytestmark = pytest.mark.skipif(shared_weights.fcntl is None, reason="this system has no such locks")
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of packed weights, which is not there yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return kept.folder() / "packed"
+    return disk_cache.folder() / "packed"
 
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The graphs that are packed from now on."""
     graphs: list[str] = []
-    pack = packed._pack
+    pack = shared_weights._pack
 
     def watched(graph: Path, *arguments: Any) -> Any:
         graphs.append(graph.name)
         return pack(graph, *arguments)
 
-    monkeypatch.setattr(packed, "_pack", watched)
+    monkeypatch.setattr(shared_weights, "_pack", watched)
     return graphs
 
 
@@ -82,7 +83,7 @@ def test_tokens_and_scores_are_those_of_weights_of_its_own(
     assert not written
     assert found(bundle, precision=precision) == wanted  # written
     assert len(written) == 4
-    assert not list(kept.folder().glob("packed/.*"))
+    assert not list(disk_cache.folder().glob("packed/.*"))
     assert found(bundle, precision=precision) == wanted  # read
     assert len(written) == 4
 
@@ -124,12 +125,12 @@ def test_weights_are_mapped_and_not_copied(tmp_path: Path) -> None:
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
-    "a byte": lambda place: flip(place / packed.WEIGHTS),
-    "a byte of the graph": lambda place: flip(place / packed.GRAPH),
-    "cut": lambda place: os.truncate(place / packed.WEIGHTS, 5000),
-    "no weights": lambda place: (place / packed.WEIGHTS).unlink(),
-    "no checksums": lambda place: (place / packed.CHECKSUMS).unlink(),
-    "other checksums": lambda place: (place / packed.CHECKSUMS).write_text("[" * 9),
+    "a byte": lambda place: flip(place / shared_weights.WEIGHTS),
+    "a byte of the graph": lambda place: flip(place / shared_weights.GRAPH),
+    "cut": lambda place: os.truncate(place / shared_weights.WEIGHTS, 5000),
+    "no weights": lambda place: (place / shared_weights.WEIGHTS).unlink(),
+    "no checksums": lambda place: (place / shared_weights.CHECKSUMS).unlink(),
+    "other checksums": lambda place: (place / shared_weights.CHECKSUMS).write_text("[" * 9),
 }
 
 
@@ -165,14 +166,14 @@ def test_of_processes_that_begin_together_one_writes(
     larger: Path, written: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threads with runtimes of their own: the locks are on files, whoever opened them."""
-    is_whole = packed._is_whole
+    is_whole = shared_weights._is_whole
 
     def slow(place: Path) -> bool:
         found = is_whole(place)
         time.sleep(0.05)  # so that all of them have looked before one begins
         return found
 
-    monkeypatch.setattr(packed, "_is_whole", slow)
+    monkeypatch.setattr(shared_weights, "_is_whole", slow)
     bundle = open_bundle(larger)
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda _: found(bundle), range(4)))
@@ -195,12 +196,12 @@ def test_another_cpu_library_or_bundle_has_weights_of_its_own(
     found(bundle)
     assert len(written) == 4  # a copy is the same bundle
     if what == "cpu":
-        monkeypatch.setattr(packed, "cpu_identity", lambda: "one without AVX")
+        monkeypatch.setattr(shared_weights, "cpu_identity", lambda: "one without AVX")
     elif what == "onnxruntime":
-        monkeypatch.setattr(packed.onnxruntime, "__version__", "2.0.0")
+        monkeypatch.setattr(shared_weights.onnxruntime, "__version__", "2.0.0")
     else:
         manifest = json.loads((own_bundle / "manifest.json").read_text(encoding="utf-8"))
-        manifest["files"]["more"] = {"sha256": packed.file_sha256(own_bundle / "weights.safetensors")}
+        manifest["files"]["more"] = {"sha256": shared_weights.file_sha256(own_bundle / "weights.safetensors")}
         (own_bundle / "more").write_bytes((own_bundle / "weights.safetensors").read_bytes())
         (own_bundle / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
         bundle = open_bundle(own_bundle)
@@ -210,8 +211,8 @@ def test_another_cpu_library_or_bundle_has_weights_of_its_own(
 
 def no_room(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ONNX Runtime cannot write; it says so as it does when a disk is full."""
-    write_to = packed._write_to
-    monkeypatch.setattr(packed, "_write_to", lambda folder, *others: write_to(folder / "not there", *others))
+    write_to = shared_weights._write_to
+    monkeypatch.setattr(shared_weights, "_write_to", lambda folder, *others: write_to(folder / "not there", *others))
 
 
 def a_file_in_its_place(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +232,7 @@ def parent_open_to_others(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def of_another_user(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.mkdir(parents=True)
-    monkeypatch.setattr(packed.os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr(shared_weights.os, "geteuid", lambda: os.getuid() + 1)
 
 
 @pytest.mark.parametrize(

@@ -15,22 +15,22 @@ import torch
 from safetensors.torch import load_file
 from tiny import SRC_VOCAB, TinyCheckpoint
 
-from tfexport.bundle import open_bundle
+from tfexport.bundle.reader import open_bundle
 from tfexport.contract import Precision
+from tfexport.decoding.line_reader import Reader, read_pairs
+from tfexport.decoding.search import SearchOptions
+from tfexport.decoding.translate import Writer
 from tfexport.errors import TfexportError
-from tfexport.json_text import json_text
-from tfexport.lines import Reader, read_pairs
-from tfexport.models.checkpoint import build_model
+from tfexport.graph_checks.rounding import EPS, FACTOR, FLOOR
+from tfexport.models.checkpoints.load import build_model
 from tfexport.models.transformer import Transformer
-from tfexport.parity import check, compare, compare_all, gate, quality_of, random_sources
-from tfexport.parity_report import LIMITS, Divergence, Errors, Limits, ParityReport, Position, kl_divergence
-from tfexport.quality import Quality
-from tfexport.rounding import EPS, FACTOR, FLOOR
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Best, best_of
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.search import SearchOptions
-from tfexport.translate import Writer
+from tfexport.system.json_text import json_text
+from tfexport.verification.bleu_chrf import Quality
+from tfexport.verification.parity import check, compare, compare_all, gate, quality_of, random_sources
+from tfexport.verification.report import LIMITS, Divergence, Errors, Limits, ParityReport, Position, kl_divergence
 
 LINES = [b"de4 de5 de6", b"", b"de7", b"de9 de10 de11 de12 de13", b"de5 nothing de6"]
 
@@ -444,7 +444,7 @@ def test_the_gate_refuses_a_bundle_that_decodes_otherwise(tiny_bundle: Path, mon
     def nudged(*arguments: Any, **options: Any) -> Any:
         return Nudged(real(*arguments, **options), 5, 0.01)
 
-    monkeypatch.setattr("tfexport.parity.load_runtime", nudged)
+    monkeypatch.setattr("tfexport.verification.parity.load_runtime", nudged)
     message = r"in fp32 do not decode as PyTorch does with beam 1: logits of step 1 are off by .* Nothing was exported"
     with pytest.raises(TfexportError, match=message):
         gate(tiny_bundle, model_of(tiny_bundle))

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from tfexport.bundle import open_bundle
-from tfexport.bundle_check import Mismatch
+from tfexport.bundle.reader import open_bundle
+from tfexport.decoding.search import SearchOptions
 from tfexport.errors import RuntimeUnavailable, TfexportError
-from tfexport.graph_check import Compared, GraphCheck
-from tfexport.invariance import Arrangement, Invariance, invariance
-from tfexport.parity import Comparison, check
-from tfexport.parity_page import page, write_page
-from tfexport.search import SearchOptions
+from tfexport.graph_checks.check import Compared, GraphCheck
+from tfexport.verification.files import Mismatch
+from tfexport.verification.invariance import Arrangement, Invariance, invariance
+from tfexport.verification.page import page, write_page
+from tfexport.verification.parity import Comparison, check
 
 VOID = {"meta", "br", "path", "use"}
 LINES = [b"de4 de5 de6", b"de7", b"de9 de10 de11 de12 de13"]

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from fakes import EOS, Ids, ScriptedRuntime, constant_model, random_model, tiny_config
 
-from tfexport.bundle import Bundle, open_bundle
+from tfexport.bench.peers import CTranslate2Peer, HuggingFacePeer, OptimumPeer, Peer, RuntimePeer, _Generator
+from tfexport.bundle.reader import Bundle, open_bundle
+from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import RuntimeUnavailable, TfexportError
-from tfexport.parity import random_sources
-from tfexport.peers import CTranslate2Peer, HuggingFacePeer, OptimumPeer, Peer, RuntimePeer, _Generator
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Capacity
-from tfexport.search import SearchOptions, search
+from tfexport.verification.parity import random_sources
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))

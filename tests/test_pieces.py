@@ -19,18 +19,18 @@ from tiny import HEADS, SRC_VOCAB, TGT_VOCAB, TinyCheckpoint
 from transformers.models.mbart50.tokenization_mbart50 import FAIRSEQ_LANGUAGE_CODES as MBART_50
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as NLLB
 
-from tfexport.bundle import open_bundle
+from tfexport.bundle.reader import open_bundle
+from tfexport.decoding.line_reader import Reader
+from tfexport.decoding.search import SearchOptions
+from tfexport.decoding.translate import Writer, translate
 from tfexport.errors import TfexportError, TokenizerError
-from tfexport.export import export
-from tfexport.lines import Reader
-from tfexport.models.checkpoint import load_checkpoint
-from tfexport.models.hugging_face_text import FolderText, read_text
-from tfexport.models.native import Tokenizers
-from tfexport.models.toolkit import TextOptions
+from tfexport.exporter.pipeline import export
+from tfexport.models.checkpoints.load import load_checkpoint
+from tfexport.models.formats.native import Tokenizers
+from tfexport.models.toolkits.hugging_face_text import FolderText, read_text
+from tfexport.models.toolkits.toolkit import TextOptions
 from tfexport.runtimes import load_runtime
-from tfexport.search import SearchOptions
-from tfexport.tokenizers import TextTokenizer, read_vocabulary
-from tfexport.translate import Writer, translate
+from tfexport.text.tokenizers import TextTokenizer, read_vocabulary
 
 sentencepiece = pytest.importorskip("sentencepiece")
 

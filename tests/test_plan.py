@@ -11,9 +11,9 @@ import pytest
 from fakes import tiny_config
 
 from tfexport import contract
-from tfexport.bundle import open_bundle
+from tfexport.bundle.reader import open_bundle
 from tfexport.errors import EngineError
-from tfexport.plan import BUILD_RATE, BUILD_SECONDS, ENGINE_BYTES, LengthPlan, cost, weight_bytes
+from tfexport.exporter.engine_plan import BUILD_RATE, BUILD_SECONDS, ENGINE_BYTES, LengthPlan, cost, weight_bytes
 
 CONFIG = tiny_config(
     d_model=24,

@@ -22,19 +22,19 @@ from safetensors.torch import load_file
 from tiny import BOS, HINTS, SRC_VOCAB, TGT_VOCAB, TinyCheckpoint, overflowing, randomised, tiny_classifier
 
 from tfexport import contract
-from tfexport.bundle import open_bundle
+from tfexport.bundle.reader import open_bundle
 from tfexport.contract import Precision
+from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.errors import RuntimeUnavailable, TfexportError
-from tfexport.export import emit, export, write_graphs, write_weights
-from tfexport.models.checkpoint import Checkpoint, load_checkpoint
+from tfexport.exporter.pipeline import emit, export, write_graphs, write_weights
+from tfexport.graphs.stored_weights import StoredWeights
+from tfexport.models.checkpoints.load import Checkpoint, load_checkpoint
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import Transformer
-from tfexport.parity import random_sources
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.ort import ort_cpu_portable
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.search import SearchOptions, pad, search
-from tfexport.stored_weights import StoredWeights
+from tfexport.verification.parity import random_sources
 
 LARGEST = 65504.0
 """The largest number of float16."""
@@ -345,7 +345,7 @@ def test_best_tokens_in_float16_are_those_of_the_logits(half_bundle: Path) -> No
 def test_half_precision_on_the_cpu_without_onnx_is_refused_in_one_line(
     half_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "tfexport.explicit_rounding", None)
+    monkeypatch.setitem(sys.modules, "tfexport.kernels.explicit_rounding", None)
     message = (
         "half precision on the CPU, which is for checking, needs onnx, which is not installed: pip install "
         "'tfexport[export]'. Decode with --precision fp32."

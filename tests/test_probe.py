@@ -23,11 +23,11 @@ from tfexport import cli
 from tfexport.cli import app
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
-from tfexport.json_text import json_text
-from tfexport.models import tutorial
-from tfexport.models.family import Family
+from tfexport.models.families import tutorial
+from tfexport.models.families.family import Family
 from tfexport.models.positions import PositionTable
-from tfexport.probe import Probe, probe
+from tfexport.system.json_text import json_text
+from tfexport.verification.probe import Probe, probe
 
 pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 
@@ -368,7 +368,7 @@ def test_a_broken_cache_is_found(path: Path, monkeypatch: pytest.MonkeyPatch) ->
         cache[:, :, (position - (position == 5).long())[0]] = update[:, :, 0]
         return cache
 
-    monkeypatch.setattr("tfexport.probe_checks.write_in_place", misplaced)
+    monkeypatch.setattr("tfexport.verification.probe_self.write_in_place", misplaced)
     found = probe(path, HINTS)
     assert [c.name for c in found.checks if c.passed is False] == ["cached step"]
 

@@ -16,14 +16,14 @@ from fakes import BOS, EOS, PAD, Ids, Model, ScriptedRuntime, constant_model, ra
 from references import toolkits
 from tiny import randomised
 
-from tfexport.alignments import Replacement, SourceTokens
 from tfexport.config import ModelConfig
+from tfexport.decoding.alignments import Replacement, SourceTokens
+from tfexport.decoding.profiles import PROFILES, ProfileName
+from tfexport.decoding.search import Hypothesis, SearchOptions, search
 from tfexport.errors import TfexportError
 from tfexport.models.transformer import Transformer
-from tfexport.parity import random_sources
-from tfexport.profiles import PROFILES, ProfileName
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.search import Hypothesis, SearchOptions, search
+from tfexport.verification.parity import random_sources
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 

@@ -14,16 +14,16 @@ from fakes import tiny_config
 from tiny import BOS, MAX_LENGTH, PAD, SRC_VOCAB, TGT_VOCAB
 from torch import Tensor
 
-from tfexport.bundle import open_bundle
+from tfexport.bundle.reader import open_bundle
 from tfexport.contract import BEST, Precision
+from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.models.transformer import Transformer
-from tfexport.runtimes import pytorch_static
+from tfexport.runtimes import pytorch_in_place
 from tfexport.runtimes.base import best_of
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.runtimes.pytorch_static import StaticDecoder, StaticState
-from tfexport.search import SearchOptions, pad, search
+from tfexport.runtimes.pytorch_in_place import StaticDecoder, StaticState
 
 RANDOM = np.random.default_rng(0)
 SOURCES = [RANDOM.integers(4, SRC_VOCAB, length).tolist() for length in (7, 1, 20, 3, 12, 5, 9, 2)]
@@ -53,7 +53,7 @@ def static(tiny_bundle: Path) -> Make:
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is to be compiled runs as it is: seconds instead of minutes, in the same buffers."""
-    monkeypatch.setattr(pytorch_static, "compile_for_graphs", lambda function: function)
+    monkeypatch.setattr(pytorch_in_place, "compile_for_graphs", lambda function: function)
 
 
 def random_targets(rows: int, length: int) -> np.ndarray:
@@ -198,18 +198,18 @@ def test_batches_on_their_way_share_no_buffers(static: Make, reference: TorchRun
 
 @pytest.mark.usefixtures("uncompiled")
 def test_a_pool_forgets_what_was_longest_unused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pytorch_static, "KEPT", 2)
-    pool = pytorch_static.Pool(torch.device("cpu"), compiled=True)
+    monkeypatch.setattr(pytorch_in_place, "KEPT", 2)
+    pool = pytorch_in_place.Pool(torch.device("cpu"), compiled=True)
     for size in (1, 2, 3):
         pool.take(((size,), torch.int64))
     assert [specs[0][0] for specs, _ in pool._free] == [(2,), (3,)]
-    eager = pytorch_static.Pool(torch.device("cpu"), compiled=False)
+    eager = pytorch_in_place.Pool(torch.device("cpu"), compiled=False)
     eager.take(((1,), torch.int64))
     assert eager._free == []
 
 
 def test_what_a_pool_keeps_goes_before_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = pytorch_static.Pool(torch.device("cpu"), compiled=True)
+    pool = pytorch_in_place.Pool(torch.device("cpu"), compiled=True)
     pool.take(((1,), torch.int64))
     empty = torch.empty
 

@@ -33,23 +33,32 @@ from safetensors.numpy import load_file
 from tiny import SRC_VOCAB, TinyCheckpoint, tiny_classifier
 from torch import Tensor
 
-from tfexport import contract, definition, kernels
-from tfexport.bundle import Bundle, open_bundle
+from tfexport import contract, kernels
+from tfexport.bundle.reader import Bundle, open_bundle
+from tfexport.commands.targets import GraphsTarget
 from tfexport.config import ModelConfig
 from tfexport.contract import GraphSpec, TensorSpec
-from tfexport.emitter import Emitter
+from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.errors import TfexportError
-from tfexport.export import export, write_quantized
-from tfexport.linears import BLOCK
+from tfexport.exporter.pipeline import export, write_quantized
+from tfexport.graph_checks import definition
+from tfexport.graph_checks.cases_ort import case
+from tfexport.graphs.emitter import Emitter
+from tfexport.graphs.linear_float32 import BLOCK
+from tfexport.graphs.linear_quantized import (
+    GROUP,
+    INT4_BLOCK,
+    from_blocks,
+    int4_linear,
+    int8_linear,
+    quantized,
+    restored,
+)
+from tfexport.graphs.projections import Projection, decoder_projections, encoder_projections
+from tfexport.graphs.stored_weights import StoredWeights
 from tfexport.models.transformer import Transformer
-from tfexport.ort_cases import case
-from tfexport.projections import Projection, decoder_projections, encoder_projections
-from tfexport.quantize import GROUP, INT4_BLOCK, from_blocks, int4_linear, int8_linear, quantized, restored
-from tfexport.runtimes.ort_cpu import ort_cpu
-from tfexport.search import SearchOptions, pad, search
+from tfexport.runtimes.ort_cpu.runtime import ort_cpu
 from tfexport.shortlist_contract import shortlist_graphs_of
-from tfexport.stored_weights import StoredWeights
-from tfexport.targets import GraphsTarget
 
 Matrix = NDArray[np.float32]
 Arrays = dict[str, NDArray[Any]]
@@ -600,7 +609,7 @@ def test_tokens_of_a_sentence_are_the_same_in_every_batch(bundle: Bundle, precis
 
 @bits
 def test_an_exported_bundle_decodes_in_each_quantized_precision(quantized_bundle: Path, precision: Any) -> None:
-    from tfexport.bundle import open_bundle
+    from tfexport.bundle.reader import open_bundle
     from tfexport.runtimes import load_runtime
 
     exported = open_bundle(quantized_bundle)

@@ -15,7 +15,7 @@ from contract_table import markdown_table
 from references.tutorial import TutorialTransformer
 from tiny import SPECIALS, randomised
 
-from tfexport.models.checkpoint import FAMILIES
+from tfexport.models.checkpoints.load import FAMILIES
 
 ROOT = Path(__file__).parent.parent
 README, CHECKPOINTS, DECODING, ATTENTION, SPEED, CONTRACT = (
@@ -92,7 +92,7 @@ def test_every_family_is_listed() -> None:
 def test_every_status_is_listed() -> None:
     from typing import get_args
 
-    from tfexport.lines import Status
+    from tfexport.decoding.line_reader import Status
 
     for status in get_args(Status):
         assert f"| `{status}` |" in README

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tfexport.contract import PRECISIONS, Precision
-from tfexport.rounding import EPS, FACTOR, FLOOR, Rounding
+from tfexport.graph_checks.rounding import EPS, FACTOR, FLOOR, Rounding
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])

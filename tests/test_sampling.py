@@ -11,12 +11,12 @@ import pytest
 from fakes import EOS, Ids, ScriptedRuntime, constant_model, random_model, tiny_config
 from numpy.typing import NDArray
 
-from tfexport.batching import decode_all
-from tfexport.bundle import open_bundle
-from tfexport.next_tokens import log_softmax
+from tfexport.bundle.reader import open_bundle
+from tfexport.decoding.batches import decode_all
+from tfexport.decoding.sampling import Streams, draw
+from tfexport.decoding.search import SearchOptions, Source, search
+from tfexport.decoding.token_rules import log_softmax
 from tfexport.runtimes import load_runtime
-from tfexport.sampling import Streams, draw
-from tfexport.search import SearchOptions, Source, search
 
 LOGITS = np.array([1.0, 3.0, 0.0, 2.0, -1.0, 2.5])
 

@@ -14,15 +14,15 @@ from fakes import EOS, ScriptedRuntime, random_model, tiny_config
 from tiny import TinyCheckpoint
 
 from tfexport.__main__ import main
-from tfexport.bundle import MANIFEST, file_sha256, open_bundle
+from tfexport.bundle.reader import MANIFEST, file_sha256, open_bundle
+from tfexport.decoding.line_reader import Reader, TargetReader
+from tfexport.decoding.search import Hypothesis, SearchOptions
+from tfexport.decoding.token_rules import log_softmax
+from tfexport.decoding.translate import Result, Writer, scored, translate
 from tfexport.errors import TfexportError
-from tfexport.export import export
-from tfexport.json_text import json_text
-from tfexport.lines import Reader, TargetReader
-from tfexport.next_tokens import log_softmax
-from tfexport.search import Hypothesis, SearchOptions
-from tfexport.tokenizers import word_tokenizer
-from tfexport.translate import Result, Writer, scored, translate
+from tfexport.exporter.pipeline import export
+from tfexport.system.json_text import json_text
+from tfexport.text.tokenizers import word_tokenizer
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", "a", "b", "c", "d"]
 CONFIG = tiny_config(src_vocab_size=8, tgt_vocab_size=8, max_source_length=6, max_target_length=6, unk_id=3)

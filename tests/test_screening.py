@@ -24,22 +24,23 @@ from numpy.typing import NDArray
 from ort_bundles import CONFIG, configs, random_model, random_sources, session_of, write_bundle, write_graphs
 from safetensors.numpy import load_file, save_file
 
-from tfexport import contract, screening
-from tfexport.bundle import Bundle, open_bundle
+from tfexport import contract
+from tfexport.bundle.reader import Bundle, open_bundle
+from tfexport.commands.demo import embedded_checkpoint
 from tfexport.config import ModelConfig
-from tfexport.demo import embedded_checkpoint
-from tfexport.emitter import Emitter
+from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search
 from tfexport.errors import TfexportError
-from tfexport.export import export
-from tfexport.models.checkpoint import load_checkpoint
+from tfexport.exporter.pipeline import export
+from tfexport.graphs import screening
+from tfexport.graphs.emitter import Emitter
+from tfexport.graphs.linear_quantized import from_blocks, stored_int8
+from tfexport.graphs.projections import Projection
+from tfexport.graphs.screening import FEWEST_WORDS, FILE, LEVELS, screened, screening_of
+from tfexport.graphs.stored_weights import StoredWeights
+from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.models.transformer import Transformer
-from tfexport.parity import check
-from tfexport.projections import Projection
-from tfexport.quantize import from_blocks, stored_int8
-from tfexport.runtimes.ort_cpu import OrtCpuRuntime
-from tfexport.screening import FEWEST_WORDS, FILE, LEVELS, screened, screening_of
-from tfexport.search import Hypothesis, SearchOptions, Source, search
-from tfexport.stored_weights import StoredWeights
+from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
+from tfexport.verification.parity import check
 
 WIDE = CONFIG.replace(tgt_vocab_size=1030, output_bias=True)
 LENGTHS = [7, 1, 20, 3, 12, 5]

@@ -27,10 +27,10 @@ from hypothesis import strategies as st
 from references import decode as naive
 from torch import Tensor
 
+from tfexport.decoding.search import COMPACT_BELOW, Hypothesis, SearchOptions, pad, search
+from tfexport.decoding.token_rules import without
 from tfexport.errors import TfexportError
-from tfexport.next_tokens import without
 from tfexport.runtimes.base import Best, best_of
-from tfexport.search import COMPACT_BELOW, Hypothesis, SearchOptions, pad, search
 
 # A sum of -inf and inf, or a limit that overflows, first shows as a warning of NumPy.
 pytestmark = pytest.mark.filterwarnings("error")

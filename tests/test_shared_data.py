@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from tfexport.bundle import Bundle, open_bundle
+from tfexport.bundle.reader import Bundle, open_bundle
+from tfexport.commands.demo import embedded_checkpoint
 from tfexport.contract import Precision
-from tfexport.demo import embedded_checkpoint
-from tfexport.export import export
-from tfexport.lines import Reader
-from tfexport.models.checkpoint import load_checkpoint
-from tfexport.models.native import Tokenizers
-from tfexport.parity import check
+from tfexport.decoding.line_reader import Reader
+from tfexport.decoding.search import SearchOptions, search
+from tfexport.decoding.translate import Writer, translate
+from tfexport.exporter.pipeline import export
+from tfexport.models.checkpoints.load import load_checkpoint
+from tfexport.models.formats.native import Tokenizers
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Runtime
 from tfexport.runtimes.ort import ort_cpu_portable
-from tfexport.runtimes.ort_cpu import OrtCpuRuntime
-from tfexport.search import SearchOptions, search
-from tfexport.tokenizers import read_vocabulary
-from tfexport.translate import Writer, translate
+from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
+from tfexport.text.tokenizers import read_vocabulary
+from tfexport.verification.parity import check
 
 SHARED = Path(__file__).parent.parent.parent / "shared"
 TUTORIAL = SHARED / "checkpoints" / "tutorial-de-en"

@@ -15,16 +15,16 @@ from test_next_tokens import log_softmax
 from test_profiles import CONFIG, LIMIT, assert_same, converters, model_of, sources_of, translated, without_eos
 from test_score import command
 
-from tfexport.batching import decode_all
-from tfexport.bundle import open_bundle
+from tfexport.bundle.reader import open_bundle
+from tfexport.decoding.batches import decode_all
+from tfexport.decoding.profiles import PROFILES
+from tfexport.decoding.search import SearchOptions, Source, search
+from tfexport.decoding.shortlist import Shortlist, read_shortlist
 from tfexport.errors import TfexportError
-from tfexport.profiles import PROFILES
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import IntArray
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.search import SearchOptions, Source, search
-from tfexport.shortlist import Shortlist, read_shortlist
-from tfexport.tokenizers import word_tokenizer
+from tfexport.text.tokenizers import word_tokenizer
 
 SOURCE = word_tokenizer(
     {word: index for index, word in enumerate(["<unk>", "<s>", "</s>", "der", "Hund", "alte", "x"])}

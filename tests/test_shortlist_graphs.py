@@ -14,16 +14,16 @@ from ort_bundles import CONFIG, ONE_CHANGE, random_model, random_sources, write_
 from test_score import command
 from tiny import TinyCheckpoint
 
-from tfexport.batching import decode_all
-from tfexport.bundle import Bundle, open_bundle
+from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
+from tfexport.decoding.batches import decode_all
+from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search
 from tfexport.errors import TfexportError
-from tfexport.export import write_graphs, write_quantized, write_weights
+from tfexport.exporter.pipeline import write_graphs, write_quantized, write_weights
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Shortlisting
-from tfexport.runtimes.ort_cpu_shortlist import FEWEST
-from tfexport.search import Hypothesis, SearchOptions, Source, search
+from tfexport.runtimes.ort_cpu.shortlist import FEWEST
 from tfexport.shortlist_contract import SHORTLIST_PRECISIONS, shortlist_graphs_of
 
 WIDE = CONFIG.replace(tgt_vocab_size=1500, output_bias=True, max_target_length=30)
@@ -53,13 +53,13 @@ def test_they_compute_what_pytorch_computes(tmp_path: Path, changes: dict[str, A
 
 
 def test_the_self_check_finds_a_projection_of_other_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tfexport import ort_cases
+    from tfexport.graph_checks import cases_ort
 
     model = random_model(WIDE)
     write_weights(model, "float32", tmp_path)
     graphs = [g for g in write_graphs(WIDE, "float32", tmp_path, shortlist=True) if g.role.startswith("shortlist")]
-    listed = ort_cases._listed
-    monkeypatch.setattr(ort_cases, "_listed", lambda model, graph, ids: listed(model, graph, np.roll(ids, 1)))
+    listed = cases_ort._listed
+    monkeypatch.setattr(cases_ort, "_listed", lambda model, graph, ids: listed(model, graph, np.roll(ids, 1)))
     for graph in graphs:
         with pytest.raises(TfexportError, match="departs from PyTorch at "):
             self_check(model, [graph], tmp_path)

@@ -16,12 +16,12 @@ from ort_bundles import CONFIG, random_model
 from tiny import tiny_classifier
 
 from tfexport import contract
-from tfexport.bundle import open_bundle
+from tfexport.bundle.reader import open_bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import GraphSpec, Precision
-from tfexport.export import write_graphs, write_weights
-from tfexport.graph_modules import Model, random_inputs
-from tfexport.models.checkpoint import Checkpoint
+from tfexport.exporter.pipeline import write_graphs, write_weights
+from tfexport.graph_checks.cases_portable import Model, random_inputs
+from tfexport.models.checkpoints.load import Checkpoint
 from tfexport.models.precision import in_precision
 
 SIZES = [

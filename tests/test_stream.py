@@ -23,16 +23,16 @@ from test_score import command
 from test_tokenizers import trained_bpe
 from tokenizers import Tokenizer, decoders, models
 
-from tfexport.bundle import open_bundle
+from tfexport.bundle.reader import open_bundle
+from tfexport.decoding.line_reader import Reader
+from tfexport.decoding.profiles import PROFILES
+from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search, search_steps
+from tfexport.decoding.stream import GrowingText, Step, stream, stream_lines
+from tfexport.decoding.translate import Writer, translate
 from tfexport.errors import TfexportError
-from tfexport.lines import Reader
-from tfexport.pieces import Pieces
-from tfexport.profiles import PROFILES
 from tfexport.runtimes import load_runtime
-from tfexport.search import Hypothesis, SearchOptions, Source, search, search_steps
-from tfexport.stream import GrowingText, Step, stream, stream_lines
-from tfexport.tokenizers import TextTokenizer, word_tokenizer
-from tfexport.translate import Writer, translate
+from tfexport.text.sentencepiece import Pieces
+from tfexport.text.tokenizers import TextTokenizer, word_tokenizer
 
 SOURCES: list[Ids] = [(5, 6, 2), (7, 2), (5, 6, 7, 8, 2), (6,), (9, 5, 9, 2)]
 WORDS = word_tokenizer({word: index for index, word in enumerate(["<unk>", "<s>", "</s>", *"abcdef"])})

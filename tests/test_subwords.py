@@ -14,12 +14,12 @@ from text_models import WORDS
 from tiny import HEADS, TinyCheckpoint
 from typer.testing import CliRunner
 
-from tfexport.bundle import open_bundle
+from tfexport.bundle.reader import open_bundle
 from tfexport.cli import app
 from tfexport.errors import TokenizerError
-from tfexport.subwords import Subwords
-from tfexport.tokenizers import TextTokenizer, read_vocabulary, word_tokenizer
-from tfexport.train_vocabulary import train_words
+from tfexport.text.subword_nmt import Subwords
+from tfexport.text.tokenizers import TextTokenizer, read_vocabulary, word_tokenizer
+from tfexport.training.vocabulary import train_words
 
 OLD = "t h\nth e\nthe </w>\na t\nat </w>\nc at</w>\n"
 """Version 0.1, which says no version: the end of a word is a symbol of its own."""

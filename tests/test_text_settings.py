@@ -13,13 +13,13 @@ import torch
 from ort_bundles import CONFIG, random_model
 from tiny import IDS, SRC_VOCAB, TGT_VOCAB, TinyCheckpoint
 
-from tfexport.bundle import open_bundle
+from tfexport.bundle.reader import open_bundle
+from tfexport.commands.text_settings import TextSettings
 from tfexport.errors import TfexportError, TokenizerError
-from tfexport.export import export
-from tfexport.models import native
-from tfexport.parity import check
-from tfexport.text_settings import TextSettings
-from tfexport.tokenizers import read_vocabulary
+from tfexport.exporter.pipeline import export
+from tfexport.models.formats import native
+from tfexport.text.tokenizers import read_vocabulary
+from tfexport.verification.parity import check
 
 HINTS = {"n_heads": 3}
 CODES = "#version: 0.2\nd e</w>\n"

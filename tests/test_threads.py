@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from tiny import SRC_VOCAB
 
-from tfexport.bundle import Bundle, open_bundle
-from tfexport.lines import Reader
+from tfexport.bundle.reader import Bundle, open_bundle
+from tfexport.decoding.line_reader import Reader
+from tfexport.decoding.search import SearchOptions, search
+from tfexport.decoding.translate import translate
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Runtime
 from tfexport.runtimes.device import HostDevice
+from tfexport.runtimes.device_pool import Pool, size_class
 from tfexport.runtimes.loop import LoopRuntime
-from tfexport.runtimes.memory import Pool, size_class
 from tfexport.runtimes.ort import ort_cpu_portable
-from tfexport.search import SearchOptions, search
-from tfexport.translate import translate
 
 THREADS = 8
 """More than CPUs, so that they are interrupted in the middle of what they do."""

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from tfexport.errors import RuntimeUnavailable, TokenizerError
-from tfexport.tokenizers import (
+from tfexport.text.tokenizers import (
     SPECIAL_NAMES,
     SplitAt,
     TextTokenizer,
     read_vocabulary,
     word_tokenizer,
 )
-from tfexport.train_vocabulary import BPE_SPECIALS, train_bpe, train_words
+from tfexport.training.vocabulary import BPE_SPECIALS, train_bpe, train_words
 
 WORDS = ["<unk>", "<pad>", "<sos>", "<eos>", "a", "dog", "runs"]
 TEXTS = ["a dog runs", "the dog sleeps , the dog sleeps", "größer als 3 Hunde", "naïve </s> text"] * 3

@@ -28,11 +28,11 @@ from torch_models import (
     made,
 )
 
-from tfexport.bundle import Bundle, open_bundle
-from tfexport.export import export
-from tfexport.models.checkpoint import Checkpoint, inspect_checkpoint, load_checkpoint
+from tfexport.bundle.reader import Bundle, open_bundle
+from tfexport.decoding.search import SearchOptions, pad, search
+from tfexport.exporter.pipeline import export
+from tfexport.models.checkpoints.load import Checkpoint, inspect_checkpoint, load_checkpoint
 from tfexport.runtimes import load_runtime
-from tfexport.search import SearchOptions, pad, search
 
 pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 

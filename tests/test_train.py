@@ -23,17 +23,17 @@ pytest.importorskip("lightning", reason="the train extra is not installed")
 
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from tfexport.bundle import open_bundle
-from tfexport.data import TextPair
-from tfexport.durable import lock_folder
+from tfexport.bundle.reader import open_bundle
+from tfexport.decoding.line_reader import Reader
+from tfexport.decoding.search import SearchOptions
+from tfexport.decoding.translate import Writer, translate
 from tfexport.errors import TfexportError
-from tfexport.export import export
-from tfexport.lines import Reader
-from tfexport.models.checkpoint import load_checkpoint
+from tfexport.exporter.pipeline import export
+from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.runtimes import load_runtime
-from tfexport.search import SearchOptions
-from tfexport.train import TrainOptions, TranslationTask, noam_factor, train
-from tfexport.translate import Writer, translate
+from tfexport.system.atomic_files import lock_folder
+from tfexport.training.data import TextPair
+from tfexport.training.train import TrainOptions, TranslationTask, noam_factor, train
 
 SUBJECTS = {"ein Mann": "a man", "eine Frau": "a woman", "ein Hund": "a dog", "das Kind": "the child"}
 VERBS = {"sieht": "sees", "ruft": "calls", "malt": "paints"}
@@ -261,7 +261,7 @@ def test_a_folder_that_cannot_be_written_to_is_told(tmp_path: Path, monkeypatch:
     def refuse(*_: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr("tfexport.train.whole_file", refuse)
+    monkeypatch.setattr("tfexport.training.train.whole_file", refuse)
     with pytest.raises(TfexportError, match=r"Read-only file system.*folder writable"):
         train(PAIRS, PAIRS, tmp_path / "run", OPTIONS)
     (tmp_path / "file").write_text("")

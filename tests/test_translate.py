@@ -13,14 +13,14 @@ import pytest
 from fakes import EOS, Model, ScriptedRuntime, ScriptedState, constant_model, echo_model, random_model, tiny_config
 from tokenizers import Tokenizer, models
 
-from tfexport.bundle import Bundle, Origin
+from tfexport.bundle.reader import Bundle, Origin
 from tfexport.config import ModelConfig
+from tfexport.decoding.line_reader import Reader, Unreadable, source_lengths
+from tfexport.decoding.search import Hypothesis, SearchOptions
+from tfexport.decoding.translate import WINDOW_BATCHES, Result, Writer, translate
 from tfexport.errors import TfexportError
-from tfexport.lines import Reader, Unreadable, source_lengths
 from tfexport.runtimes.base import Best, Capacity, IntArray
-from tfexport.search import Hypothesis, SearchOptions
-from tfexport.tokenizers import TextTokenizer, word_tokenizer
-from tfexport.translate import WINDOW_BATCHES, Result, Writer, translate
+from tfexport.text.tokenizers import TextTokenizer, word_tokenizer
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", "a", "b", "c", "d"]
 A, B, C, D, UNK = 4, 5, 6, 7, 3

@@ -19,13 +19,13 @@ import onnxruntime
 import pytest
 from tiny import BOS, EOS, SRC_VOCAB
 
-from tfexport.bundle import Bundle, open_bundle
+from tfexport.bundle.reader import Bundle, open_bundle
+from tfexport.decoding.line_reader import Reader
+from tfexport.decoding.search import SearchOptions, pad, search
+from tfexport.decoding.translate import Writer, translate
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
-from tfexport.lines import Reader
+from tfexport.exporter.triton import write_repository
 from tfexport.runtimes import load_runtime
-from tfexport.search import SearchOptions, pad, search
-from tfexport.translate import Writer, translate
-from tfexport.triton import write_repository
 
 RANDOM = np.random.default_rng(0)
 SOURCES = [RANDOM.integers(4, SRC_VOCAB, length).tolist() for length in (7, 1, 20, 3)]

@@ -14,15 +14,15 @@ import pytest
 from fake_cuda import FakeCudart, use
 from tiny import SRC_VOCAB
 
-from tfexport import kept
-from tfexport.bundle import PORTABLE, Bundle, open_bundle
+from tfexport.bundle.reader import PORTABLE, Bundle, open_bundle
+from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import EngineError, RuntimeUnavailable, TfexportError
-from tfexport.plan import LengthPlan
+from tfexport.exporter.engine_plan import LengthPlan
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Capacity
 from tfexport.runtimes.ort import ort_cpu_portable
-from tfexport.runtimes.trt import usable_engines
-from tfexport.search import SearchOptions, search
+from tfexport.runtimes.tensorrt import usable_engines
+from tfexport.system import disk_cache
 
 RANDOM = np.random.default_rng(4)
 SOURCES = [RANDOM.integers(4, SRC_VOCAB, length).tolist() for length in (7, 1, 16, 3, 12, 5, 9, 2, 15, 4)]
@@ -53,7 +53,7 @@ def bundle(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundl
 def library(request: pytest.FixtureRequest, gpu: FakeCudart, monkeypatch: pytest.MonkeyPatch) -> Any:
     """One of the two libraries is installed."""
     stand_in = fake_tensorrt.module(gpu.enqueue, rtx=request.param == "tensorrt_rtx")
-    monkeypatch.setattr("tfexport.runtimes.trt._installed", lambda: {request.param: stand_in})
+    monkeypatch.setattr("tfexport.runtimes.tensorrt._installed", lambda: {request.param: stand_in})
     return stand_in
 
 
@@ -94,9 +94,9 @@ def test_compiled_kernels_are_kept_for_the_next_process(bundle: Bundle, library:
     search(runtime, SOURCES, SearchOptions(beam=3))
     del runtime
     gc.collect()
-    names = [path.name for path in kept.folder().glob("kernels-*")] if kept.folder().exists() else []
+    names = [path.name for path in disk_cache.folder().glob("kernels-*")] if disk_cache.folder().exists() else []
     assert len(names) == (5 if hasattr(library, "CudaGraphStrategy") else 0)  # of every engine
-    assert all(kept.load(name) == b"kernels" for name in names)
+    assert all(disk_cache.load(name) == b"kernels" for name in names)
 
 
 def test_attention_is_not_told(bundle: Bundle, library: Any) -> None:
@@ -226,7 +226,7 @@ def test_engines_for_something_else_are_one_line_that_names_what_to_rebuild(bund
 
 
 def test_without_a_library_the_extra_is_named(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfexport.runtimes.trt._installed", dict)
+    monkeypatch.setattr("tfexport.runtimes.tensorrt._installed", dict)
     with pytest.raises(
         RuntimeUnavailable, match=r"neither of which is installed: pip install 'tfexport\[tensorrt-rtx\]'"
     ):

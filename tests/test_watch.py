@@ -13,11 +13,11 @@ import pytest
 import torch
 from tiny import HEADS, IDS, SRC_VOCAB, TinyCheckpoint
 
-from tfexport.bundle import open_bundle
+from tfexport.bundle.reader import open_bundle
+from tfexport.bundle.watch import watched
 from tfexport.errors import BundleError, TfexportError
-from tfexport.export import export
-from tfexport.models.checkpoint import load_checkpoint
-from tfexport.watch import watched
+from tfexport.exporter.pipeline import export
+from tfexport.models.checkpoints.load import load_checkpoint
 
 LINES = [" ".join(str(4 + (k * 7 + i) % (SRC_VOCAB - 4)) for i in range(1 + k % 17)) for k in range(3000)]
 BEGUN = 2000

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfexport.lines import Reader
-from tfexport.models.checkpoint import Checkpoint
-from tfexport.models.native import Tokenizers
-from tfexport.tokenizers import TextTokenizer
+from tfexport.decoding.line_reader import Reader
+from tfexport.models.checkpoints.load import Checkpoint
+from tfexport.models.formats.native import Tokenizers
+from tfexport.text.tokenizers import TextTokenizer
 
 WORDS = (
     "the cat sat on a mat with dogs and birds while we ate bread in old towns near rivers der hund lief über die straße"

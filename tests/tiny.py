@@ -10,9 +10,9 @@ import torch
 from references.tutorial import TutorialClassifier, TutorialTransformer
 from torch import nn
 
-from tfexport.models.checkpoint import Checkpoint, load_checkpoint
-from tfexport.models.native import Tokenizers
-from tfexport.tokenizers import read_vocabulary
+from tfexport.models.checkpoints.load import Checkpoint, load_checkpoint
+from tfexport.models.formats.native import Tokenizers
+from tfexport.text.tokenizers import read_vocabulary
 
 SRC_VOCAB, TGT_VOCAB, HEADS, MAX_LENGTH = 31, 37, 3, 20
 UNK, PAD, BOS, EOS = range(4)

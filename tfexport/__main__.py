@@ -9,7 +9,7 @@ import traceback
 from typing import NoReturn
 
 from tfexport.cli import app
-from tfexport.console import say
+from tfexport.commands.console import say
 from tfexport.errors import TfexportError
 
 

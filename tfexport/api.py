@@ -12,22 +12,22 @@ from itertools import tee
 from pathlib import Path
 from typing import Any, Unpack, overload
 
-from tfexport.bundle import Bundle, open_bundle
-from tfexport.classify import Classified, classify, read_labels
+from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision, precisions_of, short_name
+from tfexport.decoding.classify import Classified, classify, read_labels
+from tfexport.decoding.line_reader import InputFormat, Reader, TargetReader
+from tfexport.decoding.options import SearchSettings
+from tfexport.decoding.search import SearchOptions
+from tfexport.decoding.shortlist import BEST, FIRST, Shortlist, read_shortlist
+from tfexport.decoding.stream import Step, stream_lines
+from tfexport.decoding.translate import Result, Writer, scored, translate
 from tfexport.errors import TfexportError
-from tfexport.lines import InputFormat, Reader, TargetReader
 from tfexport.results import Output, Translation, translation_of
 from tfexport.runtimes import load_classifier as runtime_of_classifier
 from tfexport.runtimes import load_runtime, require_workers
 from tfexport.runtimes.base import Classifier as ClassifierRuntime
 from tfexport.runtimes.base import Runtime
-from tfexport.search import SearchOptions
-from tfexport.search_options import SearchSettings
-from tfexport.shortlist import BEST, FIRST, Shortlist, read_shortlist
-from tfexport.stream import Step, stream_lines
-from tfexport.translate import Result, Writer, scored, translate
 
 __all__ = ["Classifier", "Model", "Output", "Translation", "load", "load_classifier"]
 

@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from tfexport.attend_command import attend
-from tfexport.bench_command import bench
-from tfexport.classify_command import classify
-from tfexport.console import (
+from tfexport.commands.attend import attend
+from tfexport.commands.bench import bench
+from tfexport.commands.classify import classify
+from tfexport.commands.console import (
     opened,
     print_engine,
     print_export,
@@ -23,10 +23,8 @@ from tfexport.console import (
     say,
     working,
 )
-from tfexport.contract import precisions_of
-from tfexport.decode_command import decode
-from tfexport.json_text import json_text
-from tfexport.options import (
+from tfexport.commands.decode import decode
+from tfexport.commands.flags import (
     ActivationOption,
     AsJson,
     BatchSize,
@@ -75,10 +73,12 @@ from tfexport.options import (
     hints_of,
     scale_of,
 )
-from tfexport.parity_command import parity
-from tfexport.probe_command import probe
-from tfexport.score_command import score
-from tfexport.train_command import train
+from tfexport.commands.parity import parity
+from tfexport.commands.probe import probe
+from tfexport.commands.score import score
+from tfexport.commands.train import train
+from tfexport.contract import precisions_of
+from tfexport.system.json_text import json_text
 
 app = typer.Typer(
     add_completion=False,
@@ -111,7 +111,7 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Tell what a checkpoint is: its family, its sizes, and what is missing to export it."""
-    from tfexport.models.checkpoint import inspect_checkpoint
+    from tfexport.models.checkpoints.load import inspect_checkpoint
 
     hints = hints_of(
         checkpoint,
@@ -218,11 +218,11 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
 ) -> None:
     """Export a checkpoint to a bundle: ONNX graphs, weights, tokenizers and a manifest, checked against PyTorch."""
-    from tfexport.bundle_writer import refuse_to_overwrite
-    from tfexport.export import export as run_export
-    from tfexport.parity import gate
-    from tfexport.targets import EnginesTarget, GraphsTarget, TritonTarget, telling_of_lost_engines
-    from tfexport.text_settings import TextSettings
+    from tfexport.bundle.writer import refuse_to_overwrite
+    from tfexport.commands.targets import EnginesTarget, GraphsTarget, TritonTarget, telling_of_lost_engines
+    from tfexport.commands.text_settings import TextSettings
+    from tfexport.exporter.pipeline import export as run_export
+    from tfexport.verification.parity import gate
 
     hints = hints_of(
         checkpoint,
@@ -306,9 +306,9 @@ def build(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what it would cost, and build nothing.")] = False,
 ) -> None:
     """Build TensorRT engines into a bundle: on this GPU, or ahead of time for others. PyTorch is not needed."""
-    from tfexport.bundle import open_bundle
-    from tfexport.lines import Reader, source_lengths
-    from tfexport.plan import LengthPlan
+    from tfexport.bundle.reader import open_bundle
+    from tfexport.decoding.line_reader import Reader, source_lengths
+    from tfexport.exporter.engine_plan import LengthPlan
 
     bundle = open_bundle(directory)
     request = engine_request(
@@ -351,8 +351,8 @@ def triton(
 
     The precision is fp32 by default, with --runtime tensorrt that of the bundle's engines.
     """
-    from tfexport.bundle import open_bundle
-    from tfexport.triton import beside, served_precision, write_repository
+    from tfexport.bundle.reader import open_bundle
+    from tfexport.exporter.triton import beside, served_precision, write_repository
 
     bundle = open_bundle(directory)
     served = precisions_of(precision)[0] if precision else served_precision(bundle, runtime)
@@ -383,7 +383,7 @@ app.command()(train)
 @app.command()
 def demo() -> None:
     """Export the embedded German-English model, check its parity and decode a few sentences."""
-    from tfexport.demo import run
+    from tfexport.commands.demo import run
 
     with working("exporting, comparing and decoding"):
         report, translations = run(say)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tfexport.decoding.line_reader import Status
+from tfexport.decoding.search import Hypothesis
+from tfexport.decoding.translate import Result, Writer
 from tfexport.errors import TfexportError
-from tfexport.lines import Status
 from tfexport.runtimes.base import FloatArray
-from tfexport.search import Hypothesis
-from tfexport.translate import Result, Writer
 
 
 @dataclass(frozen=True)

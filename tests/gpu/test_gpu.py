@@ -16,20 +16,20 @@ import numpy as np
 import pytest
 import torch
 
-from tfexport.bundle import Bundle, open_bundle
+from tfexport.bundle.reader import Bundle, open_bundle
+from tfexport.commands.demo import embedded_checkpoint
 from tfexport.contract import FLOATS, Precision
-from tfexport.demo import embedded_checkpoint
+from tfexport.decoding.line_reader import Reader
+from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.errors import RuntimeUnavailable
-from tfexport.export import export
-from tfexport.gpu import find_gpu
-from tfexport.lines import Reader
-from tfexport.models.checkpoint import load_checkpoint
-from tfexport.parity import compare
-from tfexport.rounding import Rounding
+from tfexport.exporter.pipeline import export
+from tfexport.graph_checks.rounding import Rounding
+from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Runtime
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.search import SearchOptions, pad, search
+from tfexport.system.gpu import find_gpu
+from tfexport.verification.parity import compare
 
 
 def has_gpu() -> bool:

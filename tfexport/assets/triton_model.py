@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # Triton brings it
 
-from tfexport.bundle import open_bundle
+from tfexport.bundle.reader import open_bundle
+from tfexport.decoding.line_reader import Reader
+from tfexport.decoding.search import SearchOptions
+from tfexport.decoding.translate import Writer, translate
 from tfexport.errors import TfexportError
-from tfexport.lines import Reader
 from tfexport.runtimes import load_runtime
-from tfexport.search import SearchOptions
-from tfexport.translate import Writer, translate
 
 Row = tuple[bytes, bytes, float]
 """Translation, status and score of a line."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import IO, Any, Protocol, Self
 
 import tfexport
+from tfexport.bench.machine import ONE_THREAD
 from tfexport.errors import TfexportError
-from tfexport.machine import ONE_THREAD
 
 OWN = "ort-cpu"
 """What the others are compared with."""
@@ -148,7 +148,7 @@ class Process:
         clean = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
         try:
             self._process = subprocess.Popen(
-                [str(python), "-m", "tfexport.bench_worker"],
+                [str(python), "-m", "tfexport.bench.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._said,

@@ -30,8 +30,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from tfexport.bench.machine import Peaks
 from tfexport.config import ModelConfig
-from tfexport.machine import Peaks
 
 WEIGHT_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
 """Of each weight; the scales of quantized ones are left out."""

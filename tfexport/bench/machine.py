@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from tfexport.cpus import cpu_name, usable_cpus
+from tfexport.system.processes import cpu_name, usable_cpus
 
 STAT = Path("/proc/stat")
 ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "VECLIB_MAXIMUM")}

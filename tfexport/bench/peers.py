@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from tfexport.batching import Team, decode_windows
 from tfexport.contract import Precision
+from tfexport.decoding.batches import Team, decode_windows
+from tfexport.decoding.search import SearchOptions
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.runtimes.base import Runtime
-from tfexport.search import SearchOptions
 
 TARGET_LIMIT = "max_target_length"
 """The field of a folder's config.json that says how many tokens the model's positions allow to generate."""

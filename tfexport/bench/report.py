@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfexport.contestants import OWN
-from tfexport.machine import Peaks
+from tfexport.bench.contestants import OWN
+from tfexport.bench.machine import Peaks
 
 Row = Mapping[str, Any]
 

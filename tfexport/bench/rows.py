@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from tfexport.bench.contestants import OWN, Setup
+from tfexport.bench.lower_bound import floor
+from tfexport.bench.machine import Peaks
 from tfexport.config import ModelConfig
-from tfexport.contestants import OWN, Setup
-from tfexport.floor import floor
-from tfexport.machine import Peaks
 
 
 @dataclass

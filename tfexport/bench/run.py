@@ -15,14 +15,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tfexport.bench_plan import Cell, Plan, Sources
-from tfexport.bench_rows import Attempt, cell_record
-from tfexport.bundle import Bundle
+from tfexport.bench.contestants import OWN, PROFILED, Contestant, Failed, Handle, Process, Setup, hire, setups
+from tfexport.bench.machine import ONE_THREAD, Peaks, busy_cpus, facts
+from tfexport.bench.plan import Cell, Plan, Sources
+from tfexport.bench.rows import Attempt, cell_record
+from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
-from tfexport.contestants import OWN, PROFILED, Contestant, Failed, Handle, Process, Setup, hire, setups
 from tfexport.contract import WEIGHTS_FILE
 from tfexport.errors import TfexportError
-from tfexport.machine import ONE_THREAD, Peaks, busy_cpus, facts
 
 SLOW = 20.0
 """A contestant that needs so many times the seconds of the fastest one runs in `SLOW_ROUNDS` rounds only."""

@@ -26,13 +26,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from tfexport.bench.machine import measure_peaks, versions
+from tfexport.bench.peers import CTranslate2Peer, HuggingFacePeer, OptimumPeer, Peer, RuntimePeer
 from tfexport.contract import Precision
-from tfexport.cpus import end_with_parent
+from tfexport.decoding.search import SearchOptions
 from tfexport.errors import TfexportError
-from tfexport.machine import measure_peaks, versions
-from tfexport.peers import CTranslate2Peer, HuggingFacePeer, OptimumPeer, Peer, RuntimePeer
 from tfexport.runtimes.base import Ranking, Runtime
-from tfexport.search import SearchOptions
+from tfexport.system.processes import end_with_parent
 
 Ids = tuple[int, ...]
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -55,7 +55,7 @@ def load(contestant: str, path: Path, precision: Precision, workers: int, thread
         if precision != "float32":
             raise TfexportError("Optimum is run in fp32 here. Give --precision fp32.")
         return OptimumPeer(path, threads)
-    from tfexport.bundle import open_bundle
+    from tfexport.bundle.reader import open_bundle
     from tfexport.runtimes import load_runtime
 
     bundle = open_bundle(path)
@@ -167,7 +167,7 @@ class Session:
         peer = self._peer
         if not isinstance(peer, RuntimePeer):
             raise TfexportError("only runtimes of tfexport can be profiled. Leave it out.")
-        from tfexport.search import pad
+        from tfexport.decoding.search import pad
 
         options, sources = _options(request), request["sources"]
         state = peer.runtime.encode(*pad(sources[:1], peer.runtime.config.pad_id), beam=options.beam)

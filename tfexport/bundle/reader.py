@@ -16,14 +16,14 @@ from tfexport import contract
 from tfexport.config import ModelConfig
 from tfexport.contract import ATTENTION_ROLES, Dialect, Precision, Role
 from tfexport.errors import BundleError
-from tfexport.tokenizers import TextTokenizer
+from tfexport.text.tokenizers import TextTokenizer
 
 FORMAT = 6
 PORTABLE = "portable"
 """In place of a GPU generation: an engine for all that TensorRT for RTX names, from Ampere on."""
 MANIFEST = "manifest.json"
 CERTIFICATES = "certificates.json"
-"""Beside the manifest, not in it: comparisons with PyTorch that the bundle passed; see `certificate.py`."""
+"""Beside the manifest, not in it: comparisons with PyTorch that the bundle passed; see `verification/certificates.py`."""
 TOKENIZER_FILES = {"source": "source_tokenizer.json", "target": "target_tokenizer.json"}
 
 

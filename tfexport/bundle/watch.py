@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from tfexport.bundle import MANIFEST
+from tfexport.bundle.reader import MANIFEST
 from tfexport.errors import BundleError, TfexportError
 
 Item = TypeVar("Item")

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from tfexport import contract
-from tfexport.bundle import CERTIFICATES, FORMAT, MANIFEST, TOKENIZER_FILES, Bundle, Engine, file_sha256
+from tfexport.bundle.reader import CERTIFICATES, FORMAT, MANIFEST, TOKENIZER_FILES, Bundle, Engine, file_sha256
 from tfexport.config import ModelConfig
-from tfexport.durable import exchange, partial_folder
 from tfexport.errors import BundleError
+from tfexport.system.atomic_files import exchange, partial_folder
 
 FLOAT32_ISLANDS = {
     "output projection": "half-precision logits tie: on 13,928 teacher-forced steps of a tutorial model on Multi30k the "

@@ -9,16 +9,16 @@ from typing import Annotated, Literal
 
 import typer
 
-from tfexport.console import opened, require_one_stdin, say, warned
-from tfexport.contract import precisions_of
-from tfexport.errors import TfexportError
-from tfexport.options import (
+from tfexport.commands.console import opened, require_one_stdin, say, warned
+from tfexport.commands.flags import (
     BundleDir,
     InputFormatOption,
     PrecisionOption,
     RuntimeOption,
     Threads,
 )
+from tfexport.contract import precisions_of
+from tfexport.errors import TfexportError
 
 
 def attend(
@@ -52,13 +52,13 @@ def attend(
     """
     from dataclasses import replace
 
-    from tfexport.attend import Attention, Choice, attention_maps, labels_of, png, require_drawable
-    from tfexport.attend_page import page
-    from tfexport.bundle import open_bundle
-    from tfexport.lines import Reader
+    from tfexport.bundle.reader import open_bundle
+    from tfexport.decoding.attention_maps import Attention, Choice, attention_maps, labels_of, png, require_drawable
+    from tfexport.decoding.attention_page import page
+    from tfexport.decoding.line_reader import Reader
+    from tfexport.decoding.search import SearchOptions
+    from tfexport.decoding.translate import Writer, translate
     from tfexport.runtimes import load_runtime
-    from tfexport.search import SearchOptions
-    from tfexport.translate import Writer, translate
 
     if output.suffix not in (".html", ".png"):
         raise TfexportError(f"{output} is neither .html nor .png. Give one of them with -o.")

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tfexport.console import opened, say
+from tfexport.commands.console import opened, say
+from tfexport.commands.flags import AsJson, BundleDir, InputFormatOption, MaxLength, numbers_of
+from tfexport.commands.output import writing
 from tfexport.contract import precisions_of
 from tfexport.errors import TfexportError
-from tfexport.json_text import json_text
-from tfexport.options import AsJson, BundleDir, InputFormatOption, MaxLength, numbers_of
-from tfexport.output import writing
+from tfexport.system.json_text import json_text
 
 if TYPE_CHECKING:
-    from tfexport.bundle import Bundle
-    from tfexport.lines import InputFormat
+    from tfexport.bundle.reader import Bundle
+    from tfexport.decoding.line_reader import InputFormat
 
 RANDOM_SENTENCES = 512
 """Most sentences that are made up where there is no input."""
@@ -60,11 +60,11 @@ def bench(
     Each contestant runs in a process of its own and in its best configuration of workers and threads.
     benchmarks/converters.py writes the folders.
     """
-    from tfexport.bench import run
-    from tfexport.bench_plan import Plan
-    from tfexport.bench_report import EXPLANATION, cell_lines, heading
-    from tfexport.bundle import open_bundle
-    from tfexport.contestants import contestants_of
+    from tfexport.bench.contestants import contestants_of
+    from tfexport.bench.plan import Plan
+    from tfexport.bench.report import EXPLANATION, cell_lines, heading
+    from tfexport.bench.run import run
+    from tfexport.bundle.reader import open_bundle
 
     batches = batch_size.split(",")
     plan = Plan(
@@ -114,8 +114,8 @@ def sentences_of(bundle: Bundle, source: Path | None, input_format: InputFormat 
     Raises:
         TfexportError: none can be decoded.
     """
-    from tfexport.bench_plan import random_sources
-    from tfexport.lines import Reader, Unreadable, without_bom
+    from tfexport.bench.plan import random_sources
+    from tfexport.decoding.line_reader import Reader, Unreadable, without_bom
 
     if source is None:
         return random_sources(bundle.config, RANDOM_SENTENCES)

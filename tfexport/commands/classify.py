@@ -7,10 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from tfexport.console import opened, say, warned, with_progress
-from tfexport.contract import precisions_of
-from tfexport.json_text import json_text
-from tfexport.options import (
+from tfexport.commands.console import opened, say, warned, with_progress
+from tfexport.commands.flags import (
     BatchSize,
     BundleDir,
     Input,
@@ -20,7 +18,9 @@ from tfexport.options import (
     Resume,
     Threads,
 )
-from tfexport.output import content_of, refuse_to_replace, writing
+from tfexport.commands.output import content_of, refuse_to_replace, writing
+from tfexport.contract import precisions_of
+from tfexport.system.json_text import json_text
 
 
 def classify(
@@ -46,11 +46,11 @@ def classify(
 
     A line that cannot be read (too long, not UTF-8) gives an empty line, a warning, and its status in jsonl.
     """
-    from tfexport.bundle import MANIFEST, file_sha256, open_bundle
-    from tfexport.classify import ClassWriter, classify, read_labels
-    from tfexport.lines import Reader
+    from tfexport.bundle.reader import MANIFEST, file_sha256, open_bundle
+    from tfexport.decoding.classify import ClassWriter, classify, read_labels
+    from tfexport.decoding.line_reader import Reader
+    from tfexport.decoding.translate import window_size
     from tfexport.runtimes import load_classifier
-    from tfexport.translate import window_size
 
     refuse_to_replace(output, source, labels)
     bundle = open_bundle(directory)

@@ -12,19 +12,19 @@ from tfexport.contract import short_name
 from tfexport.errors import TfexportError
 
 if TYPE_CHECKING:
-    from tfexport.budget import Choice
-    from tfexport.bundle import Engine
-    from tfexport.bundle_check import Mismatch
+    from tfexport.bundle.reader import Engine
     from tfexport.contract import Precision
-    from tfexport.export import Exported
-    from tfexport.graph_check import GraphCheck
-    from tfexport.invariance import Invariance
-    from tfexport.models.checkpoint import Checkpoint, Inspection
-    from tfexport.parity import Comparison
-    from tfexport.parity_report import ParityReport
-    from tfexport.plan import PlanCost
-    from tfexport.probe import Probe
-    from tfexport.triton import Repository
+    from tfexport.exporter.engine_plan import PlanCost
+    from tfexport.exporter.pipeline import Exported
+    from tfexport.exporter.triton import Repository
+    from tfexport.graph_checks.check import GraphCheck
+    from tfexport.models.checkpoints.load import Checkpoint, Inspection
+    from tfexport.verification.budget import Choice
+    from tfexport.verification.files import Mismatch
+    from tfexport.verification.invariance import Invariance
+    from tfexport.verification.parity import Comparison
+    from tfexport.verification.probe import Probe
+    from tfexport.verification.report import ParityReport
 
 Item = TypeVar("Item")
 

@@ -9,10 +9,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from tfexport.console import opened, require_one_stdin, say, warned, with_progress
-from tfexport.contract import precisions_of
-from tfexport.errors import TfexportError
-from tfexport.options import (
+from tfexport.commands.console import opened, require_one_stdin, say, warned, with_progress
+from tfexport.commands.flags import (
     BatchSize,
     BundleDir,
     Input,
@@ -25,7 +23,9 @@ from tfexport.options import (
     Threads,
     Workers,
 )
-from tfexport.output import content_of, refuse_to_replace, writing
+from tfexport.commands.output import content_of, refuse_to_replace, writing
+from tfexport.contract import precisions_of
+from tfexport.errors import TfexportError
 
 
 def decode(
@@ -152,21 +152,21 @@ def decode(
 
     A line that cannot be decoded (too long, not UTF-8) gives an empty line, a warning, and its status in jsonl.
     """
-    from tfexport.alignments import Aligner, AlignmentFormat, Replacement
-    from tfexport.attended import layer_of
-    from tfexport.batching import Prepared, Split
-    from tfexport.bundle import MANIFEST, file_sha256, open_bundle
-    from tfexport.certificate import missing
-    from tfexport.cpus import return_freed_memory
-    from tfexport.lines import Reader
-    from tfexport.next_tokens import suppressed
+    from tfexport.bundle.reader import MANIFEST, file_sha256, open_bundle
+    from tfexport.bundle.watch import watched
+    from tfexport.decoding.alignments import Aligner, AlignmentFormat, Replacement
+    from tfexport.decoding.attention_trace import layer_of
+    from tfexport.decoding.batches import Prepared, Split
+    from tfexport.decoding.line_reader import Reader
+    from tfexport.decoding.search import SearchOptions
+    from tfexport.decoding.shortlist import SHORTLIST_ADVICE, read_shortlist
+    from tfexport.decoding.stream import refuse_several, shown, stream_lines
+    from tfexport.decoding.token_rules import suppressed
+    from tfexport.decoding.translate import Writer, translate, window_size
     from tfexport.runtimes import load_runtime, require_workers, takes_workers
     from tfexport.runtimes.base import Shortlisting
-    from tfexport.search import SearchOptions
-    from tfexport.shortlist import SHORTLIST_ADVICE, read_shortlist
-    from tfexport.stream import refuse_several, shown, stream_lines
-    from tfexport.translate import Writer, translate, window_size
-    from tfexport.watch import watched
+    from tfexport.system.processes import return_freed_memory
+    from tfexport.verification.certificates import missing
 
     if prefix_column and prefix_file is not None:
         raise TfexportError("--prefix-column and --prefix-file both say what outputs begin with. Give one of them.")

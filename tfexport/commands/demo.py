@@ -7,15 +7,15 @@ from collections.abc import Callable
 from importlib.resources import as_file, files
 from pathlib import Path
 
-from tfexport.bundle import open_bundle
-from tfexport.export import export
-from tfexport.lines import Reader
-from tfexport.models.checkpoint import load_checkpoint
-from tfexport.parity import check
-from tfexport.parity_report import ParityReport
+from tfexport.bundle.reader import open_bundle
+from tfexport.decoding.line_reader import Reader
+from tfexport.decoding.search import SearchOptions
+from tfexport.decoding.translate import Writer, translate
+from tfexport.exporter.pipeline import export
+from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.runtimes import load_runtime
-from tfexport.search import SearchOptions
-from tfexport.translate import Writer, translate
+from tfexport.verification.parity import check
+from tfexport.verification.report import ParityReport
 
 SENTENCES = (
     "Ein Mann mit einem orangefarbenen Hut, der etwas anstarrt.",

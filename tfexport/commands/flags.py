@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tfexport.console import opened, say
+from tfexport.commands.console import opened, say
 from tfexport.contract import precisions_of
 from tfexport.errors import RuntimeUnavailable, TfexportError, TokenizerError
 
 if TYPE_CHECKING:
-    from tfexport.budget import Budget, Text
+    from tfexport.commands.targets import EngineRequest
     from tfexport.contract import Precision
-    from tfexport.models.checkpoint import Checkpoint as LoadedCheckpoint
-    from tfexport.models.native import Tokenizers
-    from tfexport.models.recognition import Chosen
-    from tfexport.targets import EngineRequest
-    from tfexport.tokenizers import TextTokenizer
+    from tfexport.models.checkpoints.load import Checkpoint as LoadedCheckpoint
+    from tfexport.models.checkpoints.recognise import Chosen
+    from tfexport.models.formats.native import Tokenizers
+    from tfexport.text.tokenizers import TextTokenizer
+    from tfexport.verification.budget import Budget, Text
 
 Checkpoint = Annotated[
     Path,
@@ -195,10 +195,10 @@ def budgets_of(
         if budget or source or targets:
             raise TfexportError("--budget is for auto- precisions. Give one, as in --precision fp32,auto-int8.")
         return {}
-    from tfexport.budget import Budget, Text
-    from tfexport.lines import Reader
+    from tfexport.decoding.line_reader import Reader
+    from tfexport.decoding.translate import Writer
     from tfexport.models.transformer import Transformer
-    from tfexport.translate import Writer
+    from tfexport.verification.budget import Budget, Text
 
     if budget is None or source is None:
         raise TfexportError(
@@ -253,10 +253,10 @@ def engine_request(
 ) -> EngineRequest:
     """The engines that the flags ask for; with `plan_for` the lengths of their plan are still to be set."""
     from tfexport import contract
-    from tfexport.plan import LengthPlan
+    from tfexport.exporter.engine_plan import LengthPlan
 
     try:
-        from tfexport.targets import EngineRequest
+        from tfexport.commands.targets import EngineRequest
     except ModuleNotFoundError as error:
         if error.name != "onnx":
             raise
@@ -290,7 +290,7 @@ def family_of(given: str | None) -> Chosen:
     """The name of a family, or the families of a file of the user's own, which is run."""
     if given is None or not given.endswith(".py"):
         return given
-    from tfexport.models.family_file import read_family_file
+    from tfexport.models.checkpoints.user_family import read_family_file
 
     return read_family_file(Path(given))
 
@@ -308,7 +308,7 @@ def scale_of(given: str | None) -> float | str | None:
 def hints_of(checkpoint: Path, config: Path | None, **flags: float | str | None) -> dict[str, Any]:
     """The model fields and names of layers that the user gives: flags win over the JSON file."""
     from tfexport.errors import ConfigError
-    from tfexport.models.checkpoint import read_hints
+    from tfexport.models.checkpoints.load import read_hints
 
     beside = checkpoint.parent / f"{checkpoint.stem}.json"
     fields: dict[str, Any] = {}
@@ -326,8 +326,8 @@ def hints_of(checkpoint: Path, config: Path | None, **flags: float | str | None)
 def vocabularies_of(
     source: Path | None, target: Path | None, splitter: str, lowercase: bool, unk_id: int | None
 ) -> Tokenizers | None:
-    from tfexport.models.native import Tokenizers
-    from tfexport.tokenizers import read_vocabulary
+    from tfexport.models.formats.native import Tokenizers
+    from tfexport.text.tokenizers import read_vocabulary
 
     language = splitter.removeprefix("spacy:") if splitter.startswith("spacy:") else None
     if language is None and splitter != "whitespace":
@@ -350,7 +350,7 @@ def split_by_codes(tokenizers: Tokenizers, source: Path | None, target: Path | N
     Raises:
         TokenizerError: a side has no vocabulary, or splits text by itself, or a file has no codes.
     """
-    from tfexport.models.native import Tokenizers
+    from tfexport.models.formats.native import Tokenizers
 
     def split(side: str, flag: str, tokenizer: TextTokenizer | None, codes: Path | None) -> TextTokenizer | None:
         if codes is None:

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from tfexport.console import say
-from tfexport.durable import whole_file
+from tfexport.commands.console import say
 from tfexport.errors import TfexportError
+from tfexport.system.atomic_files import whole_file
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def writing(
 
 def content_of(path: Path | None) -> str | None:
     """What tells whether a file is still the one that a run began with; its name, where it can be read once only."""
-    from tfexport.bundle import file_sha256
+    from tfexport.bundle.reader import file_sha256
 
     if path is None or not path.is_file():
         return None if path is None else str(path)

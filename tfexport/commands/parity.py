@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tfexport.console import (
+from tfexport.commands.console import (
     opened,
     print_graphs,
     print_invariance,
@@ -20,10 +20,7 @@ from tfexport.console import (
     say,
     working,
 )
-from tfexport.contract import precisions_of
-from tfexport.errors import BundleError, TfexportError
-from tfexport.json_text import json_text
-from tfexport.options import (
+from tfexport.commands.flags import (
     AsJson,
     BatchSize,
     BundleDir,
@@ -45,10 +42,13 @@ from tfexport.options import (
     hints_of,
     numbers_of,
 )
+from tfexport.contract import precisions_of
+from tfexport.errors import BundleError, TfexportError
+from tfexport.system.json_text import json_text
 
 if TYPE_CHECKING:
     from tfexport.contract import Precision
-    from tfexport.parity import Comparison
+    from tfexport.verification.parity import Comparison
 
 
 def parity(
@@ -108,10 +108,10 @@ def parity(
     Without INPUT random ids are decoded instead, and nothing is certified. With --checkpoint the vocabularies are found
     where the export read them, or given with the flags of `export`.
     """
-    from tfexport.bundle import open_bundle
-    from tfexport.invariance import invariance as decode_in_arrangements
-    from tfexport.parity import check
-    from tfexport.text_settings import TextSettings
+    from tfexport.bundle.reader import open_bundle
+    from tfexport.commands.text_settings import TextSettings
+    from tfexport.verification.invariance import invariance as decode_in_arrangements
+    from tfexport.verification.parity import check
 
     text = TextSettings(src_vocab, tgt_vocab, src_tokenizer, lowercase, src_bpe, tgt_bpe, src_lang, tgt_lang, prefix)
     if (family is not None or config is not None or text != TextSettings()) and checkpoint is None:
@@ -180,7 +180,7 @@ def parity(
             print_invariance(arrangements)
         print_verdict(comparison, arranged)
     if report is not None:
-        from tfexport.parity_page import write_page
+        from tfexport.verification.page import write_page
 
         write_page(report, comparison, arranged)
         say(f"note: written to {report}")
@@ -198,7 +198,7 @@ ENOUGH_STEPS = 10
 
 def _certify(comparison: Comparison, refuted: Collection[tuple[str, Precision]]) -> None:
     """Keep the certificates of what passed, and drop earlier ones of what failed, here or otherwise (`refuted`)."""
-    from tfexport.certificate import certify, write_certificates
+    from tfexport.verification.certificates import certify, write_certificates
 
     if comparison.unknown and comparison.source != "bundle":
         say("note: not certified: a tokenizer was compared with nothing. Give --src-vocab and --tgt-vocab.")

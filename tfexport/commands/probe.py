@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tfexport.console import opened, print_probe, say, working
-from tfexport.json_text import json_text
-from tfexport.options import (
+from tfexport.commands.console import opened, print_probe, say, working
+from tfexport.commands.flags import (
     ActivationOption,
     AsJson,
     BosId,
@@ -42,9 +41,10 @@ from tfexport.options import (
     split_by_codes,
     vocabularies_of,
 )
+from tfexport.system.json_text import json_text
 
 if TYPE_CHECKING:
-    from tfexport.models.checkpoint import Checkpoint as LoadedCheckpoint
+    from tfexport.models.checkpoints.load import Checkpoint as LoadedCheckpoint
 
 
 def probe(
@@ -86,9 +86,9 @@ def probe(
     A family file with a function `reference` brings the module that the weights were trained in: it is compared layer by
     layer, and the first that differs is named.
     """
-    from tfexport.models.toolkit import TextOptions
-    from tfexport.probe import MOST_SENTENCES
-    from tfexport.probe import probe as run_probe
+    from tfexport.models.toolkits.toolkit import TextOptions
+    from tfexport.verification.probe import MOST_SENTENCES
+    from tfexport.verification.probe import probe as run_probe
 
     hints = hints_of(
         checkpoint,
@@ -110,7 +110,7 @@ def probe(
     )
 
     def sources_of(loaded: LoadedCheckpoint) -> list[list[int]]:
-        from tfexport.lines import Reader, read_pairs
+        from tfexport.decoding.line_reader import Reader, read_pairs
 
         assert source is not None
         tokenizer = split_by_codes(loaded.tokenizers, src_bpe, tgt_bpe).source

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tfexport.console import opened, require_one_stdin, say, warned, with_progress
-from tfexport.contract import precisions_of
-from tfexport.json_text import json_text
-from tfexport.options import (
+from tfexport.commands.console import opened, require_one_stdin, say, warned, with_progress
+from tfexport.commands.flags import (
     BatchSize,
     BundleDir,
     InputFormatOption,
@@ -21,10 +19,12 @@ from tfexport.options import (
     Threads,
     Workers,
 )
-from tfexport.output import content_of, refuse_to_replace, writing
+from tfexport.commands.output import content_of, refuse_to_replace, writing
+from tfexport.contract import precisions_of
+from tfexport.system.json_text import json_text
 
 if TYPE_CHECKING:
-    from tfexport.translate import Result, Writer
+    from tfexport.decoding.translate import Result, Writer
 
 Text = Annotated[Path, typer.Argument(help="A sentence a line; - reads stdin.")]
 
@@ -51,12 +51,12 @@ def score(
 
     A line that cannot be read gives an empty line, a warning, and its status in --json.
     """
-    from tfexport.batching import Split
-    from tfexport.bundle import MANIFEST, file_sha256, open_bundle
-    from tfexport.lines import Reader
+    from tfexport.bundle.reader import MANIFEST, file_sha256, open_bundle
+    from tfexport.decoding.batches import Split
+    from tfexport.decoding.line_reader import Reader
+    from tfexport.decoding.search import SearchOptions
+    from tfexport.decoding.translate import Writer, scored, translate, window_size
     from tfexport.runtimes import load_runtime, require_workers, takes_workers
-    from tfexport.search import SearchOptions
-    from tfexport.translate import Writer, scored, translate, window_size
 
     require_one_stdin(source, target)
     refuse_to_replace(output, source, target)

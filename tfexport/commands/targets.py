@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tfexport import contract, triton
-from tfexport.bundle import MANIFEST, PORTABLE, Engine, Library, open_bundle
+from tfexport import contract
+from tfexport.bundle.reader import MANIFEST, PORTABLE, Engine, Library, open_bundle
+from tfexport.commands.console import print_engine, print_plan, print_repository, say
 from tfexport.config import ModelConfig
-from tfexport.console import print_engine, print_plan, print_repository, say
 from tfexport.contract import Precision
-from tfexport.engine import HERE, Builder, build_engines, refuse_elsewhere
 from tfexport.errors import EngineError, RuntimeUnavailable, TfexportError
-from tfexport.gpu import find_gpu
-from tfexport.plan import LengthPlan, PlanCost, cost
+from tfexport.exporter import triton
+from tfexport.exporter.engine_plan import LengthPlan, PlanCost, cost
+from tfexport.exporter.engines import HERE, Builder, build_engines, refuse_elsewhere
+from tfexport.system.gpu import find_gpu
 
 ASSUMED_MEMORY = 8 << 30
 """Bytes of GPU memory where it is not said and no GPU is here to ask."""

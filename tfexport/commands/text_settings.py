@@ -9,11 +9,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfexport.options import split_by_codes, vocabularies_of
+from tfexport.commands.flags import split_by_codes, vocabularies_of
 
 if TYPE_CHECKING:
-    from tfexport.models.checkpoint import Checkpoint
-    from tfexport.models.recognition import Chosen
+    from tfexport.models.checkpoints.load import Checkpoint
+    from tfexport.models.checkpoints.recognise import Chosen
 
 _FILES = ("src_vocab", "tgt_vocab", "src_bpe", "tgt_bpe")
 _SAYS_HOW = {"src_tokenizer": "src_vocab", "lowercase": "src_vocab", "src_bpe": "src_vocab", "tgt_bpe": "tgt_vocab"}
@@ -40,8 +40,8 @@ class TextSettings:
         Raises:
             TfexportError: what `load_checkpoint` raises, or a vocabulary cannot be read.
         """
-        from tfexport.models.checkpoint import load_checkpoint
-        from tfexport.models.toolkit import TextOptions
+        from tfexport.models.checkpoints.load import load_checkpoint
+        from tfexport.models.toolkits.toolkit import TextOptions
 
         tokenizers = vocabularies_of(
             self.src_vocab, self.tgt_vocab, self.src_tokenizer, self.lowercase, hints.get("unk_id")

@@ -35,9 +35,9 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on after the last epoch in the folder.")] = False,
 ) -> None:
     """Train a Transformer on parallel text, keep the epoch of the best validation BLEU."""
-    from tfexport.data import read_either
-    from tfexport.train import TrainOptions
-    from tfexport.train import train as run_training
+    from tfexport.training.data import read_either
+    from tfexport.training.train import TrainOptions
+    from tfexport.training.train import train as run_training
 
     training = read_either(src, tgt, tsv, "--src and --tgt, or --tsv")
     validation = read_either(val_src, val_tgt, val_tsv, "--val-src and --val-tgt, or --val-tsv")

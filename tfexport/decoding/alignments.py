@@ -19,8 +19,8 @@ from tfexport.errors import TfexportError
 
 if TYPE_CHECKING:
     from tfexport.config import ModelConfig
-    from tfexport.search_options import Hypothesis, Source
-    from tfexport.tokenizers import TextTokenizer
+    from tfexport.decoding.options import Hypothesis, Source
+    from tfexport.text.tokenizers import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from tfexport.next_tokens import NextTokens
+from tfexport.decoding.options import Hypothesis, SearchOptions, Source
+from tfexport.decoding.token_rules import NextTokens
 from tfexport.runtimes.base import Runtime
-from tfexport.search_options import Hypothesis, SearchOptions, Source
 
 Search = Callable[[Runtime[Any], Sequence[Source], SearchOptions], list[list[Hypothesis]]]
 Begin = Callable[[Runtime[Any], Sequence[Source], SearchOptions], tuple[Runtime[Any], Any]]

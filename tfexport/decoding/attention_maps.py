@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfexport.attended import layer_of
 from tfexport.config import ModelConfig
+from tfexport.decoding.attention_trace import layer_of
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.runtimes.base import FloatArray, Runtime
-from tfexport.tokenizers import TextTokenizer
+from tfexport.text.tokenizers import TextTokenizer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from tfexport.attend import Attention, Choice, shortened
+from tfexport.decoding.attention_maps import Attention, Choice, shortened
 from tfexport.runtimes.base import FloatArray
 
 CELL, LETTER = 17, 7

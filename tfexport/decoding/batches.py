@@ -21,10 +21,10 @@ from multiprocessing.process import BaseProcess
 from threading import Event
 from typing import Any, Protocol, runtime_checkable
 
-from tfexport.cpus import end_with_parent, return_freed_memory, usable_cpus
+from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Runtime
-from tfexport.search import Hypothesis, SearchOptions, Source, search
+from tfexport.system.processes import end_with_parent, return_freed_memory, usable_cpus
 
 MOST_IDS = 16_384
 """Source ids of a batch, padding included: long sentences come in smaller batches, so that memory stays bounded."""

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from tfexport.batching import batches
+from tfexport.decoding.batches import batches
+from tfexport.decoding.line_reader import Reader, Status, without_bom
+from tfexport.decoding.search import pad
+from tfexport.decoding.token_rules import log_softmax, require_numbers
+from tfexport.decoding.translate import pass_over, read_window, window_size
 from tfexport.errors import TfexportError
-from tfexport.lines import Reader, Status, without_bom
-from tfexport.next_tokens import log_softmax, require_numbers
 from tfexport.runtimes.base import Classifier
-from tfexport.search import pad
-from tfexport.translate import pass_over, read_window, window_size
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal
 
-from tfexport.alignments import SourceTokens
-from tfexport.bundle import Bundle
+from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
+from tfexport.decoding.alignments import SourceTokens
+from tfexport.decoding.options import Source
 from tfexport.errors import TfexportError, TokenizerError
-from tfexport.search_options import Source
-from tfexport.tokenizers import TextTokenizer
+from tfexport.text.tokenizers import TextTokenizer
 
 InputFormat = Literal["text", "tokens", "ids"]
 Status = Literal["ok", "length_limit", "empty", "too_long", "invalid_utf8", "invalid_ids", "unknown_token"]

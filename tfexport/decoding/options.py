@@ -9,11 +9,11 @@ from typing import Any, TypedDict, get_args
 
 import numpy as np
 
-from tfexport.alignments import SourceTokens
-from tfexport.attended import coverage
 from tfexport.config import ModelConfig
+from tfexport.decoding.alignments import SourceTokens
+from tfexport.decoding.attention_trace import coverage
+from tfexport.decoding.profiles import PROFILES, EarlyStopping, Profile, ProfileName
 from tfexport.errors import TfexportError
-from tfexport.profiles import PROFILES, EarlyStopping, Profile, ProfileName
 from tfexport.runtimes.base import FloatArray, IntArray
 
 
@@ -49,7 +49,7 @@ class SearchOptions:
     coverage_penalty: float = 0.0
     """The factor of `attended.coverage` in scores (beta of Wu et al. 2016, section 7); their own is 0.2."""
     profile: ProfileName = "tfexport"
-    """Whose search it is; see `profiles.py`. `for_profile` has its own values for what is not said."""
+    """Whose search it is; see `decoding/profiles.py`. `for_profile` has its own values for what is not said."""
     early_stopping: EarlyStopping = "false"
     """Of the profile `hf` alone."""
     force_eos: bool = False
@@ -67,7 +67,7 @@ class SearchOptions:
 
     alternatives: int = 0
     """Tell so many outputs that differ in the token after the forced beginning, each the best with its own; see
-    `alternatives.py`. 0 for an ordinary search."""
+    `decoding/alternatives.py`. 0 for an ordinary search."""
     min_alternative_prob: float = 0.0
     """Of alternatives: the least probability of such a token; the most likely one is always told."""
 

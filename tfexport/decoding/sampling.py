@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from tfexport.decoding.options import SearchOptions
     from tfexport.runtimes.base import IntArray
-    from tfexport.search_options import SearchOptions
 
 
 class Streams:

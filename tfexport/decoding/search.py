@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tfexport.alternatives import with_alternatives
-from tfexport.attended import Attended
+from tfexport.decoding.alternatives import with_alternatives
+from tfexport.decoding.attention_trace import Attended
+from tfexport.decoding.options import Finished, Hypothesis, SearchOptions, Source
+from tfexport.decoding.token_rules import NextTokens
 from tfexport.errors import TfexportError
-from tfexport.next_tokens import NextTokens
 from tfexport.runtimes.base import Best, IntArray, Runtime, Shortlisting, State
-from tfexport.runtimes.masked import Masked
-from tfexport.search_options import Finished, Hypothesis, SearchOptions, Source
+from tfexport.runtimes.masked_shortlist import Masked
 
 __all__ = ["Hypothesis", "SearchOptions", "Source", "pad", "search", "search_steps"]
 
@@ -186,7 +186,7 @@ def _closed_up(live: NDArray[np.bool_]) -> IntArray:
 def _beam(
     next_tokens: NextTokens, state: State, limits: IntArray, options: SearchOptions, attended: Attended | None
 ) -> Steps:
-    """Beam search, which `profiles.py` describes.
+    """Beam search, which `decoding/profiles.py` describes.
 
     At each step the best 2 * beam continuations are looked at: those among the first `beam` that end in eos are
     finished, the best `beam` of the others live on (of all, where the profile goes past the end).

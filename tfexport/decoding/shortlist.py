@@ -28,10 +28,10 @@ from typing import Literal
 import numpy as np
 
 from tfexport.config import ModelConfig
+from tfexport.decoding.options import Source
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import IntArray
-from tfexport.search_options import Source
-from tfexport.tokenizers import TextTokenizer
+from tfexport.text.tokenizers import TextTokenizer
 
 FIRST, BEST = 100, 100
 """Of a lexicon: the words of the lowest ids, which are the most frequent, and of each source word. Marian's own defaults."""

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
+from tfexport.decoding.line_reader import Reader, TargetReader, without_bom
+from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search_steps
+from tfexport.decoding.shortlist import Shortlist
+from tfexport.decoding.translate import Result, Writer, read_window, result_of
 from tfexport.errors import TfexportError
-from tfexport.json_text import json_text
-from tfexport.lines import Reader, TargetReader, without_bom
 from tfexport.runtimes.base import Runtime
-from tfexport.search import Hypothesis, SearchOptions, Source, search_steps
-from tfexport.shortlist import Shortlist
-from tfexport.tokenizers import TextTokenizer
-from tfexport.translate import Result, Writer, read_window, result_of
+from tfexport.system.json_text import json_text
+from tfexport.text.tokenizers import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)

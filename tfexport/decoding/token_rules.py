@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
+from tfexport.decoding.options import SearchOptions, Source
+from tfexport.decoding.sampling import Streams, draw
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Best, FloatArray, IntArray, Ranking, Runtime, State, top_k
-from tfexport.sampling import Streams, draw
-from tfexport.search_options import SearchOptions, Source
 
 Scores = NDArray[np.float64]
 History = Callable[[], IntArray]

@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
-from tfexport.alignments import NO_ALIGNER, Aligner
-from tfexport.batching import Team, decode_windows
-from tfexport.bundle import Bundle
+from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
+from tfexport.decoding.alignments import NO_ALIGNER, Aligner
+from tfexport.decoding.batches import Team, decode_windows
+from tfexport.decoding.line_reader import InputFormat, Reader, Status, TargetReader, Unreadable, ids_in, without_bom
+from tfexport.decoding.search import Hypothesis, SearchOptions, Source
+from tfexport.decoding.shortlist import Shortlist
 from tfexport.errors import TfexportError, TokenizerError
-from tfexport.json_text import json_text
-from tfexport.lines import InputFormat, Reader, Status, TargetReader, Unreadable, ids_in, without_bom
 from tfexport.runtimes.base import Capacity, Runtime
-from tfexport.search import Hypothesis, SearchOptions, Source
-from tfexport.shortlist import Shortlist
-from tfexport.tokenizers import TextTokenizer
+from tfexport.system.json_text import json_text
+from tfexport.text.tokenizers import TextTokenizer
 
 OutputFormat = Literal["text", "tokens", "ids", "jsonl"]
 

@@ -17,13 +17,14 @@ from typing import Any
 
 import onnx
 
-from tfexport import contract, kept
-from tfexport.bundle import PORTABLE, Bundle, Engine, Library, open_bundle
-from tfexport.bundle_writer import with_engines
+from tfexport import contract
+from tfexport.bundle.reader import PORTABLE, Bundle, Engine, Library, open_bundle
+from tfexport.bundle.writer import with_engines
 from tfexport.contract import GraphSpec, Precision
 from tfexport.errors import EngineError, RuntimeUnavailable
-from tfexport.gpu import find_gpu
-from tfexport.plan import LengthPlan, Profile
+from tfexport.exporter.engine_plan import LengthPlan, Profile
+from tfexport.system import disk_cache
+from tfexport.system.gpu import find_gpu
 
 HERE = "here"
 """The GPU of the machine that builds."""
@@ -174,7 +175,7 @@ class Builder:
         if engine is None:
             raise EngineError(f"TensorRT cannot build {path.name} for {gpu}: {self._complaints()}")
         if self.library == "tensorrt" and (timings := settings.get_timing_cache()) is not None:
-            kept.keep(self._timings, memoryview(timings.serialize()))
+            disk_cache.keep(self._timings, memoryview(timings.serialize()))
         return memoryview(engine)
 
     @property
@@ -183,7 +184,7 @@ class Builder:
         return f"timings-{self.trt.__version__}-{re.sub(r'[^A-Za-z0-9]+', '-', find_gpu().name)}"
 
     def _use_timings(self, settings: Any) -> None:
-        for content in (kept.load(self._timings), b""):  # without those of before where TensorRT refuses them
+        for content in (disk_cache.load(self._timings), b""):  # without those of before where TensorRT refuses them
             timings = settings.create_timing_cache(content)
             if timings is not None and settings.set_timing_cache(timings, ignore_mismatch=False):
                 return

@@ -13,28 +13,29 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from tfexport import __version__, contract, ort_graphs, standard_graphs
-from tfexport.budget import Budget, Choice, Text, choose
-from tfexport.bundle import TOKENIZER_FILES
-from tfexport.bundle_writer import new_bundle, write_manifest
+from tfexport import __version__, contract
+from tfexport.bundle.reader import TOKENIZER_FILES
+from tfexport.bundle.writer import new_bundle, write_manifest
 from tfexport.config import ModelConfig
 from tfexport.contract import short_name
-from tfexport.cpus import return_freed_memory
-from tfexport.definition import Definition, Stored, projections_of
 from tfexport.errors import TfexportError
-from tfexport.graph_check import Compared, check_graph
-from tfexport.graph_modules import Model
-from tfexport.graph_session import ONNX_RUNTIME
-from tfexport.models.checkpoint import Checkpoint
+from tfexport.graph_checks.cases_portable import Model
+from tfexport.graph_checks.check import Compared, check_graph
+from tfexport.graph_checks.definition import Definition, Stored, projections_of
+from tfexport.graph_checks.session import ONNX_RUNTIME
+from tfexport.graphs import ort, portable
+from tfexport.graphs.linear_quantized import quantized
+from tfexport.graphs.screening import FILE as SCREENING_FILE
+from tfexport.graphs.screening import is_screened, screening_of
+from tfexport.graphs.stored_weights import StoredWeights
+from tfexport.models.checkpoints.load import Checkpoint
 from tfexport.models.classifier import EncoderClassifier
-from tfexport.models.files import save_weights
+from tfexport.models.formats.files import save_weights
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import Transformer
-from tfexport.quantize import quantized
-from tfexport.screening import FILE as SCREENING_FILE
-from tfexport.screening import is_screened, screening_of
 from tfexport.shortlist_contract import shortlist_graphs_of
-from tfexport.stored_weights import StoredWeights
+from tfexport.system.processes import return_freed_memory
+from tfexport.verification.budget import Budget, Choice, Text, choose
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ def weights_files(config: ModelConfig, precision: contract.Precision) -> list[st
 
 def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, keep: Collection[str] = ()) -> ir.Model:
     """A graph of any dialect, its weights in `stored`, the modules `keep` in float32."""
-    dialect = ort_graphs if graph.dialect == "ort" else standard_graphs
+    dialect = ort if graph.dialect == "ort" else portable
     return dialect.emit(graph, config, stored, keep)
 
 

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from tfexport import __version__, contract
-from tfexport.bundle import MANIFEST, Bundle
-from tfexport.bundle_writer import move_into_place
+from tfexport.bundle.reader import MANIFEST, Bundle
+from tfexport.bundle.writer import move_into_place
 from tfexport.config import ModelConfig
 from tfexport.contract import Dialect, GraphSpec, Precision, TensorSpec
-from tfexport.durable import partial_folder
+from tfexport.decoding.search import SearchOptions
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.runtimes import RUNTIMES
-from tfexport.search import SearchOptions
+from tfexport.system.atomic_files import partial_folder
 
 CONFIG = "config.pbtxt"
 VERSION = "1"

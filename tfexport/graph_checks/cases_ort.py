@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tfexport import contract
-from tfexport.graph_modules import Arrays, Case, Model, Outputs
+from tfexport.graph_checks.cases_portable import Arrays, Case, Model, Outputs
+from tfexport.graphs.linear_quantized import from_blocks, quantized
+from tfexport.graphs.projections import Projection
 from tfexport.models.transformer import KeyValue, Transformer
-from tfexport.projections import Projection
-from tfexport.quantize import from_blocks, quantized
 from tfexport.shortlist_contract import LISTED
 
 

@@ -27,17 +27,18 @@ import onnx
 import torch
 from numpy.typing import NDArray
 
-from tfexport import contract, graph_modules, ort_cases
+from tfexport import contract
 from tfexport.config import ModelConfig
-from tfexport.definition import Definition
-from tfexport.graph_modules import Case, Model
-from tfexport.graph_session import HALVES, Session
-from tfexport.graph_values import Followed, Place, distances, places_of
+from tfexport.graph_checks import cases_ort, cases_portable
+from tfexport.graph_checks.cases_portable import Case, Model
+from tfexport.graph_checks.definition import Definition
+from tfexport.graph_checks.rounding import SAMPLES, Rounding
+from tfexport.graph_checks.screening import screening_distances
+from tfexport.graph_checks.session import HALVES, Session
+from tfexport.graph_checks.values import Followed, Place, distances, places_of
+from tfexport.graph_checks.weights import misplaced
+from tfexport.graphs.screening import is_screened
 from tfexport.models.transformer import Transformer
-from tfexport.placed_weights import misplaced
-from tfexport.rounding import SAMPLES, Rounding
-from tfexport.screening import is_screened
-from tfexport.screening_check import screening_distances
 
 SIZES = (
     {"batch": 1, "rows": 1, "beam": 1, "src": 1, "cache": 1, "count": 1, "blocks": 2, "from": 1, "width": 1},
@@ -230,8 +231,8 @@ def case_of(model: Model, graph: contract.GraphSpec, sizes: Mapping[str, int], r
     with torch.inference_mode():
         if graph.dialect == "ort":
             assert isinstance(model, Transformer)
-            return ort_cases.case(model, graph, sizes, random)
-        return graph_modules.case(model, graph, sizes, random)
+            return cases_ort.case(model, graph, sizes, random)
+        return cases_portable.case(model, graph, sizes, random)
 
 
 def _output_distances(

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from tfexport.config import ModelConfig
 from tfexport.contract import QUANTIZED, Precision
-from tfexport.graph_modules import Model
+from tfexport.graph_checks.cases_portable import Model
+from tfexport.graphs.linear_quantized import INT4_BLOCK, restored
+from tfexport.graphs.projections import Projection, decoder_projections, encoder_projections
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import Transformer
-from tfexport.projections import Projection, decoder_projections, encoder_projections
-from tfexport.quantize import INT4_BLOCK, restored
 
 Stored = Mapping[str, NDArray[np.generic]]
 """The tensors of a quantized weights file."""

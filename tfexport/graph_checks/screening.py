@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from onnx import helper
 from safetensors.numpy import load_file
 
-from tfexport.definition import Definition
-from tfexport.graph_session import session_of
-from tfexport.graph_values import distances
+from tfexport.graph_checks.definition import Definition
+from tfexport.graph_checks.rounding import Rounding
+from tfexport.graph_checks.session import session_of
+from tfexport.graph_checks.values import distances
+from tfexport.graphs.linear_quantized import from_blocks
+from tfexport.graphs.screening import FILE, LEVELS
 from tfexport.models.transformer import Transformer
-from tfexport.quantize import from_blocks
-from tfexport.rounding import Rounding
-from tfexport.screening import FILE, LEVELS
 
 ROWS = 8
 PREFIX = "screening/"

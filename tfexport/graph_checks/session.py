@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from tfexport import contract, kernels
-from tfexport.explicit_rounding import with_explicit_rounding
+from tfexport.kernels.explicit_rounding import with_explicit_rounding
 
 onnxruntime.disable_telemetry_events()  # ONNX Runtime would tell its makers of each session
 

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tfexport import contract
-from tfexport.definition import Definition, projections_of
-from tfexport.graph_modules import Case, Model, Outputs
+from tfexport.graph_checks.cases_portable import Case, Model, Outputs
+from tfexport.graph_checks.definition import Definition, projections_of
+from tfexport.graph_checks.rounding import Rounding
 from tfexport.models.float64 import InFloat64, WithRandomRounding
 from tfexport.models.positions import PositionTable
 from tfexport.models.transformer import PointwiseConv
-from tfexport.rounding import Rounding
 
 COMPARED = (nn.Linear, PointwiseConv, nn.LayerNorm, nn.RMSNorm, PositionTable)
 

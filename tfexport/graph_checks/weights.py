@@ -10,9 +10,9 @@ import onnx
 from onnx import TensorProto
 
 from tfexport import contract
-from tfexport.graph_session import HALVES, WIDE
-from tfexport.screening import FILE as SCREENING_FILE
-from tfexport.stored_weights import StoredWeights
+from tfexport.graph_checks.session import HALVES, WIDE
+from tfexport.graphs.screening import FILE as SCREENING_FILE
+from tfexport.graphs.stored_weights import StoredWeights
 
 MOST_NUMBERS = 64
 """That a constant of a graph may have: shapes and scalars. Weights lie in the weights files, where they are compared."""
@@ -21,7 +21,7 @@ MOST_NUMBERS = 64
 def misplaced(model: onnx.ModelProto, precision: contract.Precision, folder: Path) -> Iterator[tuple[str, str]]:
     """Weights of a graph that lie elsewhere: the node that reads them, and what is wrong.
 
-    The weights files are compared number by number elsewhere (`bundle_check.py`).
+    The weights files are compared number by number elsewhere (`verification/files.py`).
     """
     users: dict[str, str] = {}
     for node in model.graph.node:

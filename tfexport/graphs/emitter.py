@@ -1,6 +1,6 @@
 """What graphs are written with: nodes, weights by reference, and the projections of a model.
 
-Nothing here knows how a layer is computed; that is in `blocks.py` and in the modules of the dialects.
+Nothing here knows how a layer is computed; that is in `graphs/layers.py` and in the modules of the dialects.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import onnx_ir as ir
 
 from tfexport import contract
 from tfexport.config import ModelConfig
-from tfexport.projections import Projection
+from tfexport.graphs.projections import Projection
+from tfexport.graphs.stored_weights import StoredWeights
 from tfexport.shortlist_contract import LISTED
-from tfexport.stored_weights import StoredWeights
 
 CONTRIB = "com.microsoft"
 OWN = "tfexport"

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tfexport.emitter import Emitter, Value
+from tfexport.graphs.emitter import Emitter, Value
 
 HIDDEN = float(np.finfo(np.float32).min) / 2
 """Added to the score of a slot that is not to be seen, or put in its place: its weight is exactly 0, whatever the score. Not

@@ -1,4 +1,4 @@
-"""Projections of the dialect `ort` in float32. (Those in 8 and 4 bits are in `quantize.py`.)"""
+"""Projections of the dialect `ort` in float32. (Those in 8 and 4 bits are in `graphs/linear_quantized.py`.)"""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from functools import partial
 
 import numpy as np
 
-from tfexport.emitter import Emitter, Value
-from tfexport.projections import Projection
+from tfexport.graphs.emitter import Emitter, Value
+from tfexport.graphs.projections import Projection
 
 BLOCK = 48
 """Outputs whose weights lie side by side for the kernels (see kernels/products.h)."""

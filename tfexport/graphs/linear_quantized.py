@@ -13,10 +13,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from tfexport.contract import Precision
-from tfexport.emitter import CONTRIB, Emitter
 from tfexport.errors import TfexportError
-from tfexport.linears import BLOCK, zeros
-from tfexport.projections import Projection
+from tfexport.graphs.emitter import CONTRIB, Emitter
+from tfexport.graphs.linear_float32 import BLOCK, zeros
+from tfexport.graphs.projections import Projection
 
 Matrix = NDArray[np.float32]
 Numbers = NDArray[np.int8]

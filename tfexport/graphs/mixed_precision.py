@@ -16,9 +16,9 @@ import onnx_ir as ir
 
 from tfexport import contract
 from tfexport.config import ModelConfig
-from tfexport.emitter import Emitter, Linear, Value
-from tfexport.projections import Projection
-from tfexport.stored_weights import StoredWeights
+from tfexport.graphs.emitter import Emitter, Linear, Value
+from tfexport.graphs.projections import Projection
+from tfexport.graphs.stored_weights import StoredWeights
 
 _UNMOVED = ("TensorScatter", "Shape", "Cast")
 """Operators that stay as they are: what writes a cache in its own type, and what computes no floats or says itself in which

@@ -6,7 +6,7 @@ They compute what `models.transformer` computes, from the same weights file. Wha
     projections  query, key and value are one, and so are the cross keys/values of all layers; a ReLU is in the one after it
     greedy       GroupQueryAttention: writes the cache in place and reads its filled slots only, each row its own
     beams        the hypotheses of a sentence are queries to one cache that only grows (see `_beam_attention`)
-    best tokens  log-softmax and top-k of as many as are asked for; without their scores, by `screening.py`
+    best tokens  log-softmax and top-k of as many as are asked for; without their scores, by `graphs/screening.py`
 
 What was measured for these choices is in docs/design.md.
 """
@@ -20,7 +20,9 @@ import numpy as np
 import onnx_ir as ir
 
 from tfexport import contract
-from tfexport.blocks import (
+from tfexport.config import ModelConfig
+from tfexport.graphs.emitter import CONTRIB, Emitter, Linear, Value
+from tfexport.graphs.layers import (
     HIDDEN,
     attention_weights,
     decoder_stack,
@@ -31,15 +33,13 @@ from tfexport.blocks import (
     target_embedded,
     tell_attention,
 )
-from tfexport.config import ModelConfig
-from tfexport.emitter import CONTRIB, Emitter, Linear, Value
+from tfexport.graphs.linear_float32 import float32_linear, three_axes_linear
+from tfexport.graphs.linear_quantized import int4_linear, int8_linear, unsigned_columns
+from tfexport.graphs.projections import Projection, decoder_projections, encoder_projections
+from tfexport.graphs.screening import is_screened, screened
+from tfexport.graphs.stored_weights import StoredWeights
 from tfexport.kernels import take_attention
-from tfexport.linears import float32_linear, three_axes_linear
-from tfexport.projections import Projection, decoder_projections, encoder_projections
-from tfexport.quantize import int4_linear, int8_linear, unsigned_columns
-from tfexport.screening import is_screened, screened
 from tfexport.shortlist_contract import LISTED
-from tfexport.stored_weights import StoredWeights
 
 
 def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, keep: Collection[str] = ()) -> ir.Model:

@@ -16,7 +16,9 @@ import numpy as np
 import onnx_ir as ir
 
 from tfexport import contract
-from tfexport.blocks import (
+from tfexport.config import ModelConfig
+from tfexport.graphs.emitter import Emitter, Value
+from tfexport.graphs.layers import (
     attention_weights,
     decoder_stack,
     encoder_stack,
@@ -26,11 +28,9 @@ from tfexport.blocks import (
     target_embedded,
     tell_attention,
 )
-from tfexport.config import ModelConfig
-from tfexport.emitter import Emitter, Value
-from tfexport.islands import MixedEmitter
-from tfexport.projections import Projection, decoder_projections, encoder_projections
-from tfexport.stored_weights import StoredWeights
+from tfexport.graphs.mixed_precision import MixedEmitter
+from tfexport.graphs.projections import Projection, decoder_projections, encoder_projections
+from tfexport.graphs.stored_weights import StoredWeights
 
 
 def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, keep: Collection[str] = ()) -> ir.Model:

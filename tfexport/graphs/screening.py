@@ -30,11 +30,11 @@ from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision, groups_queries
-from tfexport.emitter import CONTRIB, Emitter
 from tfexport.errors import TfexportError
-from tfexport.linears import zeros
-from tfexport.projections import Projection
-from tfexport.quantize import GROUP, columns_of, from_blocks, stored_int8
+from tfexport.graphs.emitter import CONTRIB, Emitter
+from tfexport.graphs.linear_float32 import zeros
+from tfexport.graphs.linear_quantized import GROUP, columns_of, from_blocks, stored_int8
+from tfexport.graphs.projections import Projection
 
 CANDIDATES = 16
 """Words that float32 decides among. With so many all rows of trained and random models were proven; with 8 words 95 % of the

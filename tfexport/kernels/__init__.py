@@ -24,7 +24,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
-from tfexport.bundle import FORMAT
+from tfexport.bundle.reader import FORMAT
 from tfexport.config import ModelConfig
 
 LARGEST_HEAD = 128

@@ -1,4 +1,4 @@
-// Both ends of screening: `screening.py` has the method and its proof.
+// Both ends of screening: `graphs/screening.py` has the method and its proof.
 #pragma once
 
 #include <algorithm>

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfexport.bundle import Bundle
+from tfexport.bundle.reader import Bundle
 from tfexport.contract import QUANTIZED, Precision, short_name
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.runtimes.base import Classifier, Runtime
@@ -114,7 +114,7 @@ def _load(
     shortlist: bool,
 ) -> Runtime[Any]:
     if name == "tensorrt":
-        from tfexport.runtimes.trt import tensorrt
+        from tfexport.runtimes.tensorrt import tensorrt
 
         return tensorrt(bundle, precision=precision)
     precision = precision or "float32"
@@ -127,6 +127,6 @@ def _load(
         from tfexport.runtimes.ort import ort_cuda
 
         return ort_cuda(bundle, precision=precision, threads=threads)
-    from tfexport.runtimes.ort_cpu import ort_cpu
+    from tfexport.runtimes.ort_cpu.runtime import ort_cpu
 
     return ort_cpu(bundle, precision=precision, threads=threads, share_weights=share_weights, shortlist=shortlist)

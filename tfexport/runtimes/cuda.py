@@ -8,8 +8,8 @@ from typing import Any
 from cuda.bindings import runtime as cudart
 from numpy.typing import NDArray
 
-from tfexport.gpu import checked, find_gpu
 from tfexport.runtimes.device import Call, DeviceTensor, host_array
+from tfexport.system.gpu import checked, find_gpu
 
 
 class CudaMemory:

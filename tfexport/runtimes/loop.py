@@ -29,7 +29,7 @@ from tfexport.contract import BEST, ITEM_SIZES, Precision, cache_names
 from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, best_of
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.device import Call, Device, DeviceTensor, Mirror, to_float32
-from tfexport.runtimes.memory import Pool, Region
+from tfexport.runtimes.device_pool import Pool, Region
 
 KEPT = 128
 """Graphs bound to tensors, and mirrors of tensors, that are kept for when their addresses come again."""

@@ -12,14 +12,14 @@ import numpy as np
 import onnxruntime
 
 from tfexport import kernels
-from tfexport.bundle import Bundle
+from tfexport.bundle.reader import Bundle
 from tfexport.contract import SHAPE_NODE, Dialect, Precision, Role, aligned_length
-from tfexport.cpus import usable_cpus
 from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.runtimes.base import Capacity, FloatArray, IntArray
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.device import Call, Device, DeviceTensor, HostDevice
 from tfexport.runtimes.loop import LoopRuntime
+from tfexport.system.processes import usable_cpus
 
 onnxruntime.disable_telemetry_events()  # ONNX Runtime would tell its makers of each session
 
@@ -49,7 +49,7 @@ def ort_cpu_portable(
 ) -> LoopRuntime:
     """The runtime `ort-cpu` over the standard graphs, with `threads` CPU threads (all that this process may use when None).
 
-    In half precision it rounds as the graphs say, which is for checking and not for speed: see `explicit_rounding.py`.
+    In half precision it rounds as the graphs say, which is for checking and not for speed: see `kernels/explicit_rounding.py`.
 
     Args:
         block: slots of the smallest cache, and by which it grows.
@@ -300,7 +300,7 @@ def _session(
 def _rounding(graph: Path, options: onnxruntime.SessionOptions) -> bytes:
     """A half-precision graph that rounds on the CPU too; its weights are looked for where they lie."""
     try:
-        from tfexport.explicit_rounding import with_explicit_rounding
+        from tfexport.kernels.explicit_rounding import with_explicit_rounding
     except ImportError as error:
         raise RuntimeUnavailable(
             "half precision on the CPU, which is for checking, needs onnx, which is not installed: pip install "

@@ -13,17 +13,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tfexport.bundle import MANIFEST, Bundle
+from tfexport.bundle.reader import MANIFEST, Bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
 from tfexport.errors import BundleError, RuntimeUnavailable
-from tfexport.models.checkpoint import build_model
+from tfexport.models.checkpoints.load import build_model
 from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.float64 import InFloat64, WithRandomRounding
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import KeyValue, Transformer
 from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, best_of
-from tfexport.runtimes.pytorch_static import StaticDecoder, StaticState, full_memory_is_an_error
+from tfexport.runtimes.pytorch_in_place import StaticDecoder, StaticState, full_memory_is_an_error
 
 CACHE_BLOCK = 32
 """Slots by which the cache grows; its size does not change the result."""

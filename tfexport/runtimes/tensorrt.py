@@ -10,13 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tfexport import kept
-from tfexport.bundle import PORTABLE, Bundle, Engine
+from tfexport.bundle.reader import PORTABLE, Bundle, Engine
 from tfexport.contract import ALIGNMENT, Precision, aligned_length, graphs_of, short_name
 from tfexport.errors import EngineError, RuntimeUnavailable
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.device import Call, Device, DeviceTensor, Memory
 from tfexport.runtimes.loop import LoopRuntime
+from tfexport.system import disk_cache
 
 LIBRARIES = ("tensorrt", "tensorrt_rtx")
 SRC_BLOCK = 32
@@ -243,7 +243,7 @@ class TensorRtExecutable:
         strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
         settings.dynamic_shapes_kernel_specialization_strategy = strategy
         self._compiled = settings.create_runtime_cache()
-        before = kept.load(name)
+        before = disk_cache.load(name)
         if before:
             self._compiled.deserialize(before)  # it refuses what it cannot use
         settings.set_runtime_cache(self._compiled)
@@ -264,4 +264,4 @@ class TensorRtExecutable:
 
 
 def _keep_kernels(name: str, compiled: Any) -> None:
-    kept.keep(name, memoryview(compiled.serialize()))
+    disk_cache.keep(name, memoryview(compiled.serialize()))

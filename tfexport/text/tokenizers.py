@@ -14,9 +14,9 @@ from typing import Any, Literal
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from tfexport.errors import RuntimeUnavailable, TfexportError, TokenizerError
-from tfexport.pieces import PieceModel, Pieces
-from tfexport.subwords import SEPARATOR, Subwords, has_subwords
-from tfexport.yaml_files import read_words, read_yaml_file
+from tfexport.system.yaml_files import read_words, read_yaml_file
+from tfexport.text.sentencepiece import PieceModel, Pieces
+from tfexport.text.subword_nmt import SEPARATOR, Subwords, has_subwords
 
 SPECIAL_NAMES = {
     "unk": ("<unk>", "[UNK]", "<UNK>"),

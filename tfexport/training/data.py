@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from tfexport.config import ModelConfig
+from tfexport.decoding.search import pad
 from tfexport.errors import TfexportError
-from tfexport.search import pad
-from tfexport.tokenizers import TextTokenizer
+from tfexport.text.tokenizers import TextTokenizer
 
 POOL_BATCHES = 100
 """Batches whose sentences are sorted together: enough to waste little padding, few enough to keep batches random."""

@@ -11,7 +11,7 @@ import lightning.pytorch as lightning
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 
-from tfexport.durable import whole_file
+from tfexport.system.atomic_files import whole_file
 
 
 class WholeCheckpoints(TorchCheckpointIO):

@@ -25,16 +25,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tfexport.config import ModelConfig
-from tfexport.data import Batch, IdPair, TextPair, encode_pairs, loader
-from tfexport.durable import lock_folder, whole_file
+from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import TfexportError
-from tfexport.models import native
-from tfexport.models.native import Tokenizers
+from tfexport.models.formats import native
+from tfexport.models.formats.native import Tokenizers
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.search import SearchOptions, search
-from tfexport.train_vocabulary import BPE_SPECIALS, train_bpe, train_words
-from tfexport.training_state import Measurements, WholeCheckpoints
+from tfexport.system.atomic_files import lock_folder, whole_file
+from tfexport.training.data import Batch, IdPair, TextPair, encode_pairs, loader
+from tfexport.training.state import Measurements, WholeCheckpoints
+from tfexport.training.vocabulary import BPE_SPECIALS, train_bpe, train_words
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from tfexport.tokenizers import TextTokenizer, word_tokenizer
+from tfexport.text.tokenizers import TextTokenizer, word_tokenizer
 
 BPE_SPECIALS = ("<unk>", "<pad>", "<s>", "</s>")
 """Ids 0 to 3 of a vocabulary that we train."""

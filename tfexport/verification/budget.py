@@ -19,22 +19,23 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from tfexport import contract, standard_graphs
-from tfexport.bundle import Bundle, Graph, Origin
-from tfexport.compare import as_inputs
+from tfexport import contract
+from tfexport.bundle.reader import Bundle, Graph, Origin
 from tfexport.contract import Precision, short_name
+from tfexport.decoding.line_reader import Reader, read_pairs
+from tfexport.decoding.search import SearchOptions, pad, search
+from tfexport.decoding.translate import Writer
 from tfexport.errors import TfexportError
-from tfexport.lines import Reader, read_pairs
+from tfexport.graphs import portable
+from tfexport.graphs.projections import decoder_projections, encoder_projections
+from tfexport.graphs.stored_weights import StoredWeights
 from tfexport.models.transformer import Transformer
-from tfexport.parity_report import kl_divergence
-from tfexport.projections import decoder_projections, encoder_projections
-from tfexport.quality import Quality
 from tfexport.runtimes.base import FloatArray, IntArray, Runtime
-from tfexport.runtimes.ort_cpu import ort_cpu
+from tfexport.runtimes.ort_cpu.runtime import ort_cpu
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.search import SearchOptions, pad, search
-from tfexport.stored_weights import StoredWeights
-from tfexport.translate import Writer
+from tfexport.verification.bleu_chrf import Quality
+from tfexport.verification.compare import as_inputs
+from tfexport.verification.report import kl_divergence
 
 Metric = Literal["bleu", "chrf", "top1", "identical"]
 
@@ -361,7 +362,7 @@ def modules_of(model: Transformer, precision: Precision, folder: Path) -> dict[s
         }
     stored = StoredWeights(folder / contract.weights_file(precision))
     graphs = contract.graphs_of(config, precision)
-    paths = [path for graph in graphs for path in standard_graphs.half_modules(graph, config, stored) if path]
+    paths = [path for graph in graphs for path in portable.half_modules(graph, config, stored) if path]
     return {
         path: sum(2 * tensor.numel() for name, tensor in model.state_dict().items() if name.rpartition(".")[0] == path)
         for path in dict.fromkeys(paths)

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from tfexport import kernels
-from tfexport.bundle import CERTIFICATES, PORTABLE, Bundle, Engine
+from tfexport.bundle.reader import CERTIFICATES, PORTABLE, Bundle, Engine
 from tfexport.contract import Precision, short_name
-from tfexport.cpus import cpu_name
 from tfexport.errors import BundleError, RuntimeUnavailable
-from tfexport.gpu import find_gpu
-from tfexport.rounding import RULE
+from tfexport.graph_checks.rounding import RULE
+from tfexport.system.gpu import find_gpu
+from tfexport.system.processes import cpu_name
 
 LIBRARIES = {
     "ort-cpu": ("onnxruntime", "onnxruntime-gpu"),

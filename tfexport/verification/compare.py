@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
+from tfexport.decoding.search import Hypothesis, SearchOptions, pad, search
+from tfexport.decoding.token_rules import log_softmax, suppressed
 from tfexport.errors import TfexportError
-from tfexport.next_tokens import log_softmax, suppressed
-from tfexport.parity_report import LIMITS, Divergence, Errors, ParityReport, Position
-from tfexport.rounding import EPS, SAMPLES
+from tfexport.graph_checks.rounding import EPS, SAMPLES
 from tfexport.runtimes.base import FloatArray, IntArray, Runtime
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.search import Hypothesis, SearchOptions, pad, search
+from tfexport.verification.report import LIMITS, Divergence, Errors, ParityReport, Position
 
 
 def random_sources(config: ModelConfig, count: int, *, seed: int = 0) -> list[list[int]]:

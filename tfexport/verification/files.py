@@ -1,6 +1,6 @@
 """Whether the files of a bundle are those of its model, tensor by tensor and setting by setting.
 
-The graphs are held against the model elsewhere (`graph_check.py`); they point into the weights files that are compared here.
+The graphs are held against the model elsewhere (`graph_checks/check.py`); they point into the weights files that are compared here.
 So a row of a table is compared that no input reads, too.
 """
 
@@ -19,18 +19,18 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tfexport import contract
-from tfexport.bundle import MANIFEST, TOKENIZER_FILES, Bundle
+from tfexport.bundle.reader import MANIFEST, TOKENIZER_FILES, Bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
-from tfexport.definition import projections_of
-from tfexport.graph_modules import Model
+from tfexport.graph_checks.cases_portable import Model
+from tfexport.graph_checks.definition import projections_of
+from tfexport.graph_checks.rounding import EPS
+from tfexport.graphs.linear_quantized import quantized
+from tfexport.graphs.screening import FILE as SCREENING_FILE
+from tfexport.graphs.screening import screening_of
 from tfexport.models.classifier import EncoderClassifier
-from tfexport.models.native import Tokenizers
+from tfexport.models.formats.native import Tokenizers
 from tfexport.models.precision import in_precision
-from tfexport.quantize import quantized
-from tfexport.rounding import EPS
-from tfexport.screening import FILE as SCREENING_FILE
-from tfexport.screening import screening_of
 from tfexport.shortlist_contract import shortlist_graphs_of
 
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from tfexport.bundle import Bundle
+from tfexport.bundle.reader import Bundle
 from tfexport.contract import Precision
+from tfexport.decoding.search import Hypothesis, SearchOptions, search
 from tfexport.errors import TfexportError
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Runtime
-from tfexport.search import Hypothesis, SearchOptions, search
 
 TIE = 1e-3
 """Outputs whose scores differ by less are a tie, which last bits of a sum may decide: in float32 they are off by 1e-5."""
@@ -143,8 +143,8 @@ def _beside(name: str, alone: Outputs, decode: Callable[[], Outputs]) -> Arrange
 
 
 def _with_other_cache(bundle: Bundle, precision: Precision) -> Runtime[Any]:
-    from tfexport.runtimes.ort_cpu import ort_cpu
-    from tfexport.runtimes.ort_cpu_states import CacheLayout
+    from tfexport.runtimes.ort_cpu.runtime import ort_cpu
+    from tfexport.runtimes.ort_cpu.states import CacheLayout
 
     return ort_cpu(bundle, precision=precision, threads=1, layout=CacheLayout(block=BLOCK, room=ROOM))
 
@@ -152,8 +152,8 @@ def _with_other_cache(bundle: Bundle, precision: Precision) -> Runtime[Any]:
 def _with_poisoned_cache(bundle: Bundle, precision: Precision, beam: int) -> Runtime[Any]:
     """NaN where the kernel promises not to read: in the greedy caches of the dialect `ort`. Elsewhere large numbers, because
     a hidden slot is read with a weight of 0, for which the contract has zeros there: 0 * NaN is NaN."""
-    from tfexport.runtimes.ort_cpu import ort_cpu
-    from tfexport.runtimes.ort_cpu_states import CacheLayout
+    from tfexport.runtimes.ort_cpu.runtime import ort_cpu
+    from tfexport.runtimes.ort_cpu.states import CacheLayout
 
     unread = beam == 1 and bundle.has_graph("decoder_step", precision, "ort")
     return ort_cpu(bundle, precision=precision, threads=1, layout=CacheLayout(fill=math.nan if unread else STALE))

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfexport import __version__
-from tfexport.certificate import device_of, library_of
 from tfexport.contract import short_name
 from tfexport.errors import RuntimeUnavailable, TfexportError
-from tfexport.graph_check import GraphCheck
-from tfexport.invariance import Arrangement, Invariance
-from tfexport.parity import Comparison
-from tfexport.parity_report import Divergence, ParityReport
-from tfexport.tokenizers import TextTokenizer
+from tfexport.graph_checks.check import GraphCheck
+from tfexport.text.tokenizers import TextTokenizer
+from tfexport.verification.certificates import device_of, library_of
+from tfexport.verification.invariance import Arrangement, Invariance
+from tfexport.verification.parity import Comparison
+from tfexport.verification.report import Divergence, ParityReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

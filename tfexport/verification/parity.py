@@ -13,8 +13,25 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from tfexport import contract, kernels
-from tfexport.bundle import MANIFEST, Bundle, open_bundle
-from tfexport.bundle_check import (
+from tfexport.bundle.reader import MANIFEST, Bundle, open_bundle
+from tfexport.contract import Precision
+from tfexport.decoding.line_reader import InputFormat, Reader, read_pairs
+from tfexport.decoding.search import SearchOptions
+from tfexport.decoding.translate import Writer
+from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
+from tfexport.graph_checks.cases_portable import Model
+from tfexport.graph_checks.check import GraphCheck, check_graph
+from tfexport.graph_checks.definition import Definition
+from tfexport.models.checkpoints.load import Checkpoint, load_checkpoint
+from tfexport.models.checkpoints.recognise import Chosen
+from tfexport.models.transformer import Transformer
+from tfexport.runtimes import load_runtime
+from tfexport.runtimes.base import Runtime
+from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.system.processes import return_freed_memory
+from tfexport.verification.bleu_chrf import Quality
+from tfexport.verification.compare import as_inputs, compare, compare_all, random_sources
+from tfexport.verification.files import (
     Mismatch,
     config_mismatches,
     graph_specs,
@@ -22,25 +39,8 @@ from tfexport.bundle_check import (
     tokenizer_mismatches,
     weights_mismatches,
 )
-from tfexport.compare import as_inputs, compare, compare_all, random_sources
-from tfexport.contract import Precision
-from tfexport.cpus import return_freed_memory
-from tfexport.definition import Definition
-from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
-from tfexport.graph_check import GraphCheck, check_graph
-from tfexport.graph_modules import Model
-from tfexport.graph_structure import structure_mismatches
-from tfexport.lines import InputFormat, Reader, read_pairs
-from tfexport.models.checkpoint import Checkpoint, load_checkpoint
-from tfexport.models.recognition import Chosen
-from tfexport.models.transformer import Transformer
-from tfexport.parity_report import ParityReport
-from tfexport.quality import Quality
-from tfexport.runtimes import load_runtime
-from tfexport.runtimes.base import Runtime
-from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.search import SearchOptions
-from tfexport.translate import Writer
+from tfexport.verification.report import ParityReport
+from tfexport.verification.structure import structure_mismatches
 
 __all__ = ["Comparison", "as_inputs", "check", "check_graphs", "compare", "compare_all", "gate", "random_sources"]
 

@@ -18,13 +18,20 @@ from torch import Tensor, nn
 
 from tfexport.config import ModelConfig
 from tfexport.errors import CheckpointError, TfexportError
-from tfexport.models.checkpoint import Checkpoint, Reading, read_checkpoint
-from tfexport.models.native import Tokenizers
-from tfexport.models.recognition import Chosen
-from tfexport.models.toolkit import TextOptions
+from tfexport.models.checkpoints.load import Checkpoint, Reading, read_checkpoint
+from tfexport.models.checkpoints.recognise import Chosen
+from tfexport.models.formats.native import Tokenizers
+from tfexport.models.toolkits.toolkit import TextOptions
 from tfexport.models.transformer import Transformer
-from tfexport.probe_checks import Check, compared, own_checks, padded_batch, run_steps
-from tfexport.probe_layers import Layers, Sentence, compare_layers, differing_weights, disturbed, run_theirs
+from tfexport.verification.probe_layers import (
+    Layers,
+    Sentence,
+    compare_layers,
+    differing_weights,
+    disturbed,
+    run_theirs,
+)
+from tfexport.verification.probe_self import Check, compared, own_checks, padded_batch, run_steps
 
 MOST_SENTENCES = 16
 _SENTENCES, _TARGET = 6, 24

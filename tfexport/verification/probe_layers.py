@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from tfexport.errors import TfexportError
-from tfexport.models.family import Family
+from tfexport.models.families.family import Family
 from tfexport.models.transformer import Attention, PointwiseConv, Transformer
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}

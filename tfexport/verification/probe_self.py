@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from tfexport.config import ModelConfig
+from tfexport.decoding.search import pad
 from tfexport.models.transformer import KeyValue, Transformer, write_in_place
-from tfexport.probe_layers import TOLERANCE, Sentence, relative_error
-from tfexport.search import pad
+from tfexport.verification.probe_layers import TOLERANCE, Sentence, relative_error
 
 _STEPS = 24
 _MOST_POSITIONS, _MOST_LOGITS = 1024, 2**26

@@ -10,17 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.contract import Precision
-from tfexport.next_tokens import log_softmax
-from tfexport.quality import Quality
-from tfexport.rounding import Rounding
+from tfexport.decoding.token_rules import log_softmax
+from tfexport.graph_checks.rounding import Rounding
 from tfexport.runtimes.base import FloatArray
+from tfexport.verification.bleu_chrf import Quality
 
 Exact = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the outputs of a runtime must keep to pass, beside its numbers in float32 (see `rounding.py`)."""
+    """What the outputs of a runtime must keep to pass, beside its numbers in float32 (see `graph_checks/rounding.py`)."""
 
     top1: float
     """Smallest share of steps with the reference's best token, or with another that is as good: within float32's rounding,

@@ -1,6 +1,6 @@
 """Whether the graphs of a bundle are, node by node, those that this version writes for its config.
 
-`graph_check.py` compares what graphs compute on random inputs. A graph that reads one word of 32,000 as another one, or
+`graph_checks/check.py` compares what graphs compute on random inputs. A graph that reads one word of 32,000 as another one, or
 cuts off numbers beyond those that the inputs reach, computes the same on nearly all inputs. Its nodes differ.
 """
 
@@ -12,10 +12,10 @@ import onnx
 import onnx_ir as ir
 
 from tfexport import __version__
-from tfexport.bundle import Bundle
-from tfexport.bundle_check import Mismatch, graph_specs
-from tfexport.export import emit, weights_files
-from tfexport.stored_weights import StoredWeights
+from tfexport.bundle.reader import Bundle
+from tfexport.exporter.pipeline import emit, weights_files
+from tfexport.graphs.stored_weights import StoredWeights
+from tfexport.verification.files import Mismatch, graph_specs
 
 
 def structure_mismatches(bundle: Bundle) -> tuple[list[Mismatch], list[str]]:

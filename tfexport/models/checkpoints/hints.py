@@ -14,10 +14,10 @@ from tokenizers import models
 
 from tfexport.config import ModelConfig
 from tfexport.errors import ConfigError
-from tfexport.models.family import Family
-from tfexport.models.native import Tokenizers
-from tfexport.pieces import Pieces
-from tfexport.subwords import has_subwords
+from tfexport.models.families.family import Family
+from tfexport.models.formats.native import Tokenizers
+from tfexport.text.sentencepiece import Pieces
+from tfexport.text.subword_nmt import has_subwords
 
 ALWAYS = ("n_heads", "pad_id", "bos_id", "eos_id")
 """Fields that every model needs, and that files of few families tell."""

@@ -10,15 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
-from tfexport.bundle import file_sha256
+from tfexport.bundle.reader import file_sha256
 from tfexport.config import ModelConfig
 from tfexport.errors import CheckpointError, ConfigError
-from tfexport.models import fairseq, hugging_face, joeynmt, marian, native, opennmt
-from tfexport.models.classifier import EncoderClassifier
-from tfexport.models.conversion import build_model, convert, tie
-from tfexport.models.family import Family
-from tfexport.models.files import read_file
-from tfexport.models.hints import (
+from tfexport.models.checkpoints.convert import build_model, convert, tie
+from tfexport.models.checkpoints.hints import (
     ALWAYS,
     asking,
     check_lengths,
@@ -30,9 +26,14 @@ from tfexport.models.hints import (
     size_problems,
     unsplit,
 )
-from tfexport.models.native import Tokenizers
-from tfexport.models.recognition import FAMILIES, NATIVE, Chosen, family_of
-from tfexport.models.toolkit import TextOptions, Toolkit
+from tfexport.models.checkpoints.recognise import FAMILIES, NATIVE, Chosen, family_of
+from tfexport.models.classifier import EncoderClassifier
+from tfexport.models.families.family import Family
+from tfexport.models.formats import native
+from tfexport.models.formats.files import read_file
+from tfexport.models.formats.native import Tokenizers
+from tfexport.models.toolkits import fairseq, hugging_face, joeynmt, marian, opennmt
+from tfexport.models.toolkits.toolkit import TextOptions, Toolkit
 from tfexport.models.transformer import Transformer
 
 __all__ = [
@@ -72,7 +73,7 @@ class Checkpoint:
     odd: tuple[str, ...] = ()
     """What is odd about its vocabularies, which may be those of another model."""
     text: Mapping[str, Any] = field(default_factory=dict)
-    """What its user said of its text; see `text_settings.py`."""
+    """What its user said of its text; see `commands/text_settings.py`."""
     assumed: tuple[str, ...] = ()
     """The fields of its config that the user said and the file does not tell."""
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from torch import Tensor
 
 from tfexport.errors import CheckpointError
-from tfexport.models import annotated, per_head, torch_transformer, tutorial
-from tfexport.models.family import Family
-from tfexport.models.files import some
+from tfexport.models.families import annotated, per_head, torch_transformer, tutorial
+from tfexport.models.families.family import Family
+from tfexport.models.formats.files import some
 
 FAMILIES = (*tutorial.FAMILIES, annotated.FAMILY, per_head.FAMILY, torch_transformer.FAMILY)
 NATIVE = "native"

@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from tfexport.errors import ConfigError, TfexportError
-from tfexport.models.family import Family
-from tfexport.models.recognition import FAMILIES, NATIVE
+from tfexport.models.checkpoints.recognise import FAMILIES, NATIVE
+from tfexport.models.families.family import Family
 
 Result = TypeVar("Result")
 Weights = dict[str, Tensor]

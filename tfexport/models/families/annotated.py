@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tfexport.models.family import Family, count
+from tfexport.models.families.family import Family, count
 
 _LINEARS = ("query", "key", "value", "output")
 _NORM = {"a_2": "weight", "b_2": "bias"}

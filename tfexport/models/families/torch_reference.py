@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tfexport.config import Activation, ModelConfig
+from tfexport.models.families.torch_parts import Parts
 from tfexport.models.positions import sinusoids
-from tfexport.models.torch_parts import Parts
 
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,

@@ -1,6 +1,6 @@
 """Family `torch`: layers of `torch.nn.Transformer`, or of its encoder and decoder, within a class of the user's own.
 
-What surrounds the layers has the user's names: `torch_parts.py` finds embeddings, output and positions, or asks. A file
+What surrounds the layers has the user's names: `models/families/torch_parts.py` finds embeddings, output and positions, or asks. A file
 does not tell heads, pre- or post-norm, the activation and the scale of the embeddings; `batch_first` is without effect on
 the weights.
 """
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from tfexport.config import ModelConfig
 from tfexport.errors import CheckpointError
-from tfexport.models.family import Family, count
-from tfexport.models.torch_parts import Parts, find_parts
-from tfexport.models.torch_reference import TorchReference
+from tfexport.models.families.family import Family, count
+from tfexport.models.families.torch_parts import Parts, find_parts
+from tfexport.models.families.torch_reference import TorchReference
 
 _SELF = re.compile(r"(.*?)\d+\.self_attn\.out_proj\.weight")
 _CROSS = re.compile(r"(.*?)\d+\.multihead_attn\.out_proj\.weight")

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tfexport.models.family import Family, count
+from tfexport.models.families.family import Family, count
 
 
 def _stack(side: str, norms: tuple[str, ...], attentions: Mapping[str, str]) -> dict[str, str]:

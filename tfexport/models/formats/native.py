@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tfexport.config import ModelConfig
 from tfexport.errors import CheckpointError
-from tfexport.models.files import save_weights
-from tfexport.tokenizers import TextTokenizer
+from tfexport.models.formats.files import save_weights
+from tfexport.text.tokenizers import TextTokenizer
 
 REVISION = 1
 _KEY = "tfexport"

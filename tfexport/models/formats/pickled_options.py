@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from tfexport.errors import CheckpointError
-from tfexport.models.pickles import InertClass, InertObject, Refused, read_pickle
+from tfexport.models.formats.pickles import InertClass, InertObject, Refused, read_pickle
 
 __all__ = ["InertClass", "InertObject", "holds", "plain", "read_inert"]
 

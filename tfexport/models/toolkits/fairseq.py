@@ -16,12 +16,12 @@ from typing import Any
 from torch import Tensor
 
 from tfexport.errors import CheckpointError, ConfigError
-from tfexport.models.arguments import Arguments
-from tfexport.models.hugging_face_layouts import bart_names
-from tfexport.models.inert import holds, plain, read_inert
-from tfexport.models.native import Tokenizers
+from tfexport.models.formats.native import Tokenizers
+from tfexport.models.formats.pickled_options import holds, plain, read_inert
 from tfexport.models.positions import tensor2tensor_sinusoids
-from tfexport.models.toolkit import (
+from tfexport.models.toolkits.arguments import Arguments
+from tfexport.models.toolkits.hugging_face_layouts import bart_names
+from tfexport.models.toolkits.toolkit import (
     TextOptions,
     Toolkit,
     ToolkitCheckpoint,
@@ -32,7 +32,7 @@ from tfexport.models.toolkit import (
     split_before,
     tie,
 )
-from tfexport.tokenizers import FAIRSEQ_SPECIALS, TextTokenizer, read_vocabulary
+from tfexport.text.tokenizers import FAIRSEQ_SPECIALS, TextTokenizer, read_vocabulary
 
 NAME = "fairseq"
 _BOS, _PAD, _EOS, _UNK = range(len(FAIRSEQ_SPECIALS))

@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from tfexport.errors import CheckpointError, ConfigError
-from tfexport.models.files import read_file, some
-from tfexport.models.hugging_face_layouts import KINDS, T5, bart_like, t5
-from tfexport.models.hugging_face_settings import CONFIG, Settings
-from tfexport.models.hugging_face_text import read_text
-from tfexport.models.toolkit import TextOptions, Toolkit, ToolkitCheckpoint
+from tfexport.models.formats.files import read_file, some
+from tfexport.models.toolkits.hugging_face_layouts import KINDS, T5, bart_like, t5
+from tfexport.models.toolkits.hugging_face_settings import CONFIG, Settings
+from tfexport.models.toolkits.hugging_face_text import read_text
+from tfexport.models.toolkits.toolkit import TextOptions, Toolkit, ToolkitCheckpoint
 
 _CHECKPOINTS = (".pt", ".pth", ".ckpt", ".npz", ".safetensors")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")

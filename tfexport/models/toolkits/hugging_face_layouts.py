@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from tfexport.errors import CheckpointError, ConfigError
-from tfexport.models.family import Family
-from tfexport.models.hugging_face_settings import CONFIG, Settings
+from tfexport.models.families.family import Family
 from tfexport.models.positions import sinusoids, tensor2tensor_sinusoids
-from tfexport.models.toolkit import LARGEST_TABLE, ToolkitCheckpoint, self_described, tie
+from tfexport.models.toolkits.hugging_face_settings import CONFIG, Settings
+from tfexport.models.toolkits.toolkit import LARGEST_TABLE, ToolkitCheckpoint, self_described, tie
 
 
 @dataclass(frozen=True, kw_only=True)

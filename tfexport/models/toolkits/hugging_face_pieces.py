@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tfexport.errors import ConfigError, TokenizerError
-from tfexport.pieces import PieceModel, Pieces
-from tfexport.tokenizers import TextTokenizer
+from tfexport.text.sentencepiece import PieceModel, Pieces
+from tfexport.text.tokenizers import TextTokenizer
 
 _COMPLETE = "Check that it was copied completely."
 

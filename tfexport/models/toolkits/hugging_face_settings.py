@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tfexport.errors import ConfigError
-from tfexport.models.arguments import Arguments
+from tfexport.models.toolkits.arguments import Arguments
 
 CONFIG = "config.json"
 

@@ -10,10 +10,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from tfexport.errors import ConfigError, TokenizerError
-from tfexport.models.hugging_face_pieces import NotRead, language_id, read_pieces
-from tfexport.models.native import Tokenizers
-from tfexport.models.toolkit import TextOptions
-from tfexport.tokenizers import TextTokenizer
+from tfexport.models.formats.native import Tokenizers
+from tfexport.models.toolkits.hugging_face_pieces import NotRead, language_id, read_pieces
+from tfexport.models.toolkits.toolkit import TextOptions
+from tfexport.text.tokenizers import TextTokenizer
 
 
 @dataclass(frozen=True)

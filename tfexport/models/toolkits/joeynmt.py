@@ -14,11 +14,11 @@ from typing import Any
 from torch import Tensor
 
 from tfexport.errors import CheckpointError, ConfigError
-from tfexport.models.arguments import Arguments
-from tfexport.models.inert import holds, read_inert
-from tfexport.models.joeynmt_text import read_text
+from tfexport.models.formats.pickled_options import holds, read_inert
 from tfexport.models.positions import sinusoids
-from tfexport.models.toolkit import (
+from tfexport.models.toolkits.arguments import Arguments
+from tfexport.models.toolkits.joeynmt_text import read_text
+from tfexport.models.toolkits.toolkit import (
     TextOptions,
     Toolkit,
     ToolkitCheckpoint,
@@ -27,7 +27,7 @@ from tfexport.models.toolkit import (
     self_described,
     tie,
 )
-from tfexport.yaml_files import read_settings, read_yaml_file
+from tfexport.system.yaml_files import read_settings, read_yaml_file
 
 CONFIG = "config.yaml"
 _SECTIONS = re.compile(r"^(data|model|training):", re.MULTILINE)

@@ -11,12 +11,12 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from tfexport.errors import ConfigError, TokenizerError
-from tfexport.models.arguments import Arguments
-from tfexport.models.native import Tokenizers
-from tfexport.models.toolkit import TextOptions
-from tfexport.pieces import PieceModel, Pieces
-from tfexport.subwords import SEPARATOR, Subwords
-from tfexport.tokenizers import SplitAt, TextTokenizer, word_tokenizer
+from tfexport.models.formats.native import Tokenizers
+from tfexport.models.toolkits.arguments import Arguments
+from tfexport.models.toolkits.toolkit import TextOptions
+from tfexport.text.sentencepiece import PieceModel, Pieces
+from tfexport.text.subword_nmt import SEPARATOR, Subwords
+from tfexport.text.tokenizers import SplitAt, TextTokenizer, word_tokenizer
 
 _SPECIALS = {"unk": (0, "<unk>"), "pad": (1, "<pad>"), "bos": (2, "<s>"), "eos": (3, "</s>")}
 """JoeyNMT's own ids and names, in the order in which it puts them first."""

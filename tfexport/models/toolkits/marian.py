@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tfexport.errors import CheckpointError, ConfigError
-from tfexport.models.arguments import Arguments
-from tfexport.models.family import Family
-from tfexport.models.marian_text import model_file, read_text, search_note
-from tfexport.models.npz import read_npz
+from tfexport.models.families.family import Family
+from tfexport.models.formats.npz import read_npz
 from tfexport.models.positions import tensor2tensor_sinusoids
-from tfexport.models.toolkit import (
+from tfexport.models.toolkits.arguments import Arguments
+from tfexport.models.toolkits.marian_text import model_file, read_text, search_note
+from tfexport.models.toolkits.toolkit import (
     TextOptions,
     Toolkit,
     ToolkitCheckpoint,
@@ -30,7 +30,7 @@ from tfexport.models.toolkit import (
     require_matrices,
     self_described,
 )
-from tfexport.yaml_files import read_settings
+from tfexport.system.yaml_files import read_settings
 
 _CONFIG = "special:model.yml"
 """The array whose bytes are the model's settings in YAML."""

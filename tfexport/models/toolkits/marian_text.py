@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tfexport.errors import CheckpointError, ConfigError, TokenizerError
-from tfexport.models.native import Tokenizers
-from tfexport.models.toolkit import TextOptions
-from tfexport.pieces import PieceModel, Pieces
-from tfexport.tokenizers import TextTokenizer, read_vocabulary, vocabulary_words, word_tokenizer
-from tfexport.yaml_files import read_settings, read_yaml_file
+from tfexport.models.formats.native import Tokenizers
+from tfexport.models.toolkits.toolkit import TextOptions
+from tfexport.system.yaml_files import read_settings, read_yaml_file
+from tfexport.text.sentencepiece import PieceModel, Pieces
+from tfexport.text.tokenizers import TextTokenizer, read_vocabulary, vocabulary_words, word_tokenizer
 
 _EOS, _UNK = 0, 1
 """Marian's ids where no vocabulary says others."""

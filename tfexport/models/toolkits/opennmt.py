@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from tfexport.errors import CheckpointError, ConfigError
-from tfexport.models.arguments import Arguments
-from tfexport.models.files import read_file, some
-from tfexport.models.inert import InertObject, holds, plain, read_inert
-from tfexport.models.native import Tokenizers
-from tfexport.models.toolkit import (
+from tfexport.models.formats.files import read_file, some
+from tfexport.models.formats.native import Tokenizers
+from tfexport.models.formats.pickled_options import InertObject, holds, plain, read_inert
+from tfexport.models.toolkits.arguments import Arguments
+from tfexport.models.toolkits.toolkit import (
     TextOptions,
     Toolkit,
     ToolkitCheckpoint,
@@ -31,7 +31,7 @@ from tfexport.models.toolkit import (
     split_before,
     tie,
 )
-from tfexport.tokenizers import SplitAt, word_tokenizer
+from tfexport.text.tokenizers import SplitAt, word_tokenizer
 
 NAME = "opennmt-py"
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "gated-gelu": "gelu"}

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from tfexport.errors import CheckpointError, ConfigError
-from tfexport.models.arguments import Arguments
-from tfexport.models.family import Family
-from tfexport.models.native import Tokenizers
+from tfexport.models.families.family import Family
+from tfexport.models.formats.native import Tokenizers
+from tfexport.models.toolkits.arguments import Arguments
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from tfexport.errors import BundleError
 from tfexport.runtimes.base import Best, FloatArray, IntArray
 
 if TYPE_CHECKING:
-    from tfexport.runtimes.ort_cpu import OrtCpuRuntime
+    from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 """ONNX Runtime on the CPU over the dialect `ort`. A runtime may be used by several threads at once: all that changes is in
-the states (`ort_cpu_states.py`)."""
+the states (`runtimes/ort_cpu/states.py`)."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from tfexport import kernels
-from tfexport.bundle import Bundle
+from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import ATTENTION_ROLES, Precision, Role, attention_graphs_of, graphs_of
-from tfexport.cpus import return_freed_memory
 from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, Runtime
-from tfexport.runtimes.buffers import Buffers
 from tfexport.runtimes.ort import cpu_session, ort_cpu_portable
-from tfexport.runtimes.ort_cpu_states import BeamState, CacheLayout, GreedyState
-from tfexport.runtimes.ort_cpu_steps import Binding
-from tfexport.runtimes.packed import PRECISIONS, shared_session
+from tfexport.runtimes.ort_cpu.bound_graphs import Binding
+from tfexport.runtimes.ort_cpu.buffers import Buffers
+from tfexport.runtimes.ort_cpu.shared_weights import PRECISIONS, shared_session
+from tfexport.runtimes.ort_cpu.states import BeamState, CacheLayout, GreedyState
 from tfexport.shortlist_contract import shortlist_graphs_of
+from tfexport.system.processes import return_freed_memory
 
 if TYPE_CHECKING:
-    from tfexport.search_options import SearchOptions
+    from tfexport.decoding.options import SearchOptions
 
 DEFAULT_LAYOUT = CacheLayout()
 
@@ -44,7 +44,7 @@ def ort_cpu(
     """The runtime `ort-cpu`, over the dialect that the bundle has for it, with `threads` CPU threads (all when None).
 
     Args:
-        share_weights: with other processes, as `packed.py` says.
+        share_weights: with other processes, as `runtimes/ort_cpu/shared_weights.py` says.
         shortlist: for searches with shortlists, by graphs for them where the bundle has such graphs.
 
     Raises:
@@ -59,7 +59,7 @@ def ort_cpu(
             "fp32 or int8 on a bundle exported by this version."
         )
     if own_dialect and shortlist and bundle.has_graph("shortlist", precision, "ort"):
-        from tfexport.runtimes.ort_cpu_shortlist import ShortlistRuntime
+        from tfexport.runtimes.ort_cpu.shortlist import ShortlistRuntime
 
         return ShortlistRuntime(
             bundle, precision=precision, threads=threads, share_weights=share_weights, layout=layout

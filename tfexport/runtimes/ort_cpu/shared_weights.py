@@ -27,13 +27,14 @@ from pathlib import Path
 
 import onnxruntime
 
-from tfexport import kept, kernels
-from tfexport.bundle import Bundle, file_sha256
+from tfexport import kernels
+from tfexport.bundle.reader import Bundle, file_sha256
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
-from tfexport.cpus import cpu_identity
 from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.runtimes.ort import cpu_session
+from tfexport.system import disk_cache
+from tfexport.system.processes import cpu_identity
 
 try:
     import fcntl
@@ -101,11 +102,11 @@ def _folder() -> Path:
         OSError: it cannot be made.
         NotShared: others can write to it.
     """
-    folder = kept.folder() / "packed"
-    kept.folder().parent.mkdir(parents=True, exist_ok=True)
-    kept.folder().mkdir(mode=0o700, exist_ok=True)
+    folder = disk_cache.folder() / "packed"
+    disk_cache.folder().parent.mkdir(parents=True, exist_ok=True)
+    disk_cache.folder().mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
-    for path in (kept.folder(), folder):
+    for path in (disk_cache.folder(), folder):
         facts = path.stat()
         if facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise NotShared(

@@ -13,13 +13,13 @@ import numpy as np
 
 from tfexport.contract import SHORTLIST_ROLES, Role, shape
 from tfexport.runtimes.base import Best, IntArray, best_of
-from tfexport.runtimes.ort_cpu import OrtCpuRuntime
-from tfexport.runtimes.ort_cpu_states import BeamState, GreedyState
-from tfexport.runtimes.ort_cpu_steps import Binding, Listed
+from tfexport.runtimes.ort_cpu.bound_graphs import Binding, Listed
+from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
+from tfexport.runtimes.ort_cpu.states import BeamState, GreedyState
 from tfexport.shortlist_contract import shortlist_graphs_of
 
 if TYPE_CHECKING:
-    from tfexport.search_options import SearchOptions
+    from tfexport.decoding.options import SearchOptions
 
 FEWEST = 512
 """Candidates of a batch, where the vocabulary has so many; others fill up, and are left out. ONNX Runtime adds up the

@@ -24,15 +24,15 @@ from numpy.typing import NDArray
 from tfexport.contract import cache_names
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Best, FloatArray, IntArray
-from tfexport.runtimes.ort_cpu_steps import Listed, RankingStep, Step
+from tfexport.runtimes.ort_cpu.bound_graphs import Listed, RankingStep, Step
 
 if TYPE_CHECKING:
-    from tfexport.runtimes.ort_cpu import OrtCpuRuntime
+    from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
 
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """How caches are laid out. What is decoded does not depend on it, which `invariance.py` measures."""
+    """How caches are laid out. What is decoded does not depend on it, which `verification/invariance.py` measures."""
 
     block: int = 16
     """Slots by which caches grow."""

@@ -1,0 +1,1 @@
+"""Speed of a bundle beside other engines."""

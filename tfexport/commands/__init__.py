@@ -1,0 +1,1 @@
+"""The commands of the command line: flags, input, output and messages."""

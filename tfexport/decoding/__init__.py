@@ -1,0 +1,1 @@
+"""Search over any runtime, and text in and out."""

@@ -1,0 +1,1 @@
+"""From a checkpoint to a bundle, its TensorRT engines and a Triton repository."""

@@ -1,0 +1,1 @@
+"""Every value within a graph against its definition in PyTorch."""

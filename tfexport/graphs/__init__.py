@@ -1,0 +1,1 @@
+"""The canonical model as ONNX graphs."""

@@ -1,0 +1,1 @@
+"""Checkpoint files in, canonical weights and a complete `ModelConfig` out."""

@@ -1,0 +1,1 @@
+"""File formats. Nothing from a file is ever executed."""

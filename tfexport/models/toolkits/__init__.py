@@ -1,0 +1,1 @@
+"""Readers of the models that toolkits save, with their settings and vocabularies."""

@@ -1,0 +1,1 @@
+"""Training of the canonical model on parallel text."""

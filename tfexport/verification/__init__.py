@@ -1,0 +1,1 @@
+"""Is a bundle right? Parity with PyTorch, certificates, and checks of a checkpoint."""
