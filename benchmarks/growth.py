@@ -2,7 +2,8 @@
 
     python benchmarks/growth.py [--threads 1] [--precision fp32] [--only batch,vocabulary] [--quick]
 
-Random models of the paper's base size, exported for it; one number changes at a time. The floor is tfexport/bench/lower_bound.py.
+Random models of the paper's base size, exported for it; one number changes at a time.
+The lower bound is tfexport/bench/lower_bound.py.
 """
 
 from __future__ import annotations

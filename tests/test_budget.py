@@ -30,7 +30,7 @@ from tfexport.models.transformer import Transformer
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.verification import budget as module
-from tfexport.verification.budget import Budget, Choice, Text, choose, modules_of
+from tfexport.verification.budget import Budget, BudgetChooser, Choice, Text, choose, modules_of
 from tfexport.verification.parity import compare, random_sources
 
 
@@ -209,8 +209,8 @@ def test_overflow_is_found_and_only_it_is_kept(tiny_checkpoint: TinyCheckpoint, 
     text = Text(model, random_sources(model.config, 12))
     with pytest.raises(TfexportError, match="activations may not fit"):
         export(checkpoint, tmp_path / "plain", precisions=("float16",))
-    budgets = {"float16": (Budget.parse("top1=0.9"), text)}
-    done = export(checkpoint, tmp_path / "auto", precisions=("float16",), budgets=budgets)  # type: ignore[arg-type]
+    choosers = {"float16": BudgetChooser(Budget.parse("top1=0.9"), text)}
+    done = export(checkpoint, tmp_path / "auto", precisions=("float16",), choosers=choosers)  # type: ignore[arg-type]
     choice = done.choices["float16"]
     path = "decoder.layers.0.feed_forward"
     assert {kept.module for kept in choice.kept} == {f"{path}.hidden", path, f"{path}.output"}
@@ -234,8 +234,8 @@ def test_int8_keeps_its_budget(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) 
     model = checkpoint.build_model()
     assert isinstance(model, Transformer)
     text = Text(model, random_sources(model.config, 30))
-    budgets = {"int8": (Budget.parse("top1=1"), text)}
-    done = export(checkpoint, tmp_path / "auto", precisions=("int8",), budgets=budgets)  # type: ignore[arg-type]
+    choosers = {"int8": BudgetChooser(Budget.parse("top1=1"), text)}
+    done = export(checkpoint, tmp_path / "auto", precisions=("int8",), choosers=choosers)  # type: ignore[arg-type]
     choice = done.choices["int8"]
     assert choice.lost == 0 < choice.lost_without
     runtime = load_runtime("ort-cpu", open_bundle(tmp_path / "auto"), precision="int8")

@@ -24,8 +24,8 @@ from tfexport.decoding.line_reader import Reader
 from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.decoding.translate import Writer, translate
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
-from tfexport.exporter.triton import write_repository
 from tfexport.runtimes import load_runtime
+from tfexport.serving.triton import write_repository
 
 RANDOM = np.random.default_rng(0)
 SOURCES = [RANDOM.integers(4, SRC_VOCAB, length).tolist() for length in (7, 1, 20, 3)]

@@ -25,12 +25,9 @@ def __getattr__(name: str) -> Any:
 
         return TfexportError
     if name == "__version__":
-        from importlib.metadata import PackageNotFoundError, version
+        from tfexport.system.version import version
 
-        try:
-            return version("tfexport")
-        except PackageNotFoundError:  # run from a source tree that is not installed
-            return "0+source"
+        return version()
     if name in __all__:
         from tfexport import api
 

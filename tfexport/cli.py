@@ -67,7 +67,7 @@ from tfexport.commands.flags import (
     TgtEmbedding,
     UnkId,
     automatic_of,
-    budgets_of,
+    choosers_of,
     engine_request,
     family_of,
     hints_of,
@@ -265,7 +265,7 @@ def export(
         wanted = TritonTarget(wanted.precisions, directory, runtime, beam, force)
     wanted.check(loaded.config)
     refuse_to_overwrite(directory.resolve(), force)  # before a budget's text is decoded
-    budgets = budgets_of(loaded, automatic, budget, budget_input, budget_targets)
+    choosers = choosers_of(loaded, automatic, budget, budget_input, budget_targets)
     with telling_of_lost_engines(directory):
         with working(f"exporting {checkpoint}"):
             verify = partial(gate, tolerance=tolerance) if parity else None
@@ -273,7 +273,7 @@ def export(
                 loaded,
                 directory,
                 precisions=wanted.precisions,
-                budgets=budgets,
+                choosers=choosers,
                 alignments=alignments,
                 force=force,
                 check=parity,
@@ -352,7 +352,7 @@ def triton(
     The precision is fp32 by default, with --runtime tensorrt that of the bundle's engines.
     """
     from tfexport.bundle.reader import open_bundle
-    from tfexport.exporter.triton import beside, served_precision, write_repository
+    from tfexport.serving.triton import beside, served_precision, write_repository
 
     bundle = open_bundle(directory)
     served = precisions_of(precision)[0] if precision else served_precision(bundle, runtime)
@@ -397,6 +397,6 @@ def demo() -> None:
 @app.command()
 def version() -> None:
     """Print the version."""
-    from tfexport import __version__
+    from tfexport.system.version import version
 
-    print(f"tfexport {__version__}")
+    print(f"tfexport {version()}")

@@ -193,7 +193,7 @@ ORT_GREEDY_STEP = GraphSpec(
     ),
     dialect="ort",
 )
-"""`decoder_step` for who asks which token is best and not how likely it is: that takes much less; see `graphs/screening.py`."""
+"""`decoder_step` without scores: it tells which token is best and takes much less time; see `graphs/screening.py`."""
 ORT_BEAM_STEP = GraphSpec(
     "beam_step",
     (

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol, Self
 
-import tfexport
 from tfexport.bench.machine import ONE_THREAD
 from tfexport.errors import TfexportError
 
@@ -144,7 +143,7 @@ class Process:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
         # A folder with nothing but this package: another interpreter must not find the packages that lie beside it.
         self._folder = tempfile.TemporaryDirectory()
-        (Path(self._folder.name) / "tfexport").symlink_to(Path(tfexport.__file__).parent)
+        (Path(self._folder.name) / "tfexport").symlink_to(Path(__file__).parents[1])
         clean = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
         try:
             self._process = subprocess.Popen(

@@ -16,10 +16,9 @@ if TYPE_CHECKING:
     from tfexport.contract import Precision
     from tfexport.exporter.engine_plan import PlanCost
     from tfexport.exporter.pipeline import Exported
-    from tfexport.exporter.triton import Repository
     from tfexport.graph_checks.check import GraphCheck
     from tfexport.models.checkpoints.load import Checkpoint, Inspection
-    from tfexport.verification.budget import Choice
+    from tfexport.serving.triton import Repository
     from tfexport.verification.files import Mismatch
     from tfexport.verification.invariance import Invariance
     from tfexport.verification.parity import Comparison
@@ -133,7 +132,7 @@ def print_export(loaded: Checkpoint, exported: Exported) -> None:
     if loaded.tokenizers.source is None or (loaded.tokenizers.target is None and not loaded.config.is_classifier):
         say("note: a side has no vocabulary and is decoded as ids only; --src-vocab and --tgt-vocab add them")
     for name, choice in exported.choices.items():
-        print_choice(short_name(name), choice)
+        print("\n".join(choice.summary(short_name(name))))
     print(f"exported {exported.directory}: family {loaded.family}")
     for precision, value in exported.closest.items():
         print(
@@ -142,18 +141,6 @@ def print_export(loaded: Checkpoint, exported: Exported) -> None:
         )
     if not exported.closest:
         print("  not compared with PyTorch")
-
-
-def print_choice(name: str, choice: Choice) -> None:
-    """What stays in fp32 of a precision with a budget."""
-    extra = sum(kept.extra_bytes for kept in choice.kept) / 2**20
-    print(
-        f"{name} within {choice.budget} on {choice.sentences} sentences: {len(choice.kept)} of {choice.modules} modules "
-        f"stay in fp32 ({extra:.1f} MiB more), lost {choice.lost:.3g} (with none of them {choice.lost_without:.3g}); "
-        f"{choice.trials} trials"
-    )
-    for kept in choice.kept:
-        print(f"  {kept.module}: {kept.extra_bytes / 2**20:.1f} MiB more; {kept.loss:.3g} would be lost without it")
 
 
 def print_repository(repository: Repository, precision: Precision) -> None:

@@ -274,7 +274,7 @@ def decode(
             if listed is not None and (options.tells_attention or not isinstance(model, Shortlisting)):
                 say(f"note: all logits are computed, for want of graphs for shortlists: {SHORTLIST_ADVICE}")
             if isinstance(model, Prepared):
-                model.prepare(options)
+                model.prepare(options.needs)
             about = {
                 "bundle": file_sha256(directory / MANIFEST),
                 "runtime": runtime,

@@ -16,11 +16,11 @@ from tfexport.errors import RuntimeUnavailable, TfexportError, TokenizerError
 if TYPE_CHECKING:
     from tfexport.commands.targets import EngineRequest
     from tfexport.contract import Precision
+    from tfexport.exporter.pipeline import Chooser
     from tfexport.models.checkpoints.load import Checkpoint as LoadedCheckpoint
     from tfexport.models.checkpoints.recognise import Chosen
     from tfexport.models.formats.native import Tokenizers
     from tfexport.text.tokenizers import TextTokenizer
-    from tfexport.verification.budget import Budget, Text
 
 Checkpoint = Annotated[
     Path,
@@ -183,14 +183,14 @@ def automatic_of(given: str) -> tuple[str, tuple[Precision, ...]]:
     return ",".join(plain), precisions_of(",".join(automatic)) if automatic else ()
 
 
-def budgets_of(
+def choosers_of(
     checkpoint: LoadedCheckpoint,
     precisions: tuple[Precision, ...],
     budget: str | None,
     source: Path | None,
     targets: Path | None,
-) -> dict[Precision, tuple[Budget, Text]]:
-    """The budget of each of these precisions, with the text that it is held on."""
+) -> dict[Precision, Chooser]:
+    """What chooses the float32 modules of each of these precisions."""
     if not precisions:
         if budget or source or targets:
             raise TfexportError("--budget is for auto- precisions. Give one, as in --precision fp32,auto-int8.")
@@ -198,7 +198,7 @@ def budgets_of(
     from tfexport.decoding.line_reader import Reader
     from tfexport.decoding.translate import Writer
     from tfexport.models.transformer import Transformer
-    from tfexport.verification.budget import Budget, Text
+    from tfexport.verification.budget import Budget, BudgetChooser, Text
 
     if budget is None or source is None:
         raise TfexportError(
@@ -218,7 +218,7 @@ def budgets_of(
     writer = Writer(model.config, tokenizers.target, "text")
     with opened(source) as lines, contextlib.nullcontext() if targets is None else opened(targets) as wanted:
         text = Text.read(model, reader, writer, lines, wanted if parsed.needs_targets else None, say)
-    return dict.fromkeys(precisions, (parsed, text))
+    return dict.fromkeys(precisions, BudgetChooser(parsed, text))
 
 
 def numbers_of(flag: str, given: str) -> tuple[int, ...]:

@@ -19,9 +19,9 @@ from tfexport.commands.console import print_engine, print_plan, print_repository
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
 from tfexport.errors import EngineError, RuntimeUnavailable, TfexportError
-from tfexport.exporter import triton
 from tfexport.exporter.engine_plan import LengthPlan, PlanCost, cost
 from tfexport.exporter.engines import HERE, Builder, build_engines, refuse_elsewhere
+from tfexport.serving import triton
 from tfexport.system.gpu import find_gpu
 
 ASSUMED_MEMORY = 8 << 30

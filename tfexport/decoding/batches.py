@@ -23,7 +23,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import Runtime
+from tfexport.runtimes.base import Needs, Runtime
 from tfexport.system.processes import end_with_parent, return_freed_memory, usable_cpus
 
 MOST_IDS = 16_384
@@ -74,7 +74,7 @@ class Split:
 class Prepared(Protocol):
     """A runtime that loads what it needs before a search, and whose process may be forked then, if it says so."""
 
-    def prepare(self, options: SearchOptions) -> bool:
+    def prepare(self, needs: Needs) -> bool:
         """Load what such a search needs, so that it is in memory once; whether the process may be forked then."""
         ...
 
@@ -97,7 +97,7 @@ class Team:
         self._processes: list[BaseProcess] = []
         self._stopped = Event()
         # Now, not in the first search: the bundle may be another one by then.
-        forkable = isinstance(runtime, Prepared) and runtime.prepare(options)
+        forkable = isinstance(runtime, Prepared) and runtime.prepare(options.needs)
         if workers == 1:
             return
         if forks and CAN_FORK and forkable:

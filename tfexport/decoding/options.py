@@ -14,7 +14,7 @@ from tfexport.decoding.alignments import SourceTokens
 from tfexport.decoding.attention_trace import coverage
 from tfexport.decoding.profiles import PROFILES, EarlyStopping, Profile, ProfileName
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import FloatArray, IntArray
+from tfexport.runtimes.base import FloatArray, IntArray, Needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +157,11 @@ class SearchOptions:
         asks = self.scores or self.beam > 1 or self.samples > 0 or self.alternatives > 0 or self.tells_attention
         has_rules = self.repetition_penalty != 1 or self.no_repeat_ngram > 0 or self.rules.renormalises
         return not (asks or has_rules or self.force_eos or self.rules.at_limit == "eos")
+
+    @property
+    def needs(self) -> Needs:
+        """What the search asks of a runtime."""
+        return Needs(self.width, self.ranks_alone, self.tells_attention)
 
     @property
     def tells_attention(self) -> bool:

@@ -6,14 +6,14 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
 
-from tfexport import __version__, contract
+from tfexport import contract
 from tfexport.bundle.reader import TOKENIZER_FILES
 from tfexport.bundle.writer import new_bundle, write_manifest
 from tfexport.config import ModelConfig
@@ -35,7 +35,38 @@ from tfexport.models.precision import in_precision
 from tfexport.models.transformer import Transformer
 from tfexport.shortlist_contract import shortlist_graphs_of
 from tfexport.system.processes import return_freed_memory
-from tfexport.verification.budget import Budget, Choice, Text, choose
+from tfexport.system.version import version
+
+
+class Choice(Protocol):
+    """Which modules of a precision stay in float32."""
+
+    @property
+    def kept_modules(self) -> tuple[str, ...]:
+        """Their paths within the model."""
+        ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, for the manifest."""
+        ...
+
+    def summary(self, precision: str) -> list[str]:
+        """Lines of text for the user; `precision` is its short name."""
+        ...
+
+
+class Chooser(Protocol):
+    """Chooses the modules that stay in float32, such as `verification.budget.Budget` on text."""
+
+    def __call__(
+        self,
+        model: Transformer,
+        precision: contract.Precision,
+        folder: Path,
+        emit: Callable[[Collection[str]], list[contract.GraphSpec]],
+    ) -> Choice:
+        """Choose by trying graphs: `emit` writes into `folder` those in which the given modules stay in float32."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -54,7 +85,7 @@ def export(
     directory: Path,
     *,
     precisions: Sequence[contract.Precision] = (),
-    budgets: Mapping[contract.Precision, tuple[Budget, Text]] | None = None,
+    choosers: Mapping[contract.Precision, Chooser] | None = None,
     alignments: bool = False,
     force: bool = False,
     check: bool = True,
@@ -67,7 +98,7 @@ def export(
     Args:
         precisions: variants to write beside float32, which is always there.
         alignments: write step graphs that tell their cross-attention, beside those that do not.
-        budgets: for precisions of which modules are to stay in float32 until text is decoded within a budget.
+        choosers: for precisions of which some modules stay in float32: what chooses these.
         check: hold every value of every graph against PyTorch.
         tolerance: a fixed limit for these values, in the place of what follows from rounding.
         verify: called with the folder of the whole bundle and the model, before it is moved into place; what it raises stops
@@ -88,9 +119,9 @@ def export(
     with new_bundle(directory, force=force) as folder:
         for precision in (p for p in contract.PRECISIONS.values() if p == "float32" or p in precisions):
             keep: list[str] = []
-            if budgets and precision in budgets:
-                choices[precision] = _chosen(model, precision, folder, *budgets[precision])
-                keep = [kept.module for kept in choices[precision].kept]
+            if choosers and precision in choosers:
+                choices[precision] = _chosen(model, precision, folder, choosers[precision])
+                keep = list(choices[precision].kept_modules)
             stored = write_variant(model, precision, folder, keep)
             written = write_graphs(config, precision, folder, keep, alignments=alignments, shortlist=shortlist)
             if check:
@@ -137,7 +168,7 @@ def check_written(
     return max(found, key=lambda value: value.share)
 
 
-def _chosen(model: Model, precision: contract.Precision, folder: Path, budget: Budget, text: Text) -> Choice:
+def _chosen(model: Model, precision: contract.Precision, folder: Path, chooser: Chooser) -> Choice:
     """The modules to keep in float32, by trying graphs in `folder`, where float32's weights are."""
     if isinstance(model, EncoderClassifier):
         raise TfexportError(
@@ -150,13 +181,8 @@ def _chosen(model: Model, precision: contract.Precision, folder: Path, budget: B
     dialects = [
         dialect for dialect in contract.RUNTIME_DIALECTS["ort-cpu"] if dialect == "ort" or precision == "float16"
     ]
-    return choose(
-        model,
-        precision,
-        folder,
-        text,
-        budget,
-        lambda keep: write_graphs(model.config, precision, folder, keep, dialects=dialects),
+    return chooser(
+        model, precision, folder, lambda keep: write_graphs(model.config, precision, folder, keep, dialects=dialects)
     )
 
 
@@ -181,7 +207,7 @@ def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
             "text": dict(checkpoint.text),
             "notes": list(checkpoint.notes),
         },
-        "versions": {"tfexport": __version__, **packages, "onnxruntime": ONNX_RUNTIME},
+        "versions": {"tfexport": version(), **packages, "onnxruntime": ONNX_RUNTIME},
     }
 
 
@@ -209,7 +235,7 @@ def write_graphs(
         graphs += shortlist_graphs_of(config, precision)
     for graph in graphs:
         model = emit(graph, config, stored, keep)
-        model.producer_name, model.producer_version = "tfexport", __version__
+        model.producer_name, model.producer_version = "tfexport", version()
         ir.save(model, folder / graph.file)
         onnx.checker.check_model(folder / graph.file, full_check=True)
     return graphs

@@ -49,6 +49,18 @@ class Capacity:
         return max(1, min(size for size in sizes if size is not None))
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What a search asks of a runtime, known before its first batch, so that the graphs for it are loaded once."""
+
+    width: int = 1
+    """Hypotheses of a sentence that are decoded at once."""
+    best_only: bool = False
+    """Only which tokens are best: no scores and no logits."""
+    attention: bool = False
+    """Cross-attention weights too."""
+
+
 class DecoderState(Protocol):
     """Where a batch stands: cross keys/values of `batch` sentences and the self-attention cache of `rows` hypotheses.
 

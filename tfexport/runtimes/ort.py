@@ -49,7 +49,8 @@ def ort_cpu_portable(
 ) -> LoopRuntime:
     """The runtime `ort-cpu` over the standard graphs, with `threads` CPU threads (all that this process may use when None).
 
-    In half precision it rounds as the graphs say, which is for checking and not for speed: see `kernels/explicit_rounding.py`.
+    In half precision it rounds as the graphs say, which is for checking and not for speed: see
+    `kernels/explicit_rounding.py`.
 
     Args:
         block: slots of the smallest cache, and by which it grows.

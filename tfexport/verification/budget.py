@@ -116,6 +116,27 @@ class Choice:
     trials: int
     sentences: int
 
+    @property
+    def kept_modules(self) -> tuple[str, ...]:
+        """The paths of the modules that stay in float32."""
+        return tuple(kept.module for kept in self.kept)
+
+    def summary(self, precision: str) -> list[str]:
+        """Lines of text for the user: what stays in float32, and what that costs."""
+        extra = sum(kept.extra_bytes for kept in self.kept) / 2**20
+        first = (
+            f"{precision} within {self.budget} on {self.sentences} sentences: {len(self.kept)} of {self.modules} modules "
+            f"stay in fp32 ({extra:.1f} MiB more), lost {self.lost:.3g} (with none of them {self.lost_without:.3g}); "
+            f"{self.trials} trials"
+        )
+        return [
+            first,
+            *(
+                f"  {kept.module}: {kept.extra_bytes / 2**20:.1f} MiB more; {kept.loss:.3g} would be lost without it"
+                for kept in self.kept
+            ),
+        ]
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, for the manifest; a loss that is no number is None."""
         kept = {k.module: {"loss": _finite(k.loss), "extra_bytes": k.extra_bytes} for k in self.kept}
@@ -289,6 +310,23 @@ class Trials:
             {},
         )
         return ort_cpu(bundle, precision=self._precision)
+
+
+@dataclass(frozen=True)
+class BudgetChooser:
+    """The `exporter.pipeline.Chooser` that keeps the losses on `text` within `budget`."""
+
+    budget: Budget
+    text: Text
+
+    def __call__(
+        self,
+        model: Transformer,
+        precision: Precision,
+        folder: Path,
+        emit: Callable[[Collection[str]], Sequence[contract.GraphSpec]],
+    ) -> Choice:
+        return choose(model, precision, folder, self.text, self.budget, emit)
 
 
 def choose(

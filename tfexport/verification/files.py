@@ -1,6 +1,7 @@
 """Whether the files of a bundle are those of its model, tensor by tensor and setting by setting.
 
-The graphs are held against the model elsewhere (`graph_checks/check.py`); they point into the weights files that are compared here.
+The graphs are held against the model elsewhere (`graph_checks/check.py`). They point into the weights files that are
+compared here.
 So a row of a table is compared that no input reads, too.
 """
 

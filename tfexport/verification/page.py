@@ -10,10 +10,10 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfexport import __version__
 from tfexport.contract import short_name
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.graph_checks.check import GraphCheck
+from tfexport.system.version import version
 from tfexport.text.tokenizers import TextTokenizer
 from tfexport.verification.certificates import device_of, library_of
 from tfexport.verification.invariance import Arrangement, Invariance
@@ -131,7 +131,7 @@ def _facts(comparison: Comparison) -> str:
     reference = "the bundle's own weights" if comparison.source == "bundle" else f"checkpoint {comparison.source[:16]}"
     return (
         f'<p class="note">{inputs["sentences"]} {kind} (sha256 {inputs["sha256"][:16]}), against PyTorch in '
-        f"{precision} with {escape(reference)}. {escape(places)}. tfexport {__version__}.</p>"
+        f"{precision} with {escape(reference)}. {escape(places)}. tfexport {version()}.</p>"
     )
 
 

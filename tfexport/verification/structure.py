@@ -1,7 +1,7 @@
 """Whether the graphs of a bundle are, node by node, those that this version writes for its config.
 
-`graph_checks/check.py` compares what graphs compute on random inputs. A graph that reads one word of 32,000 as another one, or
-cuts off numbers beyond those that the inputs reach, computes the same on nearly all inputs. Its nodes differ.
+`graph_checks/check.py` compares what graphs compute on random inputs. A graph that reads one word of 32,000 as another
+one, or cuts off numbers beyond those that the inputs reach, computes the same on nearly all inputs. Its nodes differ.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 import onnx
 import onnx_ir as ir
 
-from tfexport import __version__
 from tfexport.bundle.reader import Bundle
 from tfexport.exporter.pipeline import emit, weights_files
 from tfexport.graphs.stored_weights import StoredWeights
+from tfexport.system.version import version
 from tfexport.verification.files import Mismatch, graph_specs
 
 
@@ -28,7 +28,7 @@ def structure_mismatches(bundle: Bundle) -> tuple[list[Mismatch], list[str]]:
             continue
         try:
             written = onnx.load(bundle.directory / graph.file, load_external_data=False)
-            if (written.producer_name, written.producer_version) != ("tfexport", __version__):
+            if (written.producer_name, written.producer_version) != ("tfexport", version()):
                 others.append(graph.file)
                 continue
             files = weights_files(bundle.config, graph.precision)

@@ -1,7 +1,7 @@
 """What a checkpoint family is: a table of names, and what its files say of the config.
 
-Adding a family is one file with a `FAMILY` and one line in the list of `models/checkpoints/recognise.py`. A user's own family is the same
-file, given with `--family` (see `models/checkpoints/user_family.py`).
+Adding a family is one file with a `FAMILY` and one line in the list of `models/checkpoints/recognise.py`. A user's own
+family is the same file, given with `--family` (see `models/checkpoints/user_family.py`).
 """
 
 from __future__ import annotations

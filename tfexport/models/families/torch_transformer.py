@@ -1,8 +1,8 @@
 """Family `torch`: layers of `torch.nn.Transformer`, or of its encoder and decoder, within a class of the user's own.
 
-What surrounds the layers has the user's names: `models/families/torch_parts.py` finds embeddings, output and positions, or asks. A file
-does not tell heads, pre- or post-norm, the activation and the scale of the embeddings; `batch_first` is without effect on
-the weights.
+What surrounds the layers has the user's names: `models/families/torch_parts.py` finds embeddings, output
+and positions, or asks. A file does not tell heads, pre- or post-norm, the activation and the scale of the embeddings;
+`batch_first` is without effect on the weights.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Freed arrays of some MiB wait in the C library's heap, where those of the next batch, of other sizes, do not quite fit: over
 many batches a process would grow, and what is given back to the system is soon missing, at a page fault for each 4 KiB.
-Tensors of a GPU have to come back to the addresses that were recorded (`runtimes/device_pool.py`). Here any piece will do that is large
-enough, so that there are never more of them than were in use at once.
+Tensors of a GPU have to come back to the addresses that were recorded (`runtimes/device_pool.py`).
+Here any piece will do that is large enough, so that there are never more of them than were in use at once.
 """
 
 from __future__ import annotations

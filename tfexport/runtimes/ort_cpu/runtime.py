@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import onnxruntime
@@ -17,7 +17,7 @@ from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import ATTENTION_ROLES, Precision, Role, attention_graphs_of, graphs_of
 from tfexport.errors import BundleError, RuntimeUnavailable
-from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, Runtime
+from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, Needs, Runtime
 from tfexport.runtimes.ort import cpu_session, ort_cpu_portable
 from tfexport.runtimes.ort_cpu.bound_graphs import Binding
 from tfexport.runtimes.ort_cpu.buffers import Buffers
@@ -25,9 +25,6 @@ from tfexport.runtimes.ort_cpu.shared_weights import PRECISIONS, shared_session
 from tfexport.runtimes.ort_cpu.states import BeamState, CacheLayout, GreedyState
 from tfexport.shortlist_contract import shortlist_graphs_of
 from tfexport.system.processes import return_freed_memory
-
-if TYPE_CHECKING:
-    from tfexport.decoding.options import SearchOptions
 
 DEFAULT_LAYOUT = CacheLayout()
 
@@ -137,17 +134,17 @@ class OrtCpuRuntime:
                 return_freed_memory(now=True)  # what ONNX Runtime ordered the weights in
             return self._sessions[role]
 
-    def prepare(self, options: SearchOptions) -> bool:
+    def prepare(self, needs: Needs) -> bool:
         """Load the graphs that such a search runs; whether this process may be forked then.
 
         Sessions of one thread have none of their own, which a fork would be without.
         """
         self.session("encoder")
-        step = self.step_role(options.width)
-        if options.ranks_alone and self.ranks:
+        step = self.step_role(needs.width)
+        if needs.best_only and self.ranks:
             self.session("greedy_step")
         else:
-            self.session(ATTENTION_ROLES[step] if options.tells_attention else step)
+            self.session(ATTENTION_ROLES[step] if needs.attention else step)
         return self._threads == 1
 
     def step_role(self, beam: int) -> Literal["decoder_step", "beam_step"]:

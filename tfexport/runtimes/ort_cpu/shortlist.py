@@ -7,19 +7,16 @@ own -inf is added. So the words of a sentence are its own, and so are its probab
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tfexport.contract import SHORTLIST_ROLES, Role, shape
-from tfexport.runtimes.base import Best, IntArray, best_of
+from tfexport.runtimes.base import Best, IntArray, Needs, best_of
 from tfexport.runtimes.ort_cpu.bound_graphs import Binding, Listed
 from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
 from tfexport.runtimes.ort_cpu.states import BeamState, GreedyState
 from tfexport.shortlist_contract import shortlist_graphs_of
-
-if TYPE_CHECKING:
-    from tfexport.decoding.options import SearchOptions
 
 FEWEST = 512
 """Candidates of a batch, where the vocabulary has so many; others fill up, and are left out. ONNX Runtime adds up the
@@ -29,10 +26,10 @@ products of narrow matrices in another order, and the last bits of a sentence's 
 class ShortlistRuntime(OrtCpuRuntime):
     """The runtime `ort-cpu` for bundles with graphs for shortlists. Searches without one are as ever."""
 
-    def prepare(self, options: SearchOptions) -> bool:
-        if options.tells_attention:  # which these graphs do not
-            return super().prepare(options)
-        roles: tuple[Role, ...] = ("encoder", "shortlist", SHORTLIST_ROLES[self.step_role(options.width)])
+    def prepare(self, needs: Needs) -> bool:
+        if needs.attention:  # which these graphs do not
+            return super().prepare(needs)
+        roles: tuple[Role, ...] = ("encoder", "shortlist", SHORTLIST_ROLES[self.step_role(needs.width)])
         for role in roles:
             self.session(role)
         return self._threads == 1

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfexport import __version__, contract
+from tfexport import contract
 from tfexport.bundle.reader import MANIFEST, Bundle
 from tfexport.bundle.writer import move_into_place
 from tfexport.config import ModelConfig
@@ -28,11 +28,12 @@ from tfexport.decoding.search import SearchOptions
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.runtimes import RUNTIMES
 from tfexport.system.atomic_files import partial_folder
+from tfexport.system.version import version
 
 CONFIG = "config.pbtxt"
 VERSION = "1"
 TRANSLATE = "translate"
-MODEL = Path(__file__).with_name("assets") / "triton_model.py"
+MODEL = Path(__file__).parents[1] / "assets" / "triton_model.py"
 HEADER = "# Written by tfexport"
 """How every config.pbtxt begins: a folder is replaced only when all models in it say so."""
 
@@ -73,7 +74,7 @@ class _Model:
             target = folder / VERSION / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
-        comment = [f"{HEADER} {__version__}.", *(f"# {line}".rstrip() for line in self.about)]
+        comment = [f"{HEADER} {version()}.", *(f"# {line}".rstrip() for line in self.about)]
         text = "\n".join([*comment, "", *_lines(self.config)])
         (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
 
