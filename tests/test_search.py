@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from references import decode as naive
 from torch import Tensor
 
+from tfexport.decoding.hypothesis import length_limits
 from tfexport.decoding.search import COMPACT_BELOW, Hypothesis, SearchOptions, pad, search
 from tfexport.decoding.token_rules import without
 from tfexport.errors import TfexportError
@@ -309,7 +310,7 @@ def test_the_limits_of_the_caller_the_model_and_the_source_hold_together(beam: i
 def test_a_length_ratio_is_exact_and_may_be_without_bound() -> None:
     def limits(ratio: float, *lengths: int) -> list[int]:
         config = tiny_config(max_target_length=200)
-        return SearchOptions(max_length_ratio=ratio, max_length=150).limits(config, np.array(lengths)).tolist()
+        return length_limits(SearchOptions(max_length_ratio=ratio, max_length=150), config, np.array(lengths)).tolist()
 
     assert limits(1.1, 50, 100, 51) == [55, 110, 57]  # in binary 50 * 1.1 is a little more than 55
     assert limits(2.2, 25, 26) == [55, 58]

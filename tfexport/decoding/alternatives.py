@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tfexport.decoding.options import Hypothesis, SearchOptions, Source
+from tfexport.decoding.hypothesis import Hypothesis, Source, length_limits
+from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.token_rules import NextTokens
 from tfexport.runtimes.base import Runtime
 
@@ -36,7 +37,7 @@ def with_alternatives(
     forced_first = runtime.config.forced_first_id >= 0
     begun = [len(source.prefix) + forced_first for source in sources]
     lengths = np.array([len(source) for source in sources])
-    limits = np.minimum(options.limits(runtime.config, lengths), runtime.capacity.target).tolist()
+    limits = np.minimum(length_limits(options, runtime.config, lengths), runtime.capacity.target).tolist()
     room = [place < limit for place, limit in zip(begun, limits, strict=True)]
     words = _next_words(begin, runtime, sources, begun, room, options)
 

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from tfexport.decoding.alternatives import with_alternatives
 from tfexport.decoding.attention_trace import Attended
-from tfexport.decoding.options import Finished, Hypothesis, SearchOptions, Source
+from tfexport.decoding.hypothesis import Finished, Hypothesis, Source, length_limits
+from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.token_rules import NextTokens
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Best, IntArray, Runtime, Shortlisting, State
@@ -65,7 +66,7 @@ def search_steps(runtime: Runtime[State], sources: Sequence[Source | Sequence[in
     attended = None
     if options.tells_attention:
         attended = Attended(options.alignment_layer, runtime.config.n_decoder_layers, src_len, options.width)
-    limits = np.minimum(options.limits(runtime.config, src_len), runtime.capacity.target)
+    limits = np.minimum(length_limits(options, runtime.config, src_len), runtime.capacity.target)
     most = [limit if source.most is None else source.most for source, limit in zip(asked, limits, strict=True)]
     limits = np.minimum(limits, np.array(most, dtype=np.int64))
     next_tokens = NextTokens(runtime, options, asked, limits)

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
-from tfexport.decoding.options import SearchOptions, Source
+from tfexport.decoding.hypothesis import Source
+from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.sampling import Streams, draw
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Best, FloatArray, IntArray, Ranking, Runtime, State, top_k
