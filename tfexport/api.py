@@ -26,8 +26,7 @@ from tfexport.errors import TfexportError
 from tfexport.results import Output, Translation, translation_of
 from tfexport.runtimes import load_classifier as runtime_of_classifier
 from tfexport.runtimes import load_runtime, require_workers
-from tfexport.runtimes.base import Classifier as ClassifierRuntime
-from tfexport.runtimes.base import Runtime
+from tfexport.runtimes.base import ClassifierRuntime, Runtime
 
 __all__ = ["Classifier", "Model", "Output", "Translation", "load", "load_classifier"]
 

@@ -155,16 +155,15 @@ def decode(
     from tfexport.bundle.reader import MANIFEST, file_sha256, open_bundle
     from tfexport.bundle.watch import watched
     from tfexport.decoding.alignments import Aligner, AlignmentFormat, Replacement
-    from tfexport.decoding.attention_trace import layer_of
-    from tfexport.decoding.batches import Prepared, Split
+    from tfexport.decoding.attention_trace import resolve_layer
     from tfexport.decoding.line_reader import Reader
     from tfexport.decoding.search import SearchOptions
     from tfexport.decoding.shortlist import SHORTLIST_ADVICE, read_shortlist
     from tfexport.decoding.stream import refuse_several, shown, stream_lines
-    from tfexport.decoding.token_rules import suppressed
+    from tfexport.decoding.token_rules import suppressed_ids
     from tfexport.decoding.translate import Writer, translate, window_size
+    from tfexport.decoding.workers import CpuSplit
     from tfexport.runtimes import load_runtime, require_workers, takes_workers
-    from tfexport.runtimes.base import Shortlisting
     from tfexport.system.processes import return_freed_memory
     from tfexport.verification.certificates import missing
 
@@ -228,7 +227,7 @@ def decode(
         chosen = precisions_of(precision)[0] if precision else None
         reader, writer = Reader.of(bundle, input_format), Writer.of(bundle, output_format)
         options = search_options(writer.token_ids(suppress), writer.token_ids(suppress_first))
-        suppressed(bundle.config, options)
+        suppressed_ids(bundle.config, options)
         listed = None
         if shortlist is not None:
             listed = read_shortlist(
@@ -243,7 +242,7 @@ def decode(
                 },
             )
         if options.tells_attention:
-            layer_of(alignment_layer, bundle.config.n_decoder_layers)
+            resolve_layer(alignment_layer, bundle.config.n_decoder_layers)
         if aligned or replace_unk:
             replacement = Replacement.of(bundle.config, unk_dictionary) if replace_unk else None
             reader = replace(reader, tells_tokens=True)
@@ -261,7 +260,7 @@ def decode(
                 outputs = writer.reader(lines=files.enter_context(opened(prefix_file)))
             window = 1 if stream or lines.isatty() else None  # a person at a terminal is answered line by line
             at_once = window is None and takes_workers(runtime, bundle, chosen)
-            split = Split.of(workers, threads, at_once=at_once)
+            split = CpuSplit.choose(workers, threads, at_once=at_once)
             require_workers(runtime, bundle, chosen, split.workers)
             model = load_runtime(
                 runtime,
@@ -271,10 +270,9 @@ def decode(
                 share_weights=share_weights,
                 shortlist=listed is not None,
             )
-            if listed is not None and (options.tells_attention or not isinstance(model, Shortlisting)):
+            if listed is not None and (options.tells_attention or not model.capabilities.shortlists):
                 say(f"note: all logits are computed, for want of graphs for shortlists: {SHORTLIST_ADVICE}")
-            if isinstance(model, Prepared):
-                model.prepare(options.needs)
+            model.prepare(options.needs)
             about = {
                 "bundle": file_sha256(directory / MANIFEST),
                 "runtime": runtime,

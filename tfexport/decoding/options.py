@@ -12,7 +12,8 @@ import numpy as np
 from tfexport.config import ModelConfig
 from tfexport.decoding.alignments import SourceTokens
 from tfexport.decoding.attention_trace import coverage
-from tfexport.decoding.profiles import PROFILES, EarlyStopping, Profile, ProfileName
+from tfexport.decoding.profiles import PROFILES, EarlyStopping, ProfileName
+from tfexport.decoding.profiles import SearchProfile as Profile
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import FloatArray, IntArray, Needs
 
