@@ -27,8 +27,7 @@ from tfexport.errors import TfexportError
 from tfexport.option import with_keywords
 from tfexport.runtimes import load_classifier as runtime_of_classifier
 from tfexport.runtimes import load_runtime, require_workers
-from tfexport.runtimes.base import Classifier as ClassifierRuntime
-from tfexport.runtimes.base import Runtime
+from tfexport.runtimes.base import ClassifierRuntime, Runtime
 
 __all__ = ["Classifier", "Model", "load", "load_classifier"]
 

@@ -27,10 +27,10 @@ from tfexport.system.input_files import opened, require_one_stdin
 
 if TYPE_CHECKING:
     from tfexport.bundle.reader import Bundle
-    from tfexport.decoding.batches import Split
     from tfexport.decoding.line_reader import Reader
     from tfexport.decoding.shortlist import Shortlist
     from tfexport.decoding.translate import Writer
+    from tfexport.decoding.workers import CpuSplit
     from tfexport.runtimes.base import Runtime
 
 
@@ -142,7 +142,7 @@ class Request:
             raise TfexportError(
                 "--replace-unk writes words, which ids have no place for. Give another --output-format."
             )
-        if options.alignment_layer != -1 and not options.tells_attention:
+        if options.alignment_layer != -1 and not options.reads_attention:
             raise TfexportError("--alignment-layer is of --alignments, --replace-unk and --coverage-penalty. Add one.")
         if self.stream:
             refuse_several(options)
@@ -160,22 +160,22 @@ class Request:
             window: lines that are decoded together; chosen by the batch size where None.
         """
         from tfexport.bundle.reader import open_bundle
-        from tfexport.decoding.attention_trace import layer_of
-        from tfexport.decoding.batches import Prepared, Split
-        from tfexport.decoding.token_rules import suppressed
+        from tfexport.decoding.attention_trace import resolve_layer
+        from tfexport.decoding.token_rules import suppressed_ids
         from tfexport.decoding.translate import window_size
+        from tfexport.decoding.workers import CpuSplit
         from tfexport.runtimes import load_runtime, require_workers, takes_workers
 
         bundle = open_bundle(self.directory)
         name, precision = self.runtime.runtime, self.runtime.number_format
         reader, writer = self._reader_and_writer(bundle)
         options = self.options(writer.token_ids)
-        suppressed(bundle.config, options)
+        suppressed_ids(bundle.config, options)
         shortlist = self._shortlist(bundle)
-        if options.tells_attention:
-            layer_of(options.alignment_layer, bundle.config.n_decoder_layers)
+        if options.reads_attention:
+            resolve_layer(options.alignment_layer, bundle.config.n_decoder_layers)
         at_once = window is None and takes_workers(name, bundle, precision)
-        split = Split.of(self.batches.workers, self.batches.threads, at_once=at_once)
+        split = CpuSplit.choose(self.batches.workers, self.batches.threads, at_once=at_once)
         require_workers(name, bundle, precision, split.workers)
         model = load_runtime(
             name,
@@ -185,8 +185,7 @@ class Request:
             share_weights=self.batches.share_weights,
             shortlist=shortlist is not None,
         )
-        if isinstance(model, Prepared):
-            model.prepare(options.needs)
+        model.prepare(options.needs)
         size = window or window_size(self.batches.batch_size, split.workers)
         chose_split = at_once and None in (self.batches.workers, self.batches.threads)
         return Job(self, bundle, reader, writer, options, shortlist, model, split, size, chose_split)
@@ -230,7 +229,7 @@ class Job:
     options: SearchOptions
     shortlist: Shortlist | None
     model: Runtime[Any]
-    split: Split
+    split: CpuSplit
     window: int
     """Lines that are decoded together."""
     chose_split: bool
@@ -255,7 +254,6 @@ class Job:
     def print_notes(self) -> None:
         """Say what was chosen for the user, and what was not checked."""
         from tfexport.decoding.shortlist import SHORTLIST_ADVICE
-        from tfexport.runtimes.base import Shortlisting
         from tfexport.verification.certificates import missing
 
         directory, formats = self.request.directory, self.request.formats
@@ -263,7 +261,7 @@ class Job:
             say(f"note: {directory} has no source vocabulary: the input is read as ids")
         if formats.output_format is None and self.writer.format == "ids":
             say(f"note: {directory} has no target vocabulary: the output is written as ids")
-        own = isinstance(self.model, Shortlisting) and not self.options.tells_attention
+        own = self.model.capabilities.shortlists and not self.options.reads_attention
         if self.shortlist is not None and not own:
             say(f"note: all logits are computed, for want of graphs for shortlists: {SHORTLIST_ADVICE}")
         if self.chose_split:

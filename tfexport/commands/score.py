@@ -43,10 +43,10 @@ def score(
     A line that cannot be read gives an empty line, a warning, and its status in --json.
     """
     from tfexport.bundle.reader import MANIFEST, file_sha256, open_bundle
-    from tfexport.decoding.batches import Split
     from tfexport.decoding.line_reader import Reader
     from tfexport.decoding.search import SearchOptions
     from tfexport.decoding.translate import Writer, scored, translate, window_size
+    from tfexport.decoding.workers import CpuSplit
     from tfexport.runtimes import load_runtime, require_workers, takes_workers
 
     require_one_stdin(source, target)
@@ -54,7 +54,7 @@ def score(
     bundle = open_bundle(directory)
     name, chosen = runtime.runtime, runtime.number_format
     reader, writer = Reader.of(bundle, input_format), Writer.of(bundle, target_format)
-    split = Split.of(batches.workers, batches.threads, at_once=takes_workers(name, bundle, chosen))
+    split = CpuSplit.choose(batches.workers, batches.threads, at_once=takes_workers(name, bundle, chosen))
     require_workers(name, bundle, chosen, split.workers)
     model = load_runtime(name, bundle, precision=chosen, threads=split.threads, share_weights=batches.share_weights)
     options = SearchOptions(length_penalty=0.0, max_length=bundle.config.max_target_length, token_scores=True)

@@ -182,13 +182,3 @@ class Finished:
     def best(self) -> list[Hypothesis]:
         """The `nbest` ones, best first."""
         return self._found[: self._options.nbest]
-
-
-def length_limits(options: SearchOptions, config: ModelConfig, src_len: IntArray) -> IntArray:
-    """Most tokens to generate for sources of `src_len` [batch] ids."""
-    limit = np.full(len(src_len), min(options.max_length, config.max_target_length))
-    if options.max_length_ratio is not None:
-        # Rounded first: in binary 50 * 1.1 is a little more than 55. Compared as floats: the product may be infinite.
-        most = np.ceil(np.round(np.minimum(src_len * options.max_length_ratio, limit), 9))
-        limit = np.minimum(limit, most.astype(np.int64))
-    return np.maximum(limit, 1)

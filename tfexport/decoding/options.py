@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tfexport.decoding.profiles import PROFILES, EarlyStopping, Profile, ProfileName
+from tfexport.decoding.profiles import PROFILES, EarlyStopping, ProfileName, SearchProfile
 from tfexport.errors import TfexportError
 from tfexport.option import Options, checked, declared, option
 
@@ -199,15 +199,15 @@ class SearchOptions(Options):
         return self.samples or self.beam
 
     @property
-    def ranks_alone(self) -> bool:
+    def best_only(self) -> bool:
         """Whether the search only needs to know which tokens are best: no scores to return or to compare, and no logits for
         rules of its own."""
-        compares = self.scores or self.beam > 1 or self.samples > 0 or self.alternatives > 0 or self.tells_attention
+        compares = self.scores or self.beam > 1 or self.samples > 0 or self.alternatives > 0 or self.reads_attention
         has_rules = self.repetition_penalty != 1 or self.no_repeat_ngram > 0 or self.rules.renormalises
         return not (compares or has_rules or self.force_eos or self.rules.at_limit == "eos")
 
     @property
-    def tells_attention(self) -> bool:
+    def reads_attention(self) -> bool:
         """Whether the search reads the cross-attention of its runtime."""
         return self.attention or self.coverage_penalty > 0
 
@@ -216,10 +216,10 @@ class SearchOptions(Options):
         """What the search needs of a runtime."""
         from tfexport.runtimes.base import Needs
 
-        return Needs(self.width, self.ranks_alone, self.tells_attention)
+        return Needs(self.width, self.best_only, self.reads_attention)
 
     @property
-    def rules(self) -> Profile:
+    def rules(self) -> SearchProfile:
         """Where the profile's search departs from the others."""
         return PROFILES[self.profile]
 
