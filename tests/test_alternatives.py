@@ -101,8 +101,8 @@ def test_a_beginning_that_leaves_no_room_is_one_output() -> None:
     ("options", "message"),
     [
         ({"alternatives": -1}, "alternatives is -1"),
-        ({"alternatives": 2, "nbest": 2, "beam": 2}, "alternatives are told instead of nbest or samples"),
-        ({"alternatives": 2, "samples": 1}, "alternatives are told instead of nbest or samples"),
+        ({"alternatives": 2, "nbest": 2, "beam": 2}, "alternatives take the place of nbest and samples"),
+        ({"alternatives": 2, "samples": 1}, "alternatives take the place of nbest and samples"),
         ({"min_alternative_prob": 0.5}, "min_alternative_prob is of alternatives"),
         ({"alternatives": 2, "min_alternative_prob": math.nan}, "not between 0 and 1"),
     ],

@@ -362,7 +362,7 @@ def test_nbest_cuts_the_list_and_changes_nothing_else() -> None:
     [
         ({"beam": 0}, "beam is 0"),
         ({"beam": -2}, "beam is -2"),
-        ({"nbest": 0}, "nbest 0 is not between 1 and the beam's 1"),
+        ({"nbest": 0}, "nbest is 0, below 1"),
         ({"nbest": 2}, "nbest 2 is not between 1 and the beam's 1"),
         ({"beam": 4, "nbest": 5}, "nbest 5 is not between 1 and the beam's 4"),
         ({"max_length": 0}, "max_length is 0"),
