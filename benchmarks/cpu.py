@@ -1,6 +1,6 @@
 """The whole matrix of `tfexport bench` for several bundles: every number, tables and a plot.
 
-    python benchmarks/cpu.py BUNDLE... --optimum-python VENV/bin/python
+    python -m benchmarks.cpu BUNDLE... --optimum-python VENV/bin/python
 
 A bundle's other forms lie beside it, as benchmarks/converters.py writes them: BUNDLE.ct2, BUNDLE.hf and BUNDLE.optimum. Two
 parts: `forced`, where every output has the same number of tokens, and `mixed`, where the model ends them and each contestant
@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import cpu_report
-
+from benchmarks import cpu_report
 from tfexport.bench.contestants import OWN, Contestant
 from tfexport.bench.plan import Cell, Plan
 from tfexport.bench.report import cell_lines, heading

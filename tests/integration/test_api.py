@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import EOS, HINTS, MAX_LENGTH, tiny_classifier, tiny_transformer
 from typer.testing import CliRunner
 
 import tfexport
+from tests.support.tiny import EOS, HINTS, MAX_LENGTH, tiny_classifier, tiny_transformer
 from tfexport.cli import app
 from tfexport.decoding.options import SearchSettings
 from tfexport.decoding.search import SearchOptions

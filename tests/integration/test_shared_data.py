@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.paths import SHARED
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.commands.demo import embedded_checkpoint
 from tfexport.contract import Precision
@@ -24,7 +24,6 @@ from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
 from tfexport.text.tokenizers import read_vocabulary
 from tfexport.verification.parity import check
 
-SHARED = Path(__file__).parent.parent.parent / "shared"
 TUTORIAL = SHARED / "checkpoints" / "tutorial-de-en"
 MULTI30K = SHARED / "data" / "multi30k"
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from references.annotated import AnnotatedTransformer
-from references.per_head import PerHeadTransformer
-from references.tutorial import TutorialTransformer
-from tiny import (
+from torch import Tensor, nn
+
+from tests.support.references.annotated import AnnotatedTransformer
+from tests.support.references.per_head import PerHeadTransformer
+from tests.support.references.tutorial import TutorialTransformer
+from tests.support.tiny import (
     BOS,
     ENCODER,
     EOS,
@@ -22,8 +24,6 @@ from tiny import (
     tiny_classifier,
     tiny_transformer,
 )
-from torch import Tensor, nn
-
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
 from tfexport.models.checkpoints.load import Checkpoint

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
@@ -176,3 +177,25 @@ class ScriptedRuntime:
     def best(self, state: ScriptedState, tokens: IntArray, count: int) -> tuple[Best, ScriptedState]:
         logits, state = self.step(state, tokens)
         return best_of(logits, count), state
+
+
+LOGITS = np.array([1.0, 3.0, 0.0, 2.0, -1.0, 2.5])
+
+
+def sampling_distribution(
+    temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, logits: NDArray[np.float64] = LOGITS
+) -> NDArray[np.float64]:
+    """The distribution over the tokens of `logits`, from the definitions: Holtzman et al. 2020, section 3.1 and 5."""
+    probabilities = np.exp(logits / temperature)
+    probabilities /= probabilities.sum()
+    best_first = sorted(range(len(logits)), key=lambda token: -probabilities[token])
+    if top_k:
+        probabilities[best_first[top_k:]] = 0
+        probabilities /= probabilities.sum()
+    kept, total = [], 0.0
+    for token in best_first:
+        if total < top_p:  # the smallest set that has at least top_p
+            kept.append(token)
+            total += probabilities[token]
+    probabilities[[token for token in best_first if token not in kept]] = 0
+    return probabilities / probabilities.sum()

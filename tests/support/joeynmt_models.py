@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from references.joeynmt import sinusoids
 from torch import Tensor
+
+from tests.support.references.joeynmt import sinusoids
 
 UNK, PAD, BOS, EOS = range(4)
 D, FFN, HEADS, LENGTH = 24, 52, 3, 60

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tests.support.paths import DATA
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.profiles import ProfileName
 from tfexport.decoding.search import SearchOptions, search
@@ -18,8 +19,6 @@ from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import Checkpoint
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes import load_runtime
-
-DATA = Path(__file__).parent / "data"
 
 
 def expected(toolkit: str) -> dict[str, Any]:

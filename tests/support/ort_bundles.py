@@ -12,8 +12,8 @@ import torch
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.torch import load_file
-from tiny import randomised
 
+from tests.support.tiny import randomised
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.bundle.writer import write_manifest
 from tfexport.config import ModelConfig

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tfexport.decoding.line_reader import Reader
 from tfexport.models.checkpoints.load import Checkpoint
 from tfexport.models.formats.native import Tokenizers
 from tfexport.text.tokenizers import TextTokenizer
+from tfexport.training.vocabulary import train_bpe
 
 WORDS = (
     "the cat sat on a mat with dogs and birds while we ate bread in old towns near rivers der hund lief über die straße"
@@ -40,3 +42,11 @@ def as_in_a_bundle(checkpoint: Checkpoint) -> Checkpoint:
     sides = (checkpoint.tokenizers.source, checkpoint.tokenizers.target)
     read = [TextTokenizer.from_dict(json.loads(json.dumps(side.to_dict())), where="here") for side in sides if side]
     return replace(checkpoint, tokenizers=Tokenizers(*read))
+
+
+TEXTS = ["a dog runs", "the dog sleeps , the dog sleeps", "größer als 3 Hunde", "naïve </s> text"] * 3
+
+
+@cache
+def trained_bpe() -> TextTokenizer:
+    return train_bpe(TEXTS, vocab_size=290)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from references.tutorial import TutorialClassifier, TutorialTransformer
 from torch import nn
 
+from tests.support.references.tutorial import TutorialClassifier, TutorialTransformer
 from tfexport.models.checkpoints.load import Checkpoint, load_checkpoint
 from tfexport.models.formats.native import Tokenizers
 from tfexport.text.tokenizers import read_vocabulary

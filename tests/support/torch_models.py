@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from fakes import ScriptedRuntime, ScriptedState
-from tiny import randomised
 from torch import Tensor, nn
 
+from tests.support.fakes import ScriptedRuntime, ScriptedState
+from tests.support.tiny import randomised
 from tfexport.config import ModelConfig
 from tfexport.decoding.search import pad
 from tfexport.models.positions import sinusoids

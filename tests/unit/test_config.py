@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import (
+
+from tests.support.checkpoints import (
     NATIVE,
     refused,
     weights_of,
 )
-from tiny import (
+from tests.support.tiny import (
     HINTS,
 )
-
 from tfexport.config import ModelConfig
 from tfexport.errors import ConfigError
 from tfexport.models.checkpoints.load import Checkpoint, read_hints

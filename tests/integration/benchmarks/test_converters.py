@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes import Ids
-from tiny import randomised
 
+from benchmarks import converters
+from tests.support.fakes import Ids
+from tests.support.paths import ROOT
+from tests.support.tiny import randomised
 from tfexport.bench.peers import CTranslate2Peer, HuggingFacePeer, Peer, RuntimePeer
 from tfexport.bundle.reader import open_bundle
 from tfexport.config import ModelConfig
@@ -27,11 +29,6 @@ from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import FloatArray
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.verification.parity import random_sources
-
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import converters  # noqa: E402
 
 OPTIMUM_PYTHON = os.environ.get("TFEXPORT_OPTIMUM_PYTHON")
 """An interpreter with the packages of benchmarks/optimum.txt."""
@@ -209,7 +206,7 @@ def test_a_missing_package_is_named(
 
 def test_a_bundle_is_decoded_as_by_its_own_runtime(ctranslate2: Any, tiny_bundle: Path, tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="Transformers is not installed: pip install transformers")
-    command = [sys.executable, "benchmarks/converters.py", str(tiny_bundle)]
+    command = [sys.executable, "-m", "benchmarks.converters", str(tiny_bundle)]
     command += ["--ctranslate2", str(tmp_path / "ct2"), "--hugging-face", str(tmp_path / "deep" / "hf")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)

@@ -19,8 +19,10 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from tiny import SRC_VOCAB
 
+from benchmarks import agreement, gpu, hugging_face, peers, report, timing
+from tests.support.paths import ROOT
+from tests.support.tiny import SRC_VOCAB
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.decoding.search import SearchOptions, pad, search
@@ -30,16 +32,6 @@ from tfexport.runtimes import pytorch_in_place
 from tfexport.runtimes.base import FloatArray, IntArray
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.verification.parity import random_sources
-
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import agreement  # noqa: E402
-import gpu  # noqa: E402
-import hugging_face  # noqa: E402
-import peers  # noqa: E402
-import report  # noqa: E402
-import timing  # noqa: E402
 
 FEW = (
     *("--device", "cpu", "--threads", "1", "--repeats", "2", "--warmup", "1", "--tokens", "5", "--sentences", "5"),
@@ -193,7 +185,7 @@ def test_a_text_with_its_translations_gives_bleu_for_each_runtime_and_precision(
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-@pytest.mark.parametrize("failing", [None, "pytest", "benchmarks/gpu.py"])
+@pytest.mark.parametrize("failing", [None, "pytest", "benchmarks.gpu"])
 def test_make_gpu_runs_the_tests_and_the_benchmark_and_fails_if_either_does(
     tmp_path: Path, failing: str | None
 ) -> None:
@@ -205,7 +197,7 @@ def test_make_gpu_runs_the_tests_and_the_benchmark_and_fails_if_either_does(
     assert (done.returncode == 0) == (failing is None), done.stderr
     assert (tmp_path / "calls").read_text().splitlines() == [
         "-m pytest -m gpu -rs -v tests/gpu",
-        "benchmarks/gpu.py ckpt --input test.de --references test.en --sentences 1000",
+        "-m benchmarks.gpu ckpt --input test.de --references test.en --sentences 1000",
     ]
 
 
@@ -253,13 +245,13 @@ def test_engines_that_cannot_be_built_skip_the_tests_of_tensorrt_alone(
 def test_the_script_runs_from_the_command_line_and_says_what_it_was_called_with(
     tiny_bundle: Path, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "benchmarks/gpu.py", str(tiny_bundle), *FEW, "--runtimes", "ort-cpu"]
+    command = [sys.executable, "-m", "benchmarks.gpu", str(tiny_bundle), *FEW, "--runtimes", "ort-cpu"]
     command += ["--precisions", "fp32", "--beams", "2", "--out", str(tmp_path / "new")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "new" / "gpu-cpu.json").read_text())
-    assert "benchmarks/gpu.py" in record["machine"]["command"]
+    assert "benchmarks.gpu" in record["machine"]["command"]
     # The one that the others are a ratio to is there even if it was not asked for.
     assert [row["runtime"] for row in record["benchmark"]] == ["torch", "ort-cpu"] * 2
     assert all(row["ratio"]["median"] > 0 for row in record["benchmark"])

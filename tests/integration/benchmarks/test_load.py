@@ -10,10 +10,7 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-
-import load
-
+from benchmarks import load
 from tfexport.errors import TfexportError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

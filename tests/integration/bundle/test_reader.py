@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import HEADS, IDS, TGT_VOCAB, TinyCheckpoint
 
+from tests.support.tiny import HEADS, IDS, TGT_VOCAB, TinyCheckpoint
 from tfexport import __version__
 from tfexport.bundle.reader import FORMAT, Engine, open_bundle
 from tfexport.bundle.writer import new_bundle, with_engines

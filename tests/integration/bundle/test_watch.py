@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import HEADS, IDS, SRC_VOCAB, TinyCheckpoint
 
+from tests.support.tiny import HEADS, IDS, SRC_VOCAB, TinyCheckpoint
 from tfexport.bundle.reader import open_bundle
 from tfexport.bundle.watch import watched
 from tfexport.errors import BundleError, TfexportError

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_parity_page import Checked
 
+from tests.support.html import Checked
 from tfexport.__main__ import main
 from tfexport.decoding import attention_maps
 from tfexport.decoding.attention_maps import Attention, Choice, labels_of, png, shortened

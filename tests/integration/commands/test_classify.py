@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import HINTS, PAD, SPECIALS, SRC_VOCAB, tiny_classifier
 from typer.testing import CliRunner
 
+from tests.support.tiny import HINTS, PAD, SPECIALS, SRC_VOCAB, tiny_classifier
 from tfexport.bundle.reader import MANIFEST, file_sha256, open_bundle
 from tfexport.cli import app
 from tfexport.decoding.classify import Classified, ClassWriter, classify, read_labels

@@ -21,12 +21,22 @@ from types import SimpleNamespace
 import onnx
 import pytest
 import torch
-from references.decode import greedy
-from references.tutorial import TutorialTransformer
 from safetensors.numpy import load_file, save_file
-from tiny import BOS, ENCODER, EOS, IDS, SRC_VOCAB, TGT_VOCAB, TinyCheckpoint, randomised, tiny_transformer
 from typer.testing import CliRunner
 
+from tests.support.references.decode import greedy
+from tests.support.references.tutorial import TutorialTransformer
+from tests.support.tiny import (
+    BOS,
+    ENCODER,
+    EOS,
+    IDS,
+    SRC_VOCAB,
+    TGT_VOCAB,
+    TinyCheckpoint,
+    randomised,
+    tiny_transformer,
+)
 from tfexport import __version__
 from tfexport.__main__ import main
 from tfexport.bundle.reader import Engine, open_bundle

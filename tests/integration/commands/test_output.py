@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny import SRC_VOCAB
 
 import tfexport.commands.output
+from tests.support.tiny import SRC_VOCAB
 from tfexport.commands.output import refuse_to_replace, writing
 from tfexport.errors import TfexportError
 

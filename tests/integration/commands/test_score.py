@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from fakes import EOS, ScriptedRuntime, random_model, tiny_config
-from tiny import TinyCheckpoint
 
-from tfexport.__main__ import main
+from tests.support.commands import command
+from tests.support.fakes import EOS, ScriptedRuntime, random_model, tiny_config
+from tests.support.tiny import TinyCheckpoint
 from tfexport.bundle.reader import MANIFEST, file_sha256, open_bundle
 from tfexport.decoding.line_reader import Reader, TargetReader
 from tfexport.decoding.search import Hypothesis, SearchOptions
@@ -138,15 +138,6 @@ def test_tokens_are_named_as_the_output_is_written() -> None:
 
 
 # --- the command
-
-
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object) -> tuple[str, str]:
-    monkeypatch.setattr("sys.argv", ["tfexport", *map(str, arguments)])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    out, err = capsys.readouterr()
-    assert caught.value.code == (2 if "error: " in err else 0), err
-    return out, err
 
 
 def test_the_command_scores_as_pytorch_does(

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from ort_bundles import CONFIG, random_model
-from tiny import IDS, SRC_VOCAB, TGT_VOCAB, TinyCheckpoint
 
+from tests.support.ort_bundles import CONFIG, random_model
+from tests.support.tiny import IDS, SRC_VOCAB, TGT_VOCAB, TinyCheckpoint
 from tfexport.bundle.reader import open_bundle
 from tfexport.commands.text_settings import TextSettings
 from tfexport.errors import TfexportError, TokenizerError

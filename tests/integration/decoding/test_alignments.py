@@ -12,7 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes import (
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.normalizers import Lowercase
+
+import tfexport
+from tests.support.fakes import (
     ATTENTION_HEADS,
     ATTENTION_LAYERS,
     ScriptedRuntime,
@@ -21,13 +26,8 @@ from fakes import (
     random_model,
     tiny_config,
 )
-from references.tutorial import TutorialTransformer
-from tiny import TinyCheckpoint
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.normalizers import Lowercase
-
-import tfexport
+from tests.support.references.tutorial import TutorialTransformer
+from tests.support.tiny import TinyCheckpoint
 from tfexport.__main__ import main
 from tfexport.decoding.alignments import Aligner, AlignmentFormat, Replacement, SourceTokens, read_dictionary
 from tfexport.decoding.line_reader import Reader

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from tfexport.commands.demo import embedded_checkpoint
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import load_checkpoint
 
-ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").glob("*.md")])
 EXAMPLES = [
     pytest.param(code, id=f"{page.name}-{number}")

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from contract_table import markdown_table
-from references.tutorial import TutorialTransformer
-from tiny import SPECIALS, randomised
 
+from tests.support.contract_table import markdown_table
+from tests.support.paths import ROOT
+from tests.support.references.tutorial import TutorialTransformer
+from tests.support.tiny import SPECIALS, randomised
 from tfexport.models.checkpoints.load import FAMILIES
 
-ROOT = Path(__file__).parent.parent
 README, CHECKPOINTS, DECODING, ATTENTION, SPEED, CONTRACT = (
     (ROOT / name).read_text(encoding="utf-8")
     for name in (

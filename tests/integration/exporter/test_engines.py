@@ -12,8 +12,8 @@ from typing import Any
 import onnx
 import pytest
 from onnx import helper
-from tiny import TinyCheckpoint
 
+from tests.support.tiny import TinyCheckpoint
 from tfexport import contract
 from tfexport.bundle.reader import Engine, open_bundle
 from tfexport.contract import GraphSpec, Precision

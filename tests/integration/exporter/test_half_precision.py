@@ -14,13 +14,22 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
-from checkpoints import NATIVE
-from graph_checks import self_check
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from safetensors.torch import load_file
-from tiny import BOS, HINTS, SRC_VOCAB, TGT_VOCAB, TinyCheckpoint, overflowing, randomised, tiny_classifier
 
+from tests.support.checkpoints import NATIVE
+from tests.support.graph_checks import self_check
+from tests.support.tiny import (
+    BOS,
+    HINTS,
+    SRC_VOCAB,
+    TGT_VOCAB,
+    TinyCheckpoint,
+    overflowing,
+    randomised,
+    tiny_classifier,
+)
 from tfexport import contract
 from tfexport.bundle.reader import open_bundle
 from tfexport.contract import Precision

@@ -5,19 +5,15 @@ To add one, write its name into `FAULTS`.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "fuzz"))
-
-from fault_bases import words
-from fault_gate import Prepared, certified, copied, export, parity
-from fault_graphs import planted_into
-from faults import Outcome, every_fault, report
 from rich.console import Console
 
+from fuzz.fault_bases import words
+from fuzz.fault_gate import Prepared, certified, copied, export, parity
+from fuzz.fault_graphs import planted_into
+from fuzz.faults import Outcome, every_fault, report
 from tfexport.bundle.reader import open_bundle
 
 PRECISIONS = ("fp32", "fp16", "int4")

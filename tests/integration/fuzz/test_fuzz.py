@@ -23,17 +23,10 @@ import torch
 import yaml
 from google.protobuf.message import DecodeError
 
+from fuzz import containers, kills, models, mutations, readers
+from tests.support.paths import ROOT
 from tfexport.errors import TfexportError
 from tfexport.models.formats.pickles import InertObject, read_pickle
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
-import containers
-import kills
-import models
-import mutations
-import readers
-
-FUZZ = Path(__file__).parents[1] / "fuzz"
 
 
 def ours(path: Path) -> None:
@@ -179,7 +172,7 @@ def test_what_is_run_or_opened_elsewhere_is_told(tmp_path: Path) -> None:
     code = """
         import os, pickle, subprocess, sys
         from pathlib import Path
-        import readers
+        from fuzz import readers
         place = Path(sys.argv[1])
         def running(path): os.system("touch ran")
         def quiet(path):
@@ -197,7 +190,7 @@ def test_what_is_run_or_opened_elsewhere_is_told(tmp_path: Path) -> None:
     """
     lines = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(FUZZ), str(FUZZ.parent)))},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graph_checks import definition_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
-from ort_bundles import CONFIG, ONE_CHANGE, configs, random_model, write_bundle
 
+from tests.support.graph_checks import definition_of
+from tests.support.ort_bundles import CONFIG, ONE_CHANGE, configs, random_model, write_bundle
 from tfexport import contract
 from tfexport.bundle.reader import Bundle, file_sha256, open_bundle
 from tfexport.bundle.writer import write_manifest

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from ort_bundles import CONFIG, random_model
 from torch import nn
 
+from tests.support.ort_bundles import CONFIG, random_model
 from tfexport.contract import Precision
 from tfexport.errors import TfexportError
 from tfexport.exporter.pipeline import write_quantized, write_variant

@@ -19,7 +19,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from ort_bundles import (
+from safetensors.numpy import load_file
+from torch import Tensor
+
+from tests.support.ort_bundles import (
     CONFIG,
     configs,
     outputs_of,
@@ -29,10 +32,7 @@ from ort_bundles import (
     write_bundle,
     write_graphs,
 )
-from safetensors.numpy import load_file
-from tiny import SRC_VOCAB, TinyCheckpoint, tiny_classifier
-from torch import Tensor
-
+from tests.support.tiny import SRC_VOCAB, TinyCheckpoint, tiny_classifier
 from tfexport import contract, kernels
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.commands.targets import GraphsTarget

@@ -15,9 +15,9 @@ import torch
 from hypothesis import given, settings
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
-from ort_bundles import CONFIG, ONE_CHANGE, configs, outputs_of, random_model, session_of, write_graphs
 from safetensors.numpy import load_file
 
+from tests.support.ort_bundles import CONFIG, ONE_CHANGE, configs, outputs_of, random_model, session_of, write_graphs
 from tfexport import contract
 from tfexport.config import ModelConfig
 from tfexport.contract import GraphSpec

@@ -11,10 +11,10 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from graph_checks import self_check
-from ort_bundles import CONFIG, random_model
-from tiny import tiny_classifier
 
+from tests.support.graph_checks import self_check
+from tests.support.ort_bundles import CONFIG, random_model
+from tests.support.tiny import tiny_classifier
 from tfexport import contract
 from tfexport.bundle.reader import open_bundle
 from tfexport.config import ModelConfig

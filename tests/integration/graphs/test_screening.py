@@ -15,15 +15,24 @@ import onnx.inliner
 import onnx_ir as ir
 import pytest
 import torch
-from fakes import ScriptedRuntime, tiny_config
-from fakes import random_model as scripted_model
-from graph_checks import self_check
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from ort_bundles import CONFIG, configs, random_model, random_sources, session_of, write_bundle, write_graphs
 from safetensors.numpy import load_file, save_file
 
+from tests.support.fakes import ScriptedRuntime, tiny_config
+from tests.support.fakes import random_model as scripted_model
+from tests.support.graph_checks import self_check
+from tests.support.ort_bundles import (
+    CONFIG,
+    configs,
+    random_model,
+    random_sources,
+    session_of,
+    write_bundle,
+    write_graphs,
+)
+from tests.support.paths import ROOT
 from tfexport import contract
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.commands.demo import embedded_checkpoint
@@ -147,7 +156,7 @@ def test_of_a_trained_model_all_rows_are_proven(tmp_path: Path) -> None:
     runtime, rows = whole_rows(bundle)
     tokenizer = bundle.tokenizer("source")
     assert tokenizer is not None
-    text = (Path(__file__).parent.parent / "benchmarks" / "sentences.de").read_text(encoding="utf-8").splitlines()
+    text = (ROOT / "benchmarks" / "sentences.de").read_text(encoding="utf-8").splitlines()
     search(runtime, [tokenizer.encode(line) for line in text[:32]], ALONE)
     assert len(rows) > 10
     assert sum(rows) == 0

@@ -20,8 +20,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
-from ort_bundles import CONFIG, random_model, random_sources, session_of, write_bundle, write_graphs
 
+from tests.support.ort_bundles import CONFIG, random_model, random_sources, session_of, write_bundle, write_graphs
 from tfexport import kernels
 from tfexport.decoding.search import SearchOptions, search
 from tfexport.graphs.emitter import OWN

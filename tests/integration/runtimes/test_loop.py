@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_cuda import FakeCudart, use
-from tiny import BOS, MAX_LENGTH, SRC_VOCAB, TGT_VOCAB
 
+from tests.support.fake_cuda import FakeCudart, use
+from tests.support.tiny import BOS, MAX_LENGTH, SRC_VOCAB, TGT_VOCAB
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.errors import TfexportError

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes import tiny_config
-from tiny import BOS, MAX_LENGTH, PAD, SRC_VOCAB, TGT_VOCAB
 from torch import Tensor
 
+from tests.support.fakes import tiny_config
+from tests.support.tiny import BOS, MAX_LENGTH, PAD, SRC_VOCAB, TGT_VOCAB
 from tfexport.bundle.reader import open_bundle
 from tfexport.contract import BEST, Precision
 from tfexport.decoding.search import SearchOptions, pad, search

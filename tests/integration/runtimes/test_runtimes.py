@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import BOS, SRC_VOCAB, TGT_VOCAB
 
+from tests.support.paths import ROOT
+from tests.support.tiny import BOS, SRC_VOCAB, TGT_VOCAB
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.errors import RuntimeUnavailable, TfexportError
@@ -170,7 +171,7 @@ def test_missing_library_names_the_extra_that_brings_it(
 
 
 def test_every_extra_that_is_named_exists() -> None:
-    extras = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert set(RUNTIMES.values()) <= set(extras["project"]["optional-dependencies"])
 
 

@@ -8,12 +8,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import fake_tensorrt
 import numpy as np
 import pytest
-from fake_cuda import FakeCudart, use
-from tiny import SRC_VOCAB
 
+from tests.support import fake_tensorrt
+from tests.support.fake_cuda import FakeCudart, use
+from tests.support.tiny import SRC_VOCAB
 from tfexport.bundle.reader import PORTABLE, Bundle, open_bundle
 from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import EngineError, RuntimeUnavailable, TfexportError

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny import SRC_VOCAB
 
+from tests.support.tiny import SRC_VOCAB
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.decoding.line_reader import Reader
 from tfexport.decoding.search import SearchOptions, search

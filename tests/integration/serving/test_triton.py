@@ -17,8 +17,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from tiny import BOS, EOS, SRC_VOCAB
 
+from tests.support.tiny import BOS, EOS, SRC_VOCAB
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.decoding.line_reader import Reader
 from tfexport.decoding.search import SearchOptions, pad, search

@@ -14,11 +14,11 @@ import pytest
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from references.pieces import fairseq, pegasus, t5
-from tiny import HEADS, SRC_VOCAB, TGT_VOCAB, TinyCheckpoint
 from transformers.models.mbart50.tokenization_mbart50 import FAIRSEQ_LANGUAGE_CODES as MBART_50
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as NLLB
 
+from tests.support.references.pieces import fairseq, pegasus, t5
+from tests.support.tiny import HEADS, SRC_VOCAB, TGT_VOCAB, TinyCheckpoint
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.line_reader import Reader
 from tfexport.decoding.search import SearchOptions

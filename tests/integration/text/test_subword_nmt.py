@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_models import WORDS
-from tiny import HEADS, TinyCheckpoint
 from typer.testing import CliRunner
 
+from tests.support.text_models import WORDS
+from tests.support.tiny import HEADS, TinyCheckpoint
 from tfexport.bundle.reader import open_bundle
 from tfexport.cli import app
 from tfexport.errors import TokenizerError

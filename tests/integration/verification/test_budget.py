@@ -13,11 +13,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from checkpoints import NATIVE
-from graph_checks import self_check
 from safetensors.torch import load_file
-from tiny import TinyCheckpoint, overflowing, randomised
 
+from tests.support.checkpoints import NATIVE
+from tests.support.graph_checks import self_check
+from tests.support.tiny import TinyCheckpoint, overflowing, randomised
 from tfexport.bundle.reader import open_bundle
 from tfexport.contract import Precision
 from tfexport.decoding.line_reader import Reader

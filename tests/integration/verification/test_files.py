@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from ort_bundles import CONFIG, random_model, write_bundle
 from safetensors.torch import load_file, save_file
-from tiny import TinyCheckpoint
 
+from tests.support.ort_bundles import CONFIG, random_model, write_bundle
+from tests.support.tiny import TinyCheckpoint
 from tfexport import contract
 from tfexport.bundle.reader import Bundle, file_sha256, open_bundle
 from tfexport.bundle.writer import write_manifest

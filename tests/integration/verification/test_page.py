@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.html import Checked
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.search import SearchOptions
 from tfexport.errors import RuntimeUnavailable, TfexportError
@@ -19,27 +19,7 @@ from tfexport.verification.invariance import Arrangement, Invariance, invariance
 from tfexport.verification.page import page, write_page
 from tfexport.verification.parity import Comparison, check
 
-VOID = {"meta", "br", "path", "use"}
 LINES = [b"de4 de5 de6", b"de7", b"de9 de10 de11 de12 de13"]
-
-
-class Checked(HTMLParser):
-    """Fails on a tag that is not closed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-    def handle_startendtag(self, tag: str, attrs: Any) -> None:
-        pass
 
 
 def compared(bundle: Path, **options: Any) -> Comparison:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny import SRC_VOCAB, TinyCheckpoint
 
+from tests.support.tiny import SRC_VOCAB, TinyCheckpoint
 from tfexport.bundle.reader import open_bundle
 from tfexport.contract import Precision
 from tfexport.decoding.line_reader import Reader, read_pairs

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import saved
-from tiny import BOS, EOS, HEADS, IDS, PAD, TinyCheckpoint, tiny_classifier, tiny_transformer
 from torch import Tensor, nn
-from torch_models import IDS as TORCH_IDS
-from torch_models import MODELS, D, Tutorial, made
 from typer.testing import CliRunner
 
+from tests.support.checkpoints import saved
+from tests.support.tiny import BOS, EOS, HEADS, IDS, PAD, TinyCheckpoint, tiny_classifier, tiny_transformer
+from tests.support.torch_models import IDS as TORCH_IDS
+from tests.support.torch_models import MODELS, D, Tutorial, made
 from tfexport import cli
 from tfexport.cli import app
 from tfexport.config import ModelConfig

@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
-from ort_bundles import CONFIG, random_model, write_bundle
 
+from tests.support.ort_bundles import CONFIG, random_model, write_bundle
 from tfexport import contract
 from tfexport.bundle.reader import Bundle, file_sha256, open_bundle
 from tfexport.verification.parity import check

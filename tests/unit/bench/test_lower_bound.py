@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-from fakes import tiny_config
 
+from tests.support.fakes import tiny_config
 from tfexport.bench import machine
 from tfexport.bench.lower_bound import (
     ACTIVATION_BYTES,

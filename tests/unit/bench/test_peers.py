@@ -10,8 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fakes import EOS, Ids, ScriptedRuntime, constant_model, random_model, tiny_config
 
+from benchmarks import converters
+from tests.support.fakes import EOS, Ids, ScriptedRuntime, constant_model, random_model, tiny_config
 from tfexport.bench.peers import CTranslate2Peer, HuggingFacePeer, OptimumPeer, Peer, RuntimePeer, _Generator
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.decoding.search import SearchOptions, search
@@ -19,11 +20,6 @@ from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Capacity
 from tfexport.verification.parity import random_sources
-
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import converters  # noqa: E402
 
 PACKAGES = {"ctranslate2": "ctranslate2", "hugging-face": "transformers"}
 NAMES = ["ort-cpu", *PACKAGES]

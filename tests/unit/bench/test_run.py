@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import ScriptedRuntime, ScriptedState, echo_model, random_model, tiny_config
 from typer.testing import CliRunner
 
+from benchmarks import cpu, cpu_report, growth
+from tests.support.fakes import ScriptedRuntime, ScriptedState, echo_model, random_model, tiny_config
 from tfexport.bench import contestants, peers, run, worker
 from tfexport.bench.contestants import Contestant, Failed, Process, Setup, contestants_of, setups
 from tfexport.bench.machine import Peaks
@@ -29,12 +30,6 @@ from tfexport.bundle import reader as bundle_module
 from tfexport.cli import app
 from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import TfexportError
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-
-import cpu
-import cpu_report
-import growth
 
 CONFIG = tiny_config(max_target_length=64)
 SOURCES = [[3, 4, 5], [6, 7], [8], [9, 10, 11, 12]]

@@ -11,10 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes import ATTENTION_HEADS, ATTENTION_LAYERS, EOS, Ids, ScriptedRuntime, attention_of, random_model, tiny_config
-from ort_bundles import CONFIG, random_sources, reference_of, with_end, write_bundle
-from ort_bundles import random_model as random_transformer
 
+from tests.support.fakes import (
+    ATTENTION_HEADS,
+    ATTENTION_LAYERS,
+    EOS,
+    Ids,
+    ScriptedRuntime,
+    attention_of,
+    random_model,
+    tiny_config,
+)
+from tests.support.ort_bundles import CONFIG, random_sources, reference_of, with_end, write_bundle
+from tests.support.ort_bundles import random_model as random_transformer
 from tfexport.bundle.reader import Bundle
 from tfexport.decoding.attention_maps import attention_maps
 from tfexport.decoding.attention_trace import coverage

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import EOS, ScriptedRuntime, echo_model, tiny_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfexport.decoding.batches
 import tfexport.system.processes
+from tests.support.fakes import EOS, ScriptedRuntime, echo_model, tiny_config
 from tfexport.decoding.batches import Split, Team, batches, decode_all, decode_windows
 from tfexport.decoding.search import SearchOptions
 from tfexport.errors import TfexportError

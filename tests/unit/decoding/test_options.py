@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes import ScriptedRuntime, random_model, tiny_config
 from numpy.typing import NDArray
-from test_sampling import defined
-from tiny import TinyCheckpoint
 
+from tests.support.fakes import ScriptedRuntime, random_model, sampling_distribution, tiny_config
+from tests.support.tiny import TinyCheckpoint
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.sampling import Streams
 from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search
@@ -216,7 +215,7 @@ def test_samples_are_where_the_random_number_falls(
             steps: list[float] = []
             while not ids or (ids[-1] != subject.eos and len(ids) < limit_of(source, options)):
                 possible = next_steps(subject, source, ids, options, of_logits=True)
-                probabilities = defined(**settings, logits=np.array([*possible.values()]))
+                probabilities = sampling_distribution(**settings, logits=np.array([*possible.values()]))
                 number = streams.uniform(np.array([place]), len(ids) + 1)[sample]
                 drawn = int(np.searchsorted(np.cumsum(probabilities), number, side="right"))
                 token = [*possible][min(drawn, len(possible) - 1)]

@@ -8,37 +8,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import EOS, Ids, ScriptedRuntime, constant_model, random_model, tiny_config
-from numpy.typing import NDArray
 
+from tests.support.fakes import (
+    EOS,
+    LOGITS,
+    Ids,
+    ScriptedRuntime,
+    constant_model,
+    random_model,
+    sampling_distribution,
+    tiny_config,
+)
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.batches import decode_all
 from tfexport.decoding.sampling import Streams, draw
 from tfexport.decoding.search import SearchOptions, Source, search
 from tfexport.decoding.token_rules import log_softmax
 from tfexport.runtimes import load_runtime
-
-LOGITS = np.array([1.0, 3.0, 0.0, 2.0, -1.0, 2.5])
-
-
-def defined(
-    temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, logits: NDArray[np.float64] = LOGITS
-) -> NDArray[np.float64]:
-    """The distribution over the tokens of `logits`, from the definitions: Holtzman et al. 2020, section 3.1 and 5."""
-    probabilities = np.exp(logits / temperature)
-    probabilities /= probabilities.sum()
-    best_first = sorted(range(len(logits)), key=lambda token: -probabilities[token])
-    if top_k:
-        probabilities[best_first[top_k:]] = 0
-        probabilities /= probabilities.sum()
-    kept, total = [], 0.0
-    for token in best_first:
-        if total < top_p:  # the smallest set that has at least top_p
-            kept.append(token)
-            total += probabilities[token]
-    probabilities[[token for token in best_first if token not in kept]] = 0
-    return probabilities / probabilities.sum()
-
 
 SETTINGS: list[dict[str, Any]] = [
     {},
@@ -59,7 +45,7 @@ def test_tokens_are_drawn_as_the_distribution_has_them(settings: dict[str, Any])
     scores = np.repeat(log_softmax(LOGITS[None]), count, axis=0)
     drawn = draw(scores, (np.arange(count) + 0.5) / count, SearchOptions(samples=1, **settings))
     found = np.bincount(drawn, minlength=len(LOGITS)) / count
-    np.testing.assert_allclose(found, defined(**settings), atol=2 / count)
+    np.testing.assert_allclose(found, sampling_distribution(**settings), atol=2 / count)
 
 
 def test_what_may_not_come_is_not_drawn() -> None:

@@ -10,7 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.support.fakes import (
     BOS,
     EOS,
     Ids,
@@ -22,11 +26,7 @@ from fakes import (
     tied_model,
     tiny_config,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from references import decode as naive
-from torch import Tensor
-
+from tests.support.references import decode as naive
 from tfexport.decoding.search import COMPACT_BELOW, Hypothesis, SearchOptions, pad, search
 from tfexport.decoding.token_rules import without
 from tfexport.errors import TfexportError

@@ -10,16 +10,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import ATTENTION_LAYERS, BOS, EOS, Ids, ScriptedRuntime, attention_of, random_model, tiny_config
-from test_next_tokens import log_softmax
-from test_profiles import CONFIG, LIMIT, assert_same, converters, model_of, sources_of, translated, without_eos
-from test_score import command
 
+from benchmarks import converters
+from tests.support.commands import command
+from tests.support.fakes import (
+    ATTENTION_LAYERS,
+    BOS,
+    EOS,
+    Ids,
+    ScriptedRuntime,
+    attention_of,
+    random_model,
+    tiny_config,
+)
+from tests.support.searches import CONFIG, LIMIT, assert_same, model_of, sources_of, translated, without_eos
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.batches import decode_all
 from tfexport.decoding.profiles import PROFILES
 from tfexport.decoding.search import SearchOptions, Source, search
 from tfexport.decoding.shortlist import Shortlist, read_shortlist
+from tfexport.decoding.token_rules import log_softmax
 from tfexport.errors import TfexportError
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import IntArray

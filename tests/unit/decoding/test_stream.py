@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import Ids, ScriptedRuntime, random_model, tied_model, tiny_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_score import command
-from test_tokenizers import trained_bpe
 from tokenizers import Tokenizer, decoders, models
 
+from tests.support.commands import command
+from tests.support.fakes import Ids, ScriptedRuntime, random_model, tied_model, tiny_config
+from tests.support.text_models import trained_bpe
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.line_reader import Reader
 from tfexport.decoding.profiles import PROFILES

@@ -11,10 +11,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import BOS, EOS, Ids, Model, ScriptedRuntime, constant_model, random_model, tiny_config
 from numpy.typing import NDArray
-from test_profiles import LIMIT, SCORES, assert_same, found_by, generated, model_of, sources_of, translated, without_eos
 
+from tests.support.fakes import BOS, EOS, Ids, Model, ScriptedRuntime, constant_model, random_model, tiny_config
+from tests.support.searches import (
+    LIMIT,
+    SCORES,
+    assert_same,
+    found_by,
+    generated,
+    model_of,
+    sources_of,
+    translated,
+    without_eos,
+)
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.profiles import PROFILES
 from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search

@@ -10,9 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import EOS, Model, ScriptedRuntime, ScriptedState, constant_model, echo_model, random_model, tiny_config
 from tokenizers import Tokenizer, models
 
+from tests.support.fakes import (
+    EOS,
+    Model,
+    ScriptedRuntime,
+    ScriptedState,
+    constant_model,
+    echo_model,
+    random_model,
+    tiny_config,
+)
 from tfexport.bundle.reader import Bundle, Origin
 from tfexport.config import ModelConfig
 from tfexport.decoding.line_reader import Reader, Unreadable, source_lengths

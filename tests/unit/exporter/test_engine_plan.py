@@ -8,8 +8,8 @@ from typing import Any
 
 import onnx
 import pytest
-from fakes import tiny_config
 
+from tests.support.fakes import tiny_config
 from tfexport import contract
 from tfexport.bundle.reader import open_bundle
 from tfexport.errors import EngineError

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ort_bundles import CONFIG, ONE_CHANGE, random_model
-from tiny import HINTS, tiny_classifier
 
+from tests.support.ort_bundles import CONFIG, ONE_CHANGE, random_model
+from tests.support.tiny import HINTS, tiny_classifier
 from tfexport.decoding.search import SearchOptions, search
 from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.models.float64 import InFloat64

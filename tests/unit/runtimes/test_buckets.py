@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fakes import tiny_config
 
+from tests.support.fakes import tiny_config
 from tfexport.errors import TfexportError
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.ort import CUDA_BATCH, cpu_buckets, cuda_buckets

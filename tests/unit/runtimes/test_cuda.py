@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from cuda.bindings import runtime as cudart
-from fake_cuda import FakeCudart, contents, use
 
+from tests.support.fake_cuda import FakeCudart, contents, use
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.runtimes.cuda import CudaDevice
 from tfexport.runtimes.device import DeviceTensor

@@ -4,16 +4,17 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
-from references.annotated import AnnotatedTransformer, StdNorm
-from references.base import BaseTransformer, sinusoids
-from references.decode import beam, greedy, next_log_probs
-from references.per_head import PerHeadTransformer, sinusoid_table
-from references.tutorial import TutorialClassifier, TutorialTransformer
 from torch import Tensor, nn
+
+from tests.support.paths import SHARED
+from tests.support.references.annotated import AnnotatedTransformer, StdNorm
+from tests.support.references.base import BaseTransformer, sinusoids
+from tests.support.references.decode import beam, greedy, next_log_probs
+from tests.support.references.per_head import PerHeadTransformer, sinusoid_table
+from tests.support.references.tutorial import TutorialClassifier, TutorialTransformer
 
 PAD, BOS, EOS = 1, 2, 3
 SIZES = {"d_model": 8, "n_heads": 2, "d_ffn": 12, "max_len": 20, "pad_id": PAD}
@@ -128,7 +129,7 @@ LAYOUTS = {
     """,
 }
 
-CHECKPOINT = Path(__file__).resolve().parents[1] / "../shared/checkpoints/tutorial-de-en"
+CHECKPOINT = SHARED / "checkpoints/tutorial-de-en"
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from tests.support.text_models import TEXTS, trained_bpe
 from tfexport.errors import RuntimeUnavailable, TokenizerError
 from tfexport.text.tokenizers import (
     SPECIAL_NAMES,
@@ -24,7 +24,6 @@ from tfexport.text.tokenizers import (
 from tfexport.training.vocabulary import BPE_SPECIALS, train_bpe, train_words
 
 WORDS = ["<unk>", "<pad>", "<sos>", "<eos>", "a", "dog", "runs"]
-TEXTS = ["a dog runs", "the dog sleeps , the dog sleeps", "größer als 3 Hunde", "naïve </s> text"] * 3
 
 
 def vocabulary(folder: Path, content: object, *, name: str = "vocab.json", **options: Any) -> TextTokenizer:
@@ -199,11 +198,6 @@ def test_words_that_spell_special_tokens_do_not_move_them() -> None:
 
 
 # --- subwords
-
-
-@cache
-def trained_bpe() -> TextTokenizer:
-    return train_bpe(TEXTS, vocab_size=290)
 
 
 def test_bpe_learns_merges_up_to_its_size() -> None:

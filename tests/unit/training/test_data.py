@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fakes import BOS, EOS, PAD, tiny_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
+from tests.support.fakes import BOS, EOS, PAD, tiny_config
 from tfexport.errors import TfexportError
 from tfexport.text.tokenizers import TextTokenizer, word_tokenizer
 from tfexport.training.data import (

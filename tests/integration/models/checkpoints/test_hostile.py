@@ -13,14 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import joeynmt_models
-import marian_models
 import numpy as np
 import pytest
 import torch
-from checkpoints import refused
-from originals import DATA
 
+from tests.support import joeynmt_models, marian_models
+from tests.support.checkpoints import refused
+from tests.support.paths import DATA
 from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.models.formats.pickled_options import InertObject, plain, read_inert
 from tfexport.models.formats.pickles import Refused, read_pickle

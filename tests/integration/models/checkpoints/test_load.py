@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import (
+from torch import Tensor
+
+from tests.support.checkpoints import (
     QUERY,
     Weights,
     assert_same_model,
@@ -17,8 +19,8 @@ from checkpoints import (
     refused,
     weights_of,
 )
-from references.tutorial import TutorialTransformer
-from tiny import (
+from tests.support.references.tutorial import TutorialTransformer
+from tests.support.tiny import (
     BOS,
     HINTS,
     IDS,
@@ -29,8 +31,6 @@ from tiny import (
     TinyCheckpoint,
     tiny_transformer,
 )
-from torch import Tensor
-
 from tfexport.errors import ConfigError
 from tfexport.models.checkpoints.load import Checkpoint, inspect_checkpoint, load_checkpoint
 from tfexport.models.formats.native import Tokenizers

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import refused, saved
-from tiny import HINTS, tiny_transformer
 from torch import nn
-from torch_models import ModuleRuntime
 from typer.testing import CliRunner
 
+from tests.support.checkpoints import refused, saved
+from tests.support.paths import ROOT
+from tests.support.tiny import HINTS, tiny_transformer
+from tests.support.torch_models import ModuleRuntime
 from tfexport.bundle.reader import open_bundle
 from tfexport.cli import app
 from tfexport.decoding.search import SearchOptions, search
@@ -26,7 +27,7 @@ from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.models.checkpoints.user_family import read_family_file
 from tfexport.runtimes import load_runtime
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = ROOT / "examples"
 VOCABULARIES = ("--src-vocab", "src_vocab.json", "--tgt-vocab", "tgt_vocab.json")
 
 

@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from references.annotated import AnnotatedTransformer
-from references.base import BaseTransformer
-from references.decode import beam as naive_beam
-from references.decode import greedy as naive_greedy
-from references.per_head import PerHeadTransformer
-from references.tutorial import TutorialTransformer
-from tiny import randomised
 from torch import nn
 
+from tests.support.references.annotated import AnnotatedTransformer
+from tests.support.references.base import BaseTransformer
+from tests.support.references.decode import beam as naive_beam
+from tests.support.references.decode import greedy as naive_greedy
+from tests.support.references.per_head import PerHeadTransformer
+from tests.support.references.tutorial import TutorialTransformer
+from tests.support.tiny import randomised
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.decoding.search import SearchOptions, pad, search

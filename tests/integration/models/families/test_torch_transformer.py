@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import Weights, assert_same_model, refused
 from torch import nn
-from torch_models import (
+
+from tests.support.checkpoints import Weights, assert_same_model, refused
+from tests.support.torch_models import (
     D_FF,
     EOS,
     HEADS,
@@ -27,7 +28,6 @@ from torch_models import (
     Tutorial,
     made,
 )
-
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.exporter.pipeline import export
@@ -199,7 +199,7 @@ def test_a_named_output_layer_may_be_the_target_embedding(load: Callable[..., Ch
 
 
 def test_names_of_layers_mean_nothing_to_another_family(load: Callable[..., Checkpoint]) -> None:
-    from checkpoints import weights_of
+    from tests.support.checkpoints import weights_of
 
     assert "src_embedding means nothing" in refused(load, weights_of("tutorial"), {"src_embedding": "a"})
 

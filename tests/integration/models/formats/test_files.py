@@ -15,7 +15,10 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import (
+from safetensors.torch import save_file
+from torch import nn
+
+from tests.support.checkpoints import (
     QUERY,
     Weights,
     assert_same_model,
@@ -23,14 +26,11 @@ from checkpoints import (
     saved,
     weights_of,
 )
-from safetensors.torch import save_file
-from tiny import (
+from tests.support.tiny import (
     HINTS,
     TinyCheckpoint,
     tiny_transformer,
 )
-from torch import nn
-
 from tfexport.errors import CheckpointError, TfexportError
 from tfexport.models.checkpoints.load import Checkpoint, inspect_checkpoint, load_checkpoint
 

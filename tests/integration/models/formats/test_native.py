@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import (
+from safetensors.torch import save_file
+
+from tests.support.checkpoints import (
     NATIVE,
     native_weights,
 )
-from safetensors.torch import save_file
-from tiny import (
+from tests.support.tiny import (
     TinyCheckpoint,
 )
-
 from tfexport.errors import CheckpointError, ConfigError, TfexportError
 from tfexport.models.checkpoints.load import inspect_checkpoint, load_checkpoint
 from tfexport.models.formats import native

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from originals import DATA, assert_same_logits, assert_same_searches, expected
 
+from tests.support.originals import assert_same_logits, assert_same_searches, expected
+from tests.support.paths import DATA
 from tfexport.commands.flags import split_by_codes
 from tfexport.errors import ConfigError, TfexportError, TokenizerError
 from tfexport.models.checkpoints.load import inspect_checkpoint, load_checkpoint

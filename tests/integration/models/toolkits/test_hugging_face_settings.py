@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_hugging_face import EOS, FORCED, MAX_NEW, VOCAB, Case, changed, made, sources_of
 
+from tests.support.hugging_face_models import EOS, FORCED, MAX_NEW, VOCAB, Case, changed, made, sources_of
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import TfexportError

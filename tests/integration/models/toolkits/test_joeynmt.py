@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import assert_same_model, refused
-from joeynmt_models import (
+
+from tests.support.checkpoints import assert_same_model, refused
+from tests.support.joeynmt_models import (
     BOS,
     EOS,
     HEADS,
@@ -25,12 +26,12 @@ from joeynmt_models import (
     random_state,
     write_folder,
 )
-from originals import DATA, assert_same_logits, assert_same_searches, expected
-from references.decode import beam as naive_beam
-from references.decode import greedy
-from references.joeynmt import JoeyNMT
-from text_models import as_in_a_bundle, read_ids, write_pieces
-
+from tests.support.originals import assert_same_logits, assert_same_searches, expected
+from tests.support.paths import DATA
+from tests.support.references.decode import beam as naive_beam
+from tests.support.references.decode import greedy
+from tests.support.references.joeynmt import JoeyNMT
+from tests.support.text_models import as_in_a_bundle, read_ids, write_pieces
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.decoding.search import Hypothesis, SearchOptions, search
 from tfexport.decoding.translate import Writer

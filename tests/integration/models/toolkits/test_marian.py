@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import refused
-from marian_models import (
+
+from tests.support.checkpoints import refused
+from tests.support.marian_models import (
     MODELS,
     D,
     options_of,
@@ -23,12 +24,11 @@ from marian_models import (
     write_folder,
     write_model,
 )
-from references.decode import beam as naive_beam
-from references.decode import greedy
-from references.marian import Marian, sinusoids
-from text_models import as_in_a_bundle, read_ids, write_pieces
-from tiny import randomised
-
+from tests.support.references.decode import beam as naive_beam
+from tests.support.references.decode import greedy
+from tests.support.references.marian import Marian, sinusoids
+from tests.support.text_models import as_in_a_bundle, read_ids, write_pieces
+from tests.support.tiny import randomised
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.decoding.search import Hypothesis, SearchOptions, search
 from tfexport.decoding.translate import Writer

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import assert_same_model
-from originals import DATA, assert_same_logits, assert_same_searches, expected
 from safetensors.torch import load_file, save_file
 
+from tests.support.checkpoints import assert_same_model
+from tests.support.originals import assert_same_logits, assert_same_searches, expected
+from tests.support.paths import DATA
 from tfexport.errors import ConfigError, TfexportError
 from tfexport.models.checkpoints.load import inspect_checkpoint, load_checkpoint
 from tfexport.models.formats.pickled_options import plain, read_inert

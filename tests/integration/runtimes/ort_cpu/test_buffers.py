@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ort_bundles import CONFIG, random_model, random_sources, with_end, write_bundle
 
+from tests.support.ort_bundles import CONFIG, random_model, random_sources, with_end, write_bundle
 from tfexport.decoding.search import SearchOptions, search
 from tfexport.runtimes.ort_cpu import buffers
 from tfexport.runtimes.ort_cpu.buffers import LARGEST, SMALLEST, Buffers

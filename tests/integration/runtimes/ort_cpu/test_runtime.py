@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from ort_bundles import CONFIG, random_model, random_sources, reference_of, with_end, write_bundle
-from tiny import BOS, SRC_VOCAB, TGT_VOCAB
 
+from tests.support.ort_bundles import CONFIG, random_model, random_sources, reference_of, with_end, write_bundle
+from tests.support.tiny import BOS, SRC_VOCAB, TGT_VOCAB
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.decoding.search import Hypothesis, SearchOptions, pad, search

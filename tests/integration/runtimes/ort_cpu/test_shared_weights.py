@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ort_bundles import CONFIG, random_model, random_sources, write_bundle
 
+from tests.support.ort_bundles import CONFIG, random_model, random_sources, write_bundle
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.contract import Precision
 from tfexport.decoding.search import Hypothesis, SearchOptions, search
