@@ -208,8 +208,7 @@ def test_a_bundle_is_decoded_as_by_its_own_runtime(ctranslate2: Any, tiny_bundle
     pytest.importorskip("transformers", reason="Transformers is not installed: pip install transformers")
     command = [sys.executable, "-m", "benchmarks.converters", str(tiny_bundle)]
     command += ["--ctranslate2", str(tmp_path / "ct2"), "--hugging-face", str(tmp_path / "deep" / "hf")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"ctranslate2: {tmp_path}/ct2", f"hugging-face: {tmp_path}/deep/hf"]
     bundle = open_bundle(tiny_bundle)
@@ -291,14 +290,13 @@ def test_optimum_decodes_what_the_model_does(tmp_path: Path, name: str) -> None:
     script = """
 import json, sys
 from pathlib import Path
-from tfexport.peers import OptimumPeer
-from tfexport.search import SearchOptions
+from tfexport.bench.peers import OptimumPeer
+from tfexport.decoding.search import SearchOptions
 peer = OptimumPeer(Path(sys.argv[1]))
 options = [{"beam": 1}, {"beam": 3, "length_penalty": 0.0}, {"beam": 3, "min_length": 9, "max_length": 10}]
 print(json.dumps([peer.decode(json.loads(sys.argv[2]), SearchOptions(**each), 4) for each in options]))
 """
     command = [OPTIMUM_PYTHON, "-c", script, str(tmp_path / "onnx"), json.dumps(sources)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     *found, forced = json.loads(done.stdout.splitlines()[-1])

@@ -689,7 +689,7 @@ def test_export_interrupted_anywhere_leaves_nothing(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"tfexport.export.{at}", interrupt)
+    monkeypatch.setattr(f"tfexport.exporter.pipeline.{at}", interrupt)
     with pytest.raises(KeyboardInterrupt):
         export(tiny_checkpoint.load(), tmp_path / "b")
     assert not leftovers(tmp_path)

@@ -162,7 +162,7 @@ def test_lines_never_lie_beside_notes_of_something_else(
 def test_two_processes_do_not_write_one_file(tmp_path: Path, resume: bool) -> None:
     path = tmp_path / "out"
     holding = (
-        "import sys, pathlib; from tfexport.output import writing\n"
+        "import sys, pathlib; from tfexport.commands.output import writing\n"
         "with writing(pathlib.Path(sys.argv[1]), {'bundle': 'x', 'search': {'beam': 1}}) as out:\n"
         "    print('one', file=out.file, flush=True); print('begun', flush=True); sys.stdin.read()"
     )

@@ -305,7 +305,7 @@ def test_who_needs_more_than_the_best_token_has_it(tmp_path: Path, asks: dict[st
     assert options.ranks_alone == alone
     bundle = write_bundle(random_model(WIDE), tmp_path / "bundle", alignments=True)
     runtime = OrtCpuRuntime(bundle, threads=1)
-    assert runtime.prepare(options)
+    assert runtime.prepare(options.needs)
     search(runtime, [[5, 6]], options)
     assert ("greedy_step" in runtime._sessions) == alone
     assert len(runtime._sessions) == 2  # nothing is loaded for nobody

@@ -135,7 +135,7 @@ def test_a_signal_while_a_partial_folder_is_removed_leaves_nothing(
 
 def test_a_folder_that_a_live_process_writes_stays(tmp_path: Path) -> None:
     holding = (
-        "import sys, pathlib; from tfexport.durable import partial_folder\n"
+        "import sys, pathlib; from tfexport.system.atomic_files import partial_folder\n"
         "with partial_folder(pathlib.Path(sys.argv[1])) as folder:\n"
         "    print(folder, flush=True); sys.stdin.read()"
     )

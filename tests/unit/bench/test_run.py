@@ -39,7 +39,7 @@ Seconds = Callable[[Setup, Mapping[str, Any]], float]
 
 
 class Scripted:
-    """Stands for all processes: answers as bench_worker.py does, with the seconds that `seconds` tells."""
+    """Stands for all processes: answers as bench/worker.py does, with the seconds that `seconds` tells."""
 
     def __init__(
         self, seconds: Seconds, *, tokens: Mapping[str, int] | None = None, failing: Mapping[str, str] | None = None
@@ -391,7 +391,7 @@ NOISY = """
 import os
 import sys
 
-from tfexport import bench_worker
+from tfexport.bench import worker
 
 
 class Noisy:
@@ -403,8 +403,8 @@ class Noisy:
         return [(7,) * options.max_length for _ in sources]
 
 
-bench_worker.load = lambda *arguments: print("loading") or Noisy()
-bench_worker.main()
+worker.load = lambda *arguments: print("loading") or Noisy()
+worker.main()
 """
 
 REQUEST = {"batch_size": 1, "beam": 1, "min_length": 0, "max_length": 3, "sources": [[1], [2]]}
@@ -441,7 +441,7 @@ import sys
 import time
 from pathlib import Path
 
-from tfexport.contestants import Contestant, Process, Setup
+from tfexport.bench.contestants import Contestant, Process, Setup
 
 process = Process({}, Path(sys.argv[1]))
 process.ask(Setup(Contestant("optimum", Path("x")), "float32", 1, 1).load_request([5]))

@@ -23,7 +23,7 @@ from tests.support.fakes import EOS, ScriptedRuntime, echo_model, tiny_config
 from tfexport.decoding.batches import Split, Team, batches, decode_all, decode_windows
 from tfexport.decoding.search import SearchOptions
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import IntArray
+from tfexport.runtimes.base import IntArray, Needs
 from tfexport.system.processes import return_freed_memory
 
 CONFIG = tiny_config(src_vocab_size=9, tgt_vocab_size=9, max_source_length=12, max_target_length=20)
@@ -35,8 +35,8 @@ class Forked(ScriptedRuntime):
 
     loaded_for: int | None = None
 
-    def prepare(self, options: SearchOptions) -> bool:
-        self.loaded_for = options.beam
+    def prepare(self, needs: Needs) -> bool:
+        self.loaded_for = needs.width
         return True
 
 

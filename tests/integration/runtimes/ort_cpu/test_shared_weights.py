@@ -92,10 +92,10 @@ COPIED = """
 import sys
 from pathlib import Path
 
-import tfexport.runtimes.ort_cpu
-from tfexport.bundle import open_bundle
+import tfexport.runtimes.ort_cpu.runtime
+from tfexport.bundle.reader import open_bundle
 from tfexport.runtimes import load_runtime
-from tfexport.search import SearchOptions, search
+from tfexport.decoding.search import SearchOptions, search
 
 def copied():
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
