@@ -297,7 +297,7 @@ options = [{"beam": 1}, {"beam": 3, "length_penalty": 0.0}, {"beam": 3, "min_len
 print(json.dumps([peer.decode(json.loads(sys.argv[2]), SearchOptions(**each), 4) for each in options]))
 """
     command = [OPTIMUM_PYTHON, "-c", script, str(tmp_path / "onnx"), json.dumps(sources)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     *found, forced = json.loads(done.stdout.splitlines()[-1])
     own = RuntimePeer(TorchRuntime(model))
