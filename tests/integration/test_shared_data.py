@@ -6,8 +6,12 @@ import json
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.paths import SHARED
+from tests.support.references.decode import greedy
+from tests.support.references.tutorial import TutorialTransformer
+from tests.support.tiny import BOS, EOS
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.commands.demo import embedded_checkpoint
 from tfexport.contract import Precision
@@ -179,3 +183,14 @@ def test_int8_translates_the_test_set_as_float32_does(bundle: Bundle, embedded: 
 
 def test_embedded_default_translates_the_test_set(embedded: Bundle) -> None:
     assert bleu(embedded, "float32", beam=4) >= 36.0
+
+
+def test_greedy_reproduces_the_output_of_the_real_tutorial_checkpoint() -> None:
+    model = TutorialTransformer(
+        src_vocab=7853, tgt_vocab=5893, d_model=256, n_heads=8, d_ffn=512, n_encoder_layers=3, n_decoder_layers=3
+    )
+    model.load_state_dict(torch.load(TUTORIAL / "model.pt", weights_only=True))
+    model.eval()
+    lines = (TUTORIAL / "greedy.test_2016_flickr.jsonl").read_text(encoding="utf-8").splitlines()[:20]
+    for line in map(json.loads, lines):
+        assert greedy(model, line["src"], bos=BOS, eos=EOS, max_length=50) == line["out"]

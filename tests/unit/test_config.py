@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.checkpoints import (
     NATIVE,
-    refused,
-    weights_of,
-)
-from tests.support.tiny import (
-    HINTS,
 )
 from tfexport.config import ModelConfig
 from tfexport.errors import ConfigError
-from tfexport.models.checkpoints.load import Checkpoint, read_hints
 
 
 @pytest.mark.parametrize(
@@ -58,33 +50,3 @@ def test_unknown_and_missing_fields_are_named_together() -> None:
     del fields["d_ff"], fields["eos_id"]
     with pytest.raises(ConfigError, match=r"here .*unknown: colour, heads; missing: d_ff, eos_id"):
         ModelConfig.from_dict({**fields, "heads": 3, "colour": "red"}, where="here")
-
-
-def test_a_size_beyond_all_tensors_is_refused(load: Callable[..., Checkpoint]) -> None:
-    refused(load, weights_of("tutorial"), {**HINTS, "d_ff": 10**20})
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "cannot read the configuration"),
-        ("[" * 100_000, "cannot read the configuration"),
-        ("[1]", "Give a JSON object"),
-        ('{"heads": 8}', "heads"),
-    ],
-)
-def test_hints_that_are_none_are_refused(tmp_path: Path, content: str, message: str) -> None:
-    (tmp_path / "hints.json").write_text(content)
-    with pytest.raises(ConfigError, match=message):
-        read_hints(tmp_path / "hints.json")
-
-
-def test_hints_are_read(tmp_path: Path) -> None:
-    (tmp_path / "hints.json").write_text('{"n_heads": 3, "activation": "gelu"}')
-    assert read_hints(tmp_path / "hints.json") == {"n_heads": 3, "activation": "gelu"}
-
-
-def test_an_unknown_field_names_its_likes(tmp_path: Path) -> None:
-    (tmp_path / "hints.json").write_text('{"heads": 8}')
-    with pytest.raises(ConfigError, match=r"unknown field heads.*n_heads"):
-        read_hints(tmp_path / "hints.json")

@@ -151,10 +151,3 @@ def test_busy_cpus_are_those_that_are_not_idle(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("tfexport.bench.machine.time.sleep", lambda _: (tmp_path / "stat").write_text(after))
     # Of 100 ticks 25 were work, 50 idle and 25 idle with a disk at work: a quarter of 4 CPUs.
     assert machine.busy_cpus(0.0) == 1.0
-
-
-def test_the_facts_of_the_machine_are_json() -> None:
-    found = machine.facts()
-    assert found["cpus"] >= 1
-    assert found["versions"]["numpy"] == np.__version__
-    assert {"date", "cpu", "command", "python", "system", "last_level_cache_bytes"} <= set(found)

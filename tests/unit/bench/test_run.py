@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from benchmarks import cpu, cpu_report, growth
 from tests.support.fakes import ScriptedRuntime, ScriptedState, echo_model, random_model, tiny_config
-from tfexport.bench import contestants, peers, run, worker
-from tfexport.bench.contestants import Contestant, Failed, Process, Setup, contestants_of, setups
+from tfexport.bench import peers, worker
+from tfexport.bench.contestants import Contestant, Failed, Setup, contestants_of, setups
 from tfexport.bench.machine import Peaks
 from tfexport.bench.peers import RuntimePeer
 from tfexport.bench.plan import Cell, Plan, random_sources
@@ -26,8 +22,6 @@ from tfexport.bench.report import cell_lines
 from tfexport.bench.rows import Attempt, percentiles, ratios, spread
 from tfexport.bench.run import Bench, climb
 from tfexport.bench.worker import Profile, Session
-from tfexport.bundle import reader as bundle_module
-from tfexport.cli import app
 from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import TfexportError
 
@@ -378,115 +372,6 @@ def test_our_peer_gives_results_in_the_order_of_the_sources(workers: int) -> Non
     assert peer.decode(sources, options, 2) == wanted
 
 
-def worker_of(folder: Path, code: str) -> Process:
-    """A process that runs `code` in place of the worker's module."""
-    (folder / "script.py").write_text(code, encoding="utf-8")
-    python = folder / "python"
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{folder / "script.py"}"\n', encoding="utf-8")
-    python.chmod(0o755)
-    return Process({}, python)
-
-
-NOISY = """
-import os
-import sys
-
-from tfexport.bench import worker
-
-
-class Noisy:
-    def decode(self, sources, options, batch_size):
-        print("printed")
-        os.write(1, b"written by C")
-        sys.stderr.write("said")
-        assert sys.stdin.read() == ""
-        return [(7,) * options.max_length for _ in sources]
-
-
-worker.load = lambda *arguments: print("loading") or Noisy()
-worker.main()
-"""
-
-REQUEST = {"batch_size": 1, "beam": 1, "min_length": 0, "max_length": 3, "sources": [[1], [2]]}
-
-
-def test_prints_do_not_break_the_conversation(tmp_path: Path) -> None:
-    setup = Setup(names("optimum")[0], "float32", 1, 1)
-    with worker_of(tmp_path, NOISY) as process:
-        assert process.ask(setup.load_request([5]))["versions"]["numpy"]
-        answer = process.ask({"command": "decode", "outputs": True, **REQUEST})
-        assert answer["lengths"] == [3, 3]
-        assert answer["outputs"] == [[7, 7, 7]] * 2
-        assert answer["memory"] is None or answer["memory"] > 2**20
-        with pytest.raises(Failed, match="only runtimes of tfexport"):
-            process.ask({"command": "profile", **REQUEST})
-        assert process.ask({"command": "decode", **REQUEST})["lengths"] == [3, 3]
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
-def test_a_process_that_has_nothing_to_answer_is_stopped(tmp_path: Path) -> None:
-    with worker_of(tmp_path, NOISY) as process:
-        process.ask(Setup(names("optimum")[0], "float32", 1, 1).load_request([5]))
-        stat = Path(f"/proc/{process.pid}/stat")
-        deadline = time.monotonic() + 10
-        while (state := stat.read_text().rpartition(") ")[2][0]) != "T" and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert state == "T"
-        assert process.ask({"command": "decode", **REQUEST})["lengths"] == [3, 3]
-    assert not stat.exists()
-
-
-PARENT = """
-import sys
-import time
-from pathlib import Path
-
-from tfexport.bench.contestants import Contestant, Process, Setup
-
-process = Process({}, Path(sys.argv[1]))
-process.ask(Setup(Contestant("optimum", Path("x")), "float32", 1, 1).load_request([5]))
-print(process.pid, flush=True)
-time.sleep(600)
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
-def test_a_stopped_process_does_not_outlive_its_parent(tmp_path: Path) -> None:
-    worker_of(tmp_path, NOISY).close()  # writes the files
-    command = [sys.executable, "-c", PARENT, str(tmp_path / "python")]
-    # What it leaves behind when it is killed goes with the test's folder.
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
-        assert parent.stdout is not None
-        child = Path(f"/proc/{int(parent.stdout.readline())}/stat")
-        assert child.exists()
-        parent.kill()
-    deadline = time.monotonic() + 10
-    while child.exists() and child.read_text().rpartition(") ")[2][0] != "Z" and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not child.exists() or child.read_text().rpartition(") ")[2][0] == "Z"
-
-
-def test_a_process_that_dies_tells_its_last_line(tmp_path: Path) -> None:
-    code = "import sys\nsys.stdin.readline()\nprint('oh\\nno memory', file=sys.stderr)\nsys.exit(9)"
-    with worker_of(tmp_path, code) as process, pytest.raises(Failed, match="ended with exit code 9: no memory"):
-        process.ask({"command": "load"})
-
-
-def test_a_process_that_does_not_answer_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contestants, "PATIENCE", 0.2)
-    with (
-        worker_of(tmp_path, "import time\ntime.sleep(600)") as process,
-        pytest.raises(Failed, match="no answer for 0 seconds"),
-    ):
-        process.ask({"command": "load"})
-
-
-def test_an_interpreter_that_is_not_there_is_a_reason(tmp_path: Path) -> None:
-    with pytest.raises(Failed, match="--python"):
-        Process({}, tmp_path / "none")
-
-
 def test_what_fails_in_the_worker_is_answered() -> None:
     answer = Session().answer({"command": "decode", **REQUEST})
     assert list(answer) == ["error"]
@@ -530,83 +415,6 @@ def test_contestants_are_read(tmp_path: Path) -> None:
     for beside, pythons, message in wrong:
         with pytest.raises(TfexportError, match=message):
             contestants_of(Path("b"), beside, pythons)
-
-
-@pytest.fixture(autouse=True)
-def few_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So few that a test can name them."""
-    monkeypatch.setattr("tfexport.bench.plan.FEWEST_SENTENCES", 4)
-
-
-@pytest.fixture
-def known_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "peaks_of", lambda threads: PEAKS)
-    monkeypatch.setattr(run, "busy_cpus", lambda: 1.5)
-
-
-@pytest.mark.usefixtures("known_machine")
-def test_the_command_measures_in_processes_of_their_own(tiny_bundle: Path, tmp_path: Path) -> None:
-    (tmp_path / "ct2").mkdir()
-    flags = ["--batch-size", "2", "--beam", "1,2", "--tokens", "4", "--rounds", "2", "-o", str(tmp_path / "out.json")]
-    beside = ["--beside", f"ctranslate2={tmp_path / 'ct2'}"]
-    done = CliRunner().invoke(app, ["bench", str(tiny_bundle), *flags, *beside], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    record = json.loads((tmp_path / "out.json").read_text())
-    assert [cell["beam"] for cell in record["cells"]] == [1, 2]
-    for cell in record["cells"]:
-        own, other = cell["rows"]
-        assert own["reason"] is None
-        assert own["lengths"] == [4] * 4
-        assert len(own["seconds"]) == 2
-        assert own["parts"]["step"] > 0
-        assert other["reason"]
-        assert f"{cell['about']}: 4 sentences, outputs of 4 tokens" in done.output
-    assert record["options"]["tokens"] == 4
-    assert record["machine"]["cpus"] >= 1
-    assert record["machine"]["busy_cpus"] == 1.5
-    assert "warning: 1.5 CPUs are at work already" in done.stderr
-
-
-@pytest.mark.usefixtures("known_machine")
-def test_the_command_reads_sentences_and_gives_json(tiny_bundle: Path, tmp_path: Path) -> None:
-    (tmp_path / "input.ids").write_text("4 5 6\nno\n7\n")
-    flags = [
-        "--input-format",
-        "ids",
-        "--free",
-        "--max-length",
-        "9",
-        "--sentences",
-        "3",
-        "--batch-size",
-        "1",
-        "--rounds",
-        "1",
-    ]
-    done = CliRunner().invoke(app, ["bench", str(tiny_bundle), str(tmp_path / "input.ids"), *flags, "--json"])
-    assert done.exit_code == 0, done.output
-    record = json.loads(done.stdout)
-    assert record["options"]["tokens"] is None
-    assert record["cells"][0]["source_lengths"] == [3, 1, 3]
-    assert max(record["cells"][0]["rows"][0]["lengths"]) <= 9
-    assert "1 lines of" in done.stderr
-
-
-def test_where_nothing_can_be_measured_the_command_says_why(
-    classifier_bundle: Path, tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(TfexportError, match="encoder classifier"):
-        CliRunner().invoke(app, ["bench", str(classifier_bundle)], catch_exceptions=False)
-    monkeypatch.setattr(run, "peaks_of", lambda threads: PEAKS)
-    monkeypatch.setattr(run, "busy_cpus", lambda: None)
-    with pytest.raises(TfexportError, match=r"nothing could be measured: .*bf16"):
-        CliRunner().invoke(
-            app,
-            ["bench", str(tiny_bundle), "--precision", "bf16", "--batch-size", "1", "--tokens", "3"],
-            catch_exceptions=False,
-        )
-    with pytest.raises(TfexportError, match="--beam is '0'"):
-        CliRunner().invoke(app, ["bench", str(tiny_bundle), "--beam", "0"], catch_exceptions=False)
 
 
 def test_attempts_that_were_not_in_the_rounds_did_not_run() -> None:
@@ -680,21 +488,6 @@ def test_cells_are_chosen_by_their_parts() -> None:
     assert not cpu.wanted(name, ["batch 1"])
 
 
-@pytest.mark.usefixtures("known_machine")
-def test_the_matrix_is_measured_and_what_has_no_folder_is_a_row(
-    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cpu, "peaks_of", lambda threads: PEAKS)
-    (tmp_path / "input").write_text("de7 de8\nde9\n", encoding="utf-8")
-    flags = ["--quick", "--precision", "fp32", "--only", "batch 1", "--beside", "ctranslate2", "--out", str(tmp_path)]
-    assert cpu.main([str(tiny_bundle), *flags, "--input", str(tmp_path / "input")]) == 0
-    (cell,) = cpu.read(tmp_path / "cpu.json")
-    assert (cell["model"], cell["part"], cell["batch"]) == ("tiny", "forced", 1)
-    assert row(cell, "ort-cpu")["lengths"] == [8] * 4
-    assert row(cell, "ctranslate2")["reason"]
-    assert cell["run"]["config"]["d_model"] == 24
-
-
 def test_growth_changes_one_number_at_a_time() -> None:
     points = list(growth.points_of(growth.parse([])))
     for sweep, point in points:
@@ -708,26 +501,6 @@ def test_growth_changes_one_number_at_a_time() -> None:
     }
 
 
-def test_growth_is_measured_beside_its_floor_and_drawn(
-    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(growth, "peaks_of", lambda threads: PEAKS)
-    config = bundle_module.open_bundle(tiny_bundle).config
-    monkeypatch.setattr(growth, "bundle_of", lambda *_: tiny_bundle)
-    monkeypatch.setattr(growth, "model_of", lambda _: config)
-    assert growth.main(["--quick", "--only", "batch,tokens", "--repeats", "1", "--out", str(tmp_path)]) == 0
-    record = json.loads((tmp_path / "growth.json").read_text())
-    assert [(row["sweep"], row["value"]) for row in record["rows"]] == [
-        *(("batch", 1), ("batch", 4), ("tokens", 8), ("tokens", 16)),
-    ]
-    for found in record["rows"]:
-        assert found["reason"] is None
-        assert len(found["step_seconds"]) == found["tokens"]
-        assert found["tokens_per_second"] == pytest.approx(found["batch"] * found["tokens"] / found["seconds"][0])
-        assert found["floor"]["steps"] == found["tokens"]
-    assert (tmp_path / "growth.png").read_bytes()[1:4] == b"PNG"
-
-
 def test_the_own_search_may_have_the_rules_of_another_engine() -> None:
     for profile, length_penalty in (("tfexport", 0.6), ("opennmt", 1.0)):
         request = Plan(profile=profile, tokens=None).request("decode", [[5]], 8, 4)  # type: ignore[arg-type]
@@ -735,3 +508,6 @@ def test_the_own_search_may_have_the_rules_of_another_engine() -> None:
         assert (options.profile, options.beam, options.length_penalty) == (profile, 4, length_penalty)
     assert peers._plain_power(options, [[5] * 9]) == 1.0  # of length ** A already
     assert peers._plain_power(SearchOptions(length_penalty=1.0), [[5] * 5]) == 0.5
+
+
+REQUEST = {"batch_size": 1, "beam": 1, "min_length": 0, "max_length": 3, "sources": [[1], [2]]}

@@ -1,5 +1,4 @@
-"""Every option of a search against brute force: all outputs that there are, each judged by definition; on a fake runtime and
-on an exported bundle, whose probabilities are those of the original model, run anew for each token."""
+"""Every option of a search against brute force: all outputs that there are, each judged by definition."""
 
 from __future__ import annotations
 
@@ -8,20 +7,15 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from tests.support.fakes import ScriptedRuntime, random_model, sampling_distribution, tiny_config
-from tests.support.tiny import TinyCheckpoint
-from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.sampling import Streams
 from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search
-from tfexport.runtimes import load_runtime
 
 Ids = tuple[int, ...]
 MOST = 4
@@ -48,21 +42,18 @@ class Subject:
         return tuple(sorted(set(range(self.runtime.config.tgt_vocab_size)) - {*self.words, self.eos}))
 
 
-@pytest.fixture(scope="module", params=["fake", "bundle"])
-def subject(request: pytest.FixtureRequest, tiny_checkpoint: TinyCheckpoint, tiny_bundle: Path) -> Subject:
-    if request.param == "fake":
-        config = tiny_config(tgt_vocab_size=7)
-        model = cache(random_model(3, 7))
-        return Subject(ScriptedRuntime(model, config), model, (3, 4, 5, 6), 1, 2, [(5, 6, 2), (7, 2), (5, 9, 9, 2)])
-
-    @cache
-    def logits(source: Ids, tokens: Ids) -> NDArray[Any]:
-        with torch.no_grad():
-            found = tiny_checkpoint.model(torch.tensor([source]), torch.tensor([[2, *tokens]]))
-        return np.asarray(found[0, -1].numpy())
-
-    runtime = load_runtime("ort-cpu", open_bundle(tiny_bundle), threads=1)
-    return Subject(runtime, logits, (9, 30, 35, 12), 2, 3, [(2, 5, 6, 3), (2, 9, 3), (2, 30, 4, 4, 7, 3)])
+@pytest.fixture(scope="module")
+def subject() -> Subject:
+    """A fake runtime. tests/integration/decoding/test_options.py runs these tests with an exported bundle."""
+    model = cache(random_model(3, 7))
+    return Subject(
+        ScriptedRuntime(model, tiny_config(tgt_vocab_size=7)),
+        model,
+        (3, 4, 5, 6),
+        1,
+        2,
+        [(5, 6, 2), (7, 2), (5, 9, 9, 2)],
+    )
 
 
 RULES: list[dict[str, Any]] = [

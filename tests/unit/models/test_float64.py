@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tests.support.ort_bundles import CONFIG, ONE_CHANGE, random_model
-from tests.support.tiny import HINTS, tiny_classifier
+from tests.support.tiny import randomised
 from tfexport.decoding.search import SearchOptions, search
-from tfexport.models.checkpoints.load import load_checkpoint
+from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.float64 import InFloat64
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import KeyValue, Transformer
@@ -81,9 +81,9 @@ def test_weights_of_half_precision_are_widened_as_they_are(precision: Any) -> No
 
 
 @torch.inference_mode()
-def test_a_classifier(tmp_path: Any) -> None:
-    torch.save(tiny_classifier().state_dict(), tmp_path / "classifier.pt")
-    model = load_checkpoint(tmp_path / "classifier.pt", HINTS).build_model()
+def test_a_classifier() -> None:
+    config = CONFIG.replace(n_decoder_layers=0, tgt_vocab_size=0, max_target_length=0, n_classes=4, tie_output=False)
+    model = randomised(EncoderClassifier(config))
     exact = copy.deepcopy(model).double()
     wanted = exact.head(exact.encoder(SRC, LENGTH)[:, 0])  # its logits are float32 in the end, whatever it computes in
     with InFloat64():

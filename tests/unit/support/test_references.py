@@ -1,7 +1,6 @@
-"""The reference models are right by themselves: names, masks, causality, searches, and one real checkpoint."""
+"""The reference models are right by themselves: names, masks, causality, and searches."""
 
 import itertools
-import json
 import math
 from collections.abc import Callable, Iterator
 
@@ -9,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support.paths import SHARED
 from tests.support.references.annotated import AnnotatedTransformer, StdNorm
 from tests.support.references.base import BaseTransformer, sinusoids
 from tests.support.references.decode import beam, greedy, next_log_probs
@@ -128,8 +126,6 @@ LAYOUTS = {
         decoder.layer_norm.{weight,bias} D
     """,
 }
-
-CHECKPOINT = SHARED / "checkpoints/tutorial-de-en"
 
 
 @pytest.fixture(autouse=True)
@@ -338,15 +334,3 @@ def test_one_beam_without_penalty_is_greedy(name: str) -> None:
     for src_ids in ([2, 5, 6, 3], [2, 4, 7, 8, 9, 3]):
         found = beam(model, src_ids, bos=BOS, eos=EOS, max_length=12, beam=1, length_penalty=0.0)
         assert [tokens for tokens, _ in found] == [greedy(model, src_ids, bos=BOS, eos=EOS, max_length=12)]
-
-
-@pytest.mark.skipif(not CHECKPOINT.is_dir(), reason="the tutorial-de-en checkpoint does not lie beside the repository")
-def test_greedy_reproduces_the_output_of_the_real_tutorial_checkpoint() -> None:
-    model = TutorialTransformer(
-        src_vocab=7853, tgt_vocab=5893, d_model=256, n_heads=8, d_ffn=512, n_encoder_layers=3, n_decoder_layers=3
-    )
-    model.load_state_dict(torch.load(CHECKPOINT / "model.pt", weights_only=True))
-    model.eval()
-    lines = (CHECKPOINT / "greedy.test_2016_flickr.jsonl").read_text(encoding="utf-8").splitlines()[:20]
-    for line in map(json.loads, lines):
-        assert greedy(model, line["src"], bos=BOS, eos=EOS, max_length=50) == line["out"]

@@ -312,3 +312,7 @@ def test_vocabularies_of_another_model_are_noted(load: Callable[..., Checkpoint]
         "the source vocabulary has 4 words, the model's embedding 31 rows",
         "eos_id is 9, the source vocabulary's own is 3",
     )
+
+
+def test_a_size_beyond_all_tensors_is_refused(load: Callable[..., Checkpoint]) -> None:
+    refused(load, weights_of("tutorial"), {**HINTS, "d_ff": 10**20})

@@ -100,7 +100,7 @@ def test_objects_become_records_and_plain_values_stay(save: Callable[..., Path],
     }
     read = read_inert(save(content, pickle_protocol=protocol))
     assert plain(read["args"], "args") == {"heads": 4, "colour": "red", "nested": {"path": None}}
-    assert read["slotted"].of.endswith("test_inert.Slotted")
+    assert read["slotted"].of.endswith("test_pickled_options.Slotted")
     assert read["slotted"].attributes == {"inner": {"a": (1, 2.5, True, None, b"\xff")}}
     assert (read["words"].entries, read["words"].attributes) == ({"der": 3}, {"order": "frequency"})
     assert read["lines"].items == ["one", "two"]
