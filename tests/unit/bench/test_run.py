@@ -511,3 +511,9 @@ def test_the_own_search_may_have_the_rules_of_another_engine() -> None:
 
 
 REQUEST = {"batch_size": 1, "beam": 1, "min_length": 0, "max_length": 3, "sources": [[1], [2]]}
+
+
+@pytest.fixture(autouse=True)
+def few_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So few that a test can name them."""
+    monkeypatch.setattr("tfexport.bench.plan.FEWEST_SENTENCES", 4)
