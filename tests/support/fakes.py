@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
-from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, best_of
+from tfexport.runtimes.base import BaseRuntime, Best, Capacity, FloatArray, IntArray, best_from_logits
 
 Ids = tuple[int, ...]
 Model = Callable[[Ids, Ids], FloatArray]
@@ -139,7 +139,7 @@ class ScriptedState:
         self.spent = True
 
 
-class ScriptedRuntime:
+class ScriptedRuntime(BaseRuntime):
     """Runs a `Model` through the whole `Runtime` protocol, checks how it is used, and notes the rows of each step."""
 
     name = "scripted"
@@ -176,7 +176,7 @@ class ScriptedRuntime:
 
     def best(self, state: ScriptedState, tokens: IntArray, count: int) -> tuple[Best, ScriptedState]:
         logits, state = self.step(state, tokens)
-        return best_of(logits, count), state
+        return best_from_logits(logits, count), state
 
 
 LOGITS = np.array([1.0, 3.0, 0.0, 2.0, -1.0, 2.5])

@@ -20,7 +20,8 @@ from tests.support.searches import (
     translated,
     without_eos,
 )
-from tfexport.decoding.alignments import Replacement, SourceTokens
+from tfexport.decoding.alignments import Replacement
+from tfexport.decoding.hypothesis import SourceTokens
 from tfexport.decoding.search import SearchOptions
 from tfexport.runtimes.pytorch import TorchRuntime
 

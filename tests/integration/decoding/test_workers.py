@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 
 import tfexport.decoding.batches
+import tfexport.decoding.workers
 import tfexport.system.processes
 from tests.support.fakes import EOS, ScriptedRuntime, echo_model, tiny_config
-from tfexport.decoding.batches import Team, decode_all, decode_windows
+from tfexport.decoding.batches import decode_all, decode_windows
 from tfexport.decoding.search import SearchOptions
+from tfexport.decoding.workers import WorkerPool
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import IntArray, Needs
+from tfexport.runtimes.base import Capabilities, IntArray, Needs
 
 CONFIG = tiny_config(src_vocab_size=9, tgt_vocab_size=9, max_source_length=12, max_target_length=20)
 
@@ -29,10 +31,10 @@ class Forked(ScriptedRuntime):
     """A runtime whose workers are processes."""
 
     loaded_for: int | None = None
+    capabilities = Capabilities(fork=True)
 
-    def prepare(self, needs: Needs) -> bool:
+    def prepare(self, needs: Needs) -> None:
         self.loaded_for = needs.width
-        return True
 
 
 KINDS: list[type[ScriptedRuntime]] = [ScriptedRuntime, Forked]
@@ -70,8 +72,8 @@ def test_windows_are_answered_in_order_and_one_more_is_read_ahead(workers: int, 
             yield given[start : start + 6]
 
     answered: list[tuple[int, ...]] = []
-    with Team(runtime(kind), workers, SearchOptions()) as team:
-        for count, window in enumerate(decode_windows(team, windows(), SearchOptions(), batch_size=4)):
+    with WorkerPool(runtime(kind), workers, SearchOptions()) as pool:
+        for count, window in enumerate(decode_windows(pool, windows(), SearchOptions(), batch_size=4)):
             answered += [hypotheses[0].ids for hypotheses in window]
             assert len(read) <= count + 1 + (workers > 1)
     assert answered == wanted(given)
@@ -82,9 +84,9 @@ class Meeting(ScriptedRuntime):
 
     barrier: Any = threading.Barrier(2, timeout=20)
 
-    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> Any:
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> Any:
         self.barrier.wait()
-        return super().encode(src_ids, src_len, beam=beam)
+        return super().encode(src_ids, src_len, beam=beam, attention=attention)
 
 
 class MeetingForked(Meeting, Forked):
@@ -105,7 +107,7 @@ def test_few_sentences_are_shared_out(kind: type[ScriptedRuntime]) -> None:
 
 
 class Failing(ScriptedRuntime):
-    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> Any:
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> Any:
         raise TfexportError("no")
 
 
@@ -123,7 +125,7 @@ def test_what_a_worker_raises_is_raised(workers: int, kind: type[ScriptedRuntime
 class Dying(Forked):
     """A worker that the system ends."""
 
-    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> Any:
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -133,9 +135,9 @@ def test_a_worker_that_is_killed_is_told() -> None:
 
 
 class Slow(ScriptedRuntime):
-    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> Any:
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> Any:
         time.sleep(0.5)
-        return super().encode(src_ids, src_len, beam=beam)
+        return super().encode(src_ids, src_len, beam=beam, attention=attention)
 
 
 class SlowForked(Slow, Forked):
@@ -161,14 +163,14 @@ def test_workers_end_at_once_when_the_search_is_left(kind: type[ScriptedRuntime]
 
 def test_the_runtime_is_loaded_before_the_first_window_is_read() -> None:
     kind = runtime(Forked)
-    with Team(kind, 1, SearchOptions(beam=3)):
+    with WorkerPool(kind, 1, SearchOptions(beam=3)):
         assert kind.loaded_for == 3  # type: ignore[attr-defined]
 
 
 class Telling(Forked):
     """Tells the number of its process, and then works for ever."""
 
-    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> Any:
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> Any:
         os.write(1, f"{os.getpid()}\n".encode())
         time.sleep(30)
 
@@ -196,9 +198,9 @@ def test_workers_end_with_a_command_that_is_killed() -> None:
 class CountingFrozen(Forked):
     """Its workers look whether collections of garbage leave alone what came with the fork."""
 
-    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> Any:
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> Any:
         assert gc.get_freeze_count() > 1000, "a collection here writes to all that is shared"
-        return super().encode(src_ids, src_len, beam=beam)
+        return super().encode(src_ids, src_len, beam=beam, attention=attention)
 
 
 def test_collections_of_garbage_write_to_nothing_that_workers_share() -> None:
@@ -213,12 +215,11 @@ def test_memory_is_given_back_after_each_window_and_task(
     kind: type[ScriptedRuntime], workers: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     told = tmp_path / "told"
-    monkeypatch.setattr(
-        tfexport.decoding.batches, "return_freed_memory", lambda: print(os.getpid(), file=told.open("a"))
-    )
+    for module in (tfexport.decoding.batches, tfexport.decoding.workers):
+        monkeypatch.setattr(module, "return_freed_memory", lambda: print(os.getpid(), file=told.open("a")))
     windows = [sources(16)] * 3
-    with Team(runtime(kind), workers, SearchOptions()) as team:
-        list(decode_windows(team, windows, SearchOptions(), batch_size=2))
+    with WorkerPool(runtime(kind), workers, SearchOptions()) as pool:
+        list(decode_windows(pool, windows, SearchOptions(), batch_size=2))
     by = [int(line) for line in told.read_text(encoding="ascii").split()]
     ahead = 1 if workers == 2 else 0
     assert by.count(os.getpid()) == 3 - ahead
@@ -239,16 +240,16 @@ def test_workers_are_threads_where_a_process_may_not_be_forked(monkeypatch: pyte
     class Counting(Forked):
         count = 0
 
-        def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> Any:
+        def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> Any:
             type(self).count += 1
-            return super().encode(src_ids, src_len, beam=beam)
+            return super().encode(src_ids, src_len, beam=beam, attention=attention)
 
     decode_all(runtime(Counting), sources(8), SearchOptions(), batch_size=2, workers=2)
     assert Counting.count == 0
-    monkeypatch.setattr(Counting, "prepare", lambda self, options: False)
+    monkeypatch.setattr(Counting, "capabilities", Capabilities())
     decode_all(runtime(Counting), sources(8), SearchOptions(), batch_size=2, workers=2)
     assert Counting.count == 4
     monkeypatch.undo()
-    monkeypatch.setattr(tfexport.decoding.batches, "CAN_FORK", False)
+    monkeypatch.setattr(tfexport.decoding.workers, "CAN_FORK", False)
     decode_all(runtime(Counting), sources(8), SearchOptions(), batch_size=2, workers=2)
     assert Counting.count == 8
