@@ -77,6 +77,7 @@ from tfexport.commands.parity import parity
 from tfexport.commands.probe import probe
 from tfexport.commands.score import score
 from tfexport.commands.train import train
+from tfexport.commands.version import version
 from tfexport.contract import precisions_of
 from tfexport.system.json_text import json_text
 
@@ -394,9 +395,4 @@ def demo() -> None:
         raise typer.Exit(1)
 
 
-@app.command()
-def version() -> None:
-    """Print the version."""
-    from tfexport.system.version import version
-
-    print(f"tfexport {version()}")
+app.command()(version)
