@@ -9,7 +9,12 @@ MODELS ?= 300
 KILLS ?= 200
 KERNELS = setup.py $(wildcard tfexport/kernels/*.h tfexport/kernels/*.cpp)
 
-.PHONY: demo test engines fuzz faults kills load gpu constraints clean
+.PHONY: setup demo test engines fuzz faults kills load gpu constraints clean
+
+# For contributors: the virtual environment, the kernels, and hooks that check each commit (not where git keeps no hooks,
+# as in a folder that was unpacked from an archive).
+setup: $(VENV)/dev.done
+	! git rev-parse --git-dir > /dev/null 2>&1 || $(VENV)/bin/pre-commit install
 
 demo: $(VENV)/export.done
 	$(VENV)/bin/tfexport demo

@@ -212,7 +212,16 @@ def test_decoding_with_onnxruntime_needs_no_torch(tiny_bundle: Path, tiny_checkp
 
 
 def test_version(run: Run) -> None:
-    assert run("version") == Outcome(0, f"tfexport {__version__}\n".encode(), "")
+    found = run("version")
+    assert (found.code, found.stderr) == (0, "")
+    first, *more = found.lines
+    assert first == f"tfexport {__version__}"
+    assert [line.split(" ")[0] for line in more if not line.startswith(" ")] == [
+        "python",
+        "cpu:",
+        "runtimes:",
+        "kernels:",
+    ]
 
 
 # --- inspect

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import shutil
 from collections.abc import Mapping
 from functools import cache
@@ -551,30 +550,6 @@ def test_the_largest_sums_do_not_overflow() -> None:
     for name in ("Int8Linear", "Int8LinearRectified"):
         (found,) = called(name, feeds, kernel=True)
         np.testing.assert_allclose(found, -127.0 * size, rtol=1e-6)
-
-
-def test_a_library_that_cannot_be_loaded_is_said_and_done_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    damaged = tmp_path / "_library.so"
-    damaged.write_bytes(b"no library")
-    with caplog.at_level(logging.WARNING):
-        assert not kernels._loads(damaged)
-    assert "cannot be loaded" in caplog.text
-    assert "install tfexport again" in caplog.text
-
-
-def test_a_library_of_another_version_is_done_without(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As after an update of the sources alone: its operators are for other graphs."""
-    library = kernels.library()
-    assert library is not None
-    assert kernels._loads(library)
-    monkeypatch.setattr(kernels, "FORMAT", kernels.FORMAT + 1)
-    with caplog.at_level(logging.WARNING):
-        assert not kernels._loads(library)
-    assert "another version's" in caplog.text
 
 
 def test_definitions_are_what_other_sessions_run(tmp_path: Path) -> None:

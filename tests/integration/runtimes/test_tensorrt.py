@@ -53,7 +53,7 @@ def bundle(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundl
 def library(request: pytest.FixtureRequest, gpu: FakeCudart, monkeypatch: pytest.MonkeyPatch) -> Any:
     """One of the two libraries is installed."""
     stand_in = fake_tensorrt.module(gpu.enqueue, rtx=request.param == "tensorrt_rtx")
-    monkeypatch.setattr("tfexport.runtimes.tensorrt._installed", lambda: {request.param: stand_in})
+    monkeypatch.setattr("tfexport.runtimes.tensorrt.installed_libraries", lambda: {request.param: stand_in})
     return stand_in
 
 
@@ -226,7 +226,7 @@ def test_engines_for_something_else_are_one_line_that_names_what_to_rebuild(bund
 
 
 def test_without_a_library_the_extra_is_named(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfexport.runtimes.tensorrt._installed", dict)
+    monkeypatch.setattr("tfexport.runtimes.tensorrt.installed_libraries", dict)
     with pytest.raises(
         RuntimeUnavailable, match=r"neither of which is installed: pip install 'tfexport\[tensorrt-rtx\]'"
     ):
