@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.contract_table import markdown_table
 from tests.support.paths import ROOT
 from tests.support.references.tutorial import TutorialTransformer
 from tests.support.tiny import SPECIALS, randomised
-from tfexport.models.checkpoints.load import FAMILIES
 
 README, CHECKPOINTS, DECODING, ATTENTION, SPEED, CONTRACT = (
     (ROOT / name).read_text(encoding="utf-8")
@@ -76,23 +74,3 @@ def test_commands_run_in_their_order(folder: Path, number: int) -> None:
     assert done.returncode == 0, done.stderr
     if "-o output.txt" in COMMANDS[number]:
         assert len((folder / "output.txt").read_text().splitlines()) == 3
-
-
-def test_contract_table_is_generated() -> None:
-    shown = re.search(r"<!-- contract: .*? -->\n(.*?)\n<!-- end of contract -->", CONTRACT, flags=re.DOTALL)
-    assert shown is not None
-    assert shown[1] == markdown_table()
-
-
-def test_every_family_is_listed() -> None:
-    for family in FAMILIES:
-        assert f"| `{family.name}` |" in CHECKPOINTS
-
-
-def test_every_status_is_listed() -> None:
-    from typing import get_args
-
-    from tfexport.decoding.line_reader import Status
-
-    for status in get_args(Status):
-        assert f"| `{status}` |" in README
