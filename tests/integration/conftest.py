@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -13,7 +15,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.commands import Outcome, Run
+from tests.support.shared import made_once
 from tests.support.tiny import HINTS, TinyCheckpoint, tiny_classifier, write_tiny_checkpoint
+from tfexport.__main__ import main
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import Checkpoint, load_checkpoint
 
@@ -25,38 +30,49 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
 
 
 @pytest.fixture(scope="session")
-def tiny_bundle(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Export `tiny_checkpoint` to a bundle of this name, once for all processes of the run."""
+
+    def export_once(name: str, **options: Any) -> Path:
+        return made_once(tmp_path_factory, name, lambda folder: export(tiny_checkpoint.load(), folder, **options))
+
+    return export_once
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(exported: Callable[..., Path]) -> Path:
     """The bundle of `tiny_checkpoint`. Not to be changed."""
-    return export(tiny_checkpoint.load(), tmp_path_factory.mktemp("bundle") / "tiny").directory
+    return exported("tiny")
 
 
 @pytest.fixture(scope="session")
-def half_bundle(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def half_bundle(exported: Callable[..., Path]) -> Path:
     """The bundle of `tiny_checkpoint` in float32, float16 and bfloat16. Not to be changed."""
-    folder = tmp_path_factory.mktemp("half") / "half"
-    return export(tiny_checkpoint.load(), folder, precisions=("float16", "bfloat16")).directory
+    return exported("half", precisions=("float16", "bfloat16"))
 
 
 @pytest.fixture(scope="session")
-def quantized_bundle(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def quantized_bundle(exported: Callable[..., Path]) -> Path:
     """The bundle of `tiny_checkpoint` in float32, int8 and int4. Not to be changed."""
-    folder = tmp_path_factory.mktemp("quantized") / "quantized"
-    return export(tiny_checkpoint.load(), folder, precisions=("int8", "int4")).directory
+    return exported("quantized", precisions=("int8", "int4"))
 
 
 @pytest.fixture(scope="session")
-def aligned_bundle(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def aligned_bundle(exported: Callable[..., Path]) -> Path:
     """The bundle of `tiny_checkpoint` in float32 and int8, with graphs that tell attention. Not to be changed."""
-    folder = tmp_path_factory.mktemp("aligned") / "aligned"
-    return export(tiny_checkpoint.load(), folder, precisions=("int8",), alignments=True).directory
+    return exported("aligned", precisions=("int8",), alignments=True)
 
 
 @pytest.fixture(scope="session")
 def classifier_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundle of `tiny_classifier()`, without words. Not to be changed."""
-    folder = tmp_path_factory.mktemp("classifier")
-    torch.save(tiny_classifier().state_dict(), folder / "classifier.pt")
-    return export(load_checkpoint(folder / "classifier.pt", HINTS), folder / "classifier").directory
+
+    def make(folder: Path) -> None:
+        file = tmp_path_factory.mktemp("classifier") / "classifier.pt"
+        torch.save(tiny_classifier().state_dict(), file)
+        export(load_checkpoint(file, HINTS), folder)
+
+    return made_once(tmp_path_factory, "classifier", make)
 
 
 @pytest.fixture(scope="session")
@@ -99,3 +115,28 @@ def read(tmp_path: Path) -> Callable[..., Checkpoint]:
         return load_checkpoint(tmp_path / name, HINTS)
 
     return write_and_read
+
+
+@pytest.fixture
+def run() -> Run:
+    """`tfexport ARGUMENTS` in this process, which has PyTorch loaded already."""
+
+    def run_main(*arguments: object, stdin: bytes | None = b"") -> Outcome:
+        # As in a poor locale: what is written must not depend on it.
+        out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+        err = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="backslashreplace")
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+        with pytest.MonkeyPatch.context() as patches:
+            patches.setattr(sys, "argv", ["tfexport", *map(str, arguments)])
+            patches.setattr(sys, "stdin", None if stdin is None else io.TextIOWrapper(io.BytesIO(stdin)))
+            patches.setattr(sys, "stdout", out)
+            patches.setattr(sys, "stderr", err)
+            with pytest.raises(SystemExit) as caught:
+                main()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for stream in (out, err):
+            stream.flush()
+        return Outcome(int(caught.value.code or 0), out.buffer.getvalue(), err.buffer.getvalue().decode("ascii"))
+
+    return run_main

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.support.commands import Run
 from tests.support.paths import ROOT
 from tests.support.references.tutorial import TutorialTransformer
 from tests.support.tiny import SPECIALS, randomised
@@ -68,9 +67,9 @@ def test_there_are_commands() -> None:
 
 
 @pytest.mark.parametrize("number", range(len(COMMANDS)), ids=lambda number: COMMANDS[number][:60])
-def test_commands_run_in_their_order(folder: Path, number: int) -> None:
-    command = [sys.executable, "-m", "tfexport", *shlex.split(COMMANDS[number])[1:]]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+def test_commands_run_in_their_order(run: Run, folder: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    done = run(*shlex.split(COMMANDS[number])[1:])
+    assert done.code == 0, done.stderr
     if "-o output.txt" in COMMANDS[number]:
         assert len((folder / "output.txt").read_text().splitlines()) == 3
