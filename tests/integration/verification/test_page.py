@@ -38,7 +38,7 @@ def test_a_page_of_all_that_was_compared(half_bundle: Path, tmp_path: Path) -> N
     comparison = compared(half_bundle, precisions=("float32", "float16"))
     graphs = {precision: [*checks[:1], *checks[-1:]] for precision, checks in comparison.graphs.items()}
     comparison = replace(comparison, graphs=graphs)
-    checks = [check for of_precision in graphs.values() for check in of_precision]
+    checked = [one for of_precision in graphs.values() for one in of_precision]
     options = SearchOptions(beam=2)
     arranged = [invariance(comparison.bundle, r, p, comparison.sources, options) for r, p in comparison.variants]
     write_page(tmp_path / "out.html", comparison, arranged)
@@ -47,11 +47,11 @@ def test_a_page_of_all_that_was_compared(half_bundle: Path, tmp_path: Path) -> N
     parser.feed(text)
     assert parser.open == []
     assert "half: PASSED" in text
-    assert text.count("<svg") == 2 + len({check.file for check in checks})
+    assert text.count("<svg") == 2 + len({one.file for one in checked})
     for part in (
         "ort-cpu fp32",
         "ort-cpu fp16",
-        *(check.file for check in checks),
+        *(one.file for one in checked),
         "onnxruntime 1.",
         "poisoned cache",
     ):
@@ -62,7 +62,7 @@ def test_a_page_of_all_that_was_compared(half_bundle: Path, tmp_path: Path) -> N
 def test_what_differs_is_marked(quantized_bundle: Path) -> None:
     comparison = compared(quantized_bundle, tolerance=1e-6, precisions=("int4",))
     assert any(report.divergences for report in comparison.reports)
-    failed = [check for check in comparison.graphs["int4"] if check.first][:1]
+    failed = [one for one in comparison.graphs["int4"] if one.first][:1]
     text = page(replace(comparison, graphs={"int4": failed}))
     assert "quantized: FAILED" in text
     assert "<mark>" in text
