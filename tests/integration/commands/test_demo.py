@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tfexport.commands.demo import SENTENCES, embedded_checkpoint, run
+
+pytestmark = pytest.mark.thorough
 
 
 def test_embedded_checkpoint_is_small_enough_to_ship() -> None:

@@ -15,6 +15,8 @@ from tests.support.paths import ROOT
 from tests.support.references.tutorial import TutorialTransformer
 from tests.support.tiny import SPECIALS, randomised
 
+pytestmark = pytest.mark.thorough
+
 README, CHECKPOINTS, DECODING, ATTENTION, SPEED, CONTRACT = (
     (ROOT / name).read_text(encoding="utf-8")
     for name in (
