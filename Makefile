@@ -7,9 +7,11 @@ INPUTS ?= 50000
 TEXT ?= benchmarks/sentences.de
 MODELS ?= 300
 KILLS ?= 200
+# One thread for each of the two processes: small matrices gain nothing from more, and waiting threads cost minutes.
+PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n 2 --dist loadfile
 KERNELS = setup.py $(wildcard tfexport/kernels/*.h tfexport/kernels/*.cpp)
 
-.PHONY: setup demo test engines fuzz faults kills load gpu constraints clean
+.PHONY: setup demo test unit check engines fuzz faults kills load gpu constraints clean
 
 # For contributors: the virtual environment, the kernels, and hooks that check each commit (not where git keeps no hooks,
 # as in a folder that was unpacked from an archive).
@@ -19,11 +21,23 @@ setup: $(VENV)/dev.done
 demo: $(VENV)/export.done
 	$(VENV)/bin/tfexport demo
 
+# Before every push: style, types, layers, and all tests but the thorough ones. At most 6 minutes on two cores.
 test: $(VENV)/dev.done
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/lint-imports
 	$(VENV)/bin/mypy
-	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n 2 --dist loadfile
+	$(PYTEST) -m "not thorough"
+
+# While you write: tests without model files and processes. At most 90 seconds.
+unit: $(VENV)/dev.done
+	$(PYTEST) tests/unit
+
+# Everything: `make test`, then the thorough tests, engines, fuzzing and kills.
+check: test
+	$(PYTEST) -m thorough
+	$(MAKE) --jobs 2 --output-sync=target engines fuzz
+	$(MAKE) kills
 
 # Builds TensorRT engines ahead of time, without a GPU, and lists their sizes and seconds.
 engines: $(VENV)/dev.done
