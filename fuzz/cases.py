@@ -250,13 +250,17 @@ FLAGS = (
 
 def _flags(path: Path) -> None:
     """What flags with a small language of their own say: each of their readers may refuse it."""
-    from tfexport.commands.flags import automatic_of, gpus_of, numbers_of, precisions_of
+    from tfexport.contract import precisions_of
     from tfexport.errors import TfexportError
+    from tfexport.exporter.options import EngineOptions
+    from tfexport.exporter.pipeline import automatic_precisions
+    from tfexport.option import declared, numbers
     from tfexport.verification.budget import Budget
 
     given = os.fsdecode(path.read_bytes())  # as Python gives what stands on a command line
-    languages: list[Callable[[str], object]] = [Budget.parse, precisions_of, automatic_of, gpus_of]
-    languages.append(lambda text: numbers_of("--cache", text))
+    languages: list[Callable[[str], object]] = [Budget.parse, precisions_of, automatic_precisions]
+    languages += [found.about.parse for found in declared(EngineOptions).values() if found.about.parse is not None]
+    languages.append(lambda text: numbers("--beam", text))
     refused = []
     for read in languages:
         try:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
-from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, best_of
+from tfexport.runtimes.base import BaseRuntime, Best, Capacity, FloatArray, IntArray, best_from_logits
 
 Ids = tuple[int, ...]
 Model = Callable[[Ids, Ids], FloatArray]
@@ -138,7 +138,7 @@ class ScriptedState:
         self.spent = True
 
 
-class ScriptedRuntime:
+class ScriptedRuntime(BaseRuntime):
     """Runs a `Model` through the whole `Runtime` protocol, checks how it is used, and notes the rows of each step."""
 
     name = "scripted"
@@ -175,4 +175,4 @@ class ScriptedRuntime:
 
     def best(self, state: ScriptedState, tokens: IntArray, count: int) -> tuple[Best, ScriptedState]:
         logits, state = self.step(state, tokens)
-        return best_of(logits, count), state
+        return best_from_logits(logits, count), state

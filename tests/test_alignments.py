@@ -29,7 +29,8 @@ from tokenizers.normalizers import Lowercase
 
 import tfexport
 from tfexport.__main__ import main
-from tfexport.decoding.alignments import Aligner, AlignmentFormat, Replacement, SourceTokens, read_dictionary
+from tfexport.decoding.alignments import Aligner, AlignmentFormat, Replacement, read_dictionary
+from tfexport.decoding.hypothesis import SourceTokens
 from tfexport.decoding.line_reader import Reader
 from tfexport.decoding.search import Hypothesis, SearchOptions
 from tfexport.decoding.translate import Result, Writer, translate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 import subprocess
@@ -18,7 +19,6 @@ from typer.testing import CliRunner
 
 import tfexport
 from tfexport.cli import app
-from tfexport.decoding.options import SearchSettings
 from tfexport.decoding.search import SearchOptions
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.exporter.pipeline import export
@@ -221,8 +221,8 @@ def test_what_cannot_be_used_is_told(model: tfexport.Model, tiny_bundle: Path, c
             model.translate(TEXTS, **wrong)
     with pytest.raises(TfexportError, match="threads"):
         tfexport.load(tiny_bundle, threads=0)
-    with pytest.raises(TypeError, match="num_beams"):
-        model.translate(TEXTS, num_beams=2)  # type: ignore[call-overload]
+    with pytest.raises(TfexportError, match="num_beams"):
+        model.translate(TEXTS, num_beams=2)
     with pytest.raises(TfexportError, match="fp8"):
         tfexport.load(tiny_bundle, precision="fp8")
     with pytest.raises(TfexportError, match="one precision"):
@@ -235,12 +235,24 @@ def test_what_cannot_be_used_is_told(model: tfexport.Model, tiny_bundle: Path, c
         tfexport.load(classifier_bundle)
 
 
-def test_every_search_option_is_a_typed_keyword() -> None:
-    assert set(SearchSettings.__annotations__) == {field.name for field in fields(SearchOptions)}
+@pytest.mark.parametrize("method", ["translate", "iterate", "translate_ids", "stream"])
+def test_every_search_option_is_a_keyword_with_its_default(method: str) -> None:
+    parameters = inspect.signature(getattr(tfexport.Model, method)).parameters
+    for field in fields(SearchOptions):
+        assert parameters[field.name].default == field.default
+
+
+def test_wrong_search_options_are_named(model: tfexport.Model) -> None:
+    with pytest.raises(TfexportError, match=r"'beam_size'\. Did you mean 'beam'"):
+        model.translate(TEXTS, beam_size=4)
+    with pytest.raises(TfexportError, match=r"beam is '4'\. Give a whole number"):
+        model.translate(TEXTS, beam="4")
+    with pytest.raises(TfexportError, match="beam is 0, below 1"):
+        model.translate(TEXTS, beam=0)
 
 
 def test_early_stopping_is_written_as_in_transformers(model: tfexport.Model) -> None:
-    options: SearchSettings = {"profile": "hf", "beam": 4, "nbest": 4, "length_penalty": 3.0}
+    options = {"profile": "hf", "beam": 4, "nbest": 4, "length_penalty": 3.0}
     texts = [f"de{4 + index % 26} de{4 + 7 * index % 26}" for index in range(60)]
     found = {stop: model.translate(texts, early_stopping=stop, **options) for stop in (True, False, "true", "false")}
     assert found[True] == found["true"] != found[False] == found["false"]

@@ -134,7 +134,7 @@ def test_a_search_that_does_not_ask_runs_the_plain_graphs(bundle: Bundle) -> Non
         search(runtime, [[5, 6]], SearchOptions(beam=beam))
         assert plain in runtime._sessions
         assert f"{plain}_attention" not in runtime._sessions
-        assert runtime.prepare(SearchOptions(beam=beam, attention=True))
+        runtime.prepare(SearchOptions(beam=beam, attention=True).needs)
         assert f"{plain}_attention" in runtime._sessions
 
 

@@ -19,11 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfexport.decoding.batches
+import tfexport.decoding.workers
 import tfexport.system.processes
-from tfexport.decoding.batches import Split, Team, batches, decode_all, decode_windows
+from tfexport.decoding.batches import batches_by_length, decode_all, decode_windows
 from tfexport.decoding.search import SearchOptions
+from tfexport.decoding.workers import CpuSplit, WorkerPool
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import IntArray
+from tfexport.runtimes.base import Capabilities, IntArray, Needs
 from tfexport.system.processes import return_freed_memory
 
 CONFIG = tiny_config(src_vocab_size=9, tgt_vocab_size=9, max_source_length=12, max_target_length=20)
@@ -34,10 +36,10 @@ class Forked(ScriptedRuntime):
     """A runtime whose workers are processes."""
 
     loaded_for: int | None = None
+    capabilities = Capabilities(fork=True)
 
-    def prepare(self, options: SearchOptions) -> bool:
-        self.loaded_for = options.beam
-        return True
+    def prepare(self, needs: Needs) -> None:
+        self.loaded_for = needs.width
 
 
 KINDS: list[type[ScriptedRuntime]] = [ScriptedRuntime, Forked]
@@ -58,7 +60,7 @@ def wanted(given: list[list[int]]) -> list[tuple[int, ...]]:
 
 @given(LENGTHS, st.integers(1, 9), st.integers(1, 120))
 def test_batches_hold_every_index_once_within_both_limits(lengths: list[int], size: int, most: int) -> None:
-    found = batches(lengths, size, most)
+    found = batches_by_length(lengths, size, most)
     assert sorted(index for batch in found for index in batch) == list(range(len(lengths)))
     for batch in found:
         assert len(batch) <= size
@@ -67,7 +69,7 @@ def test_batches_hold_every_index_once_within_both_limits(lengths: list[int], si
 
 @given(LENGTHS, st.integers(1, 9))
 def test_batches_go_from_long_to_short_and_are_full(lengths: list[int], size: int) -> None:
-    found = batches(lengths, size)
+    found = batches_by_length(lengths, size)
     ordered = [lengths[index] for batch in found for index in batch]
     assert ordered == sorted(lengths, reverse=True)
     assert all(len(batch) == size for batch in found[:-1])
@@ -100,8 +102,8 @@ def test_windows_are_answered_in_order_and_one_more_is_read_ahead(workers: int, 
             yield given[start : start + 6]
 
     answered: list[tuple[int, ...]] = []
-    with Team(runtime(kind), workers, SearchOptions()) as team:
-        for count, window in enumerate(decode_windows(team, windows(), SearchOptions(), batch_size=4)):
+    with WorkerPool(runtime(kind), workers, SearchOptions()) as pool:
+        for count, window in enumerate(decode_windows(pool, windows(), SearchOptions(), batch_size=4)):
             answered += [hypotheses[0].ids for hypotheses in window]
             assert len(read) <= count + 1 + (workers > 1)
     assert answered == wanted(given)
@@ -112,9 +114,9 @@ class Meeting(ScriptedRuntime):
 
     barrier: Any = threading.Barrier(2, timeout=20)
 
-    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> Any:
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> Any:
         self.barrier.wait()
-        return super().encode(src_ids, src_len, beam=beam)
+        return super().encode(src_ids, src_len, beam=beam, attention=attention)
 
 
 class MeetingForked(Meeting, Forked):
@@ -135,7 +137,7 @@ def test_few_sentences_are_shared_out(kind: type[ScriptedRuntime]) -> None:
 
 
 class Failing(ScriptedRuntime):
-    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> Any:
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> Any:
         raise TfexportError("no")
 
 
@@ -153,7 +155,7 @@ def test_what_a_worker_raises_is_raised(workers: int, kind: type[ScriptedRuntime
 class Dying(Forked):
     """A worker that the system ends."""
 
-    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> Any:
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -163,9 +165,9 @@ def test_a_worker_that_is_killed_is_told() -> None:
 
 
 class Slow(ScriptedRuntime):
-    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> Any:
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> Any:
         time.sleep(0.5)
-        return super().encode(src_ids, src_len, beam=beam)
+        return super().encode(src_ids, src_len, beam=beam, attention=attention)
 
 
 class SlowForked(Slow, Forked):
@@ -191,14 +193,14 @@ def test_workers_end_at_once_when_the_search_is_left(kind: type[ScriptedRuntime]
 
 def test_the_runtime_is_loaded_before_the_first_window_is_read() -> None:
     kind = runtime(Forked)
-    with Team(kind, 1, SearchOptions(beam=3)):
+    with WorkerPool(kind, 1, SearchOptions(beam=3)):
         assert kind.loaded_for == 3  # type: ignore[attr-defined]
 
 
 class Telling(Forked):
     """Tells the number of its process, and then works for ever."""
 
-    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> Any:
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> Any:
         os.write(1, f"{os.getpid()}\n".encode())
         time.sleep(30)
 
@@ -226,9 +228,9 @@ def test_workers_end_with_a_command_that_is_killed() -> None:
 class CountingFrozen(Forked):
     """Its workers look whether collections of garbage leave alone what came with the fork."""
 
-    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> Any:
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> Any:
         assert gc.get_freeze_count() > 1000, "a collection here writes to all that is shared"
-        return super().encode(src_ids, src_len, beam=beam)
+        return super().encode(src_ids, src_len, beam=beam, attention=attention)
 
 
 def test_collections_of_garbage_write_to_nothing_that_workers_share() -> None:
@@ -243,12 +245,11 @@ def test_memory_is_given_back_after_each_window_and_task(
     kind: type[ScriptedRuntime], workers: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     told = tmp_path / "told"
-    monkeypatch.setattr(
-        tfexport.decoding.batches, "return_freed_memory", lambda: print(os.getpid(), file=told.open("a"))
-    )
+    for module in (tfexport.decoding.batches, tfexport.decoding.workers):
+        monkeypatch.setattr(module, "return_freed_memory", lambda: print(os.getpid(), file=told.open("a")))
     windows = [sources(16)] * 3
-    with Team(runtime(kind), workers, SearchOptions()) as team:
-        list(decode_windows(team, windows, SearchOptions(), batch_size=2))
+    with WorkerPool(runtime(kind), workers, SearchOptions()) as pool:
+        list(decode_windows(pool, windows, SearchOptions(), batch_size=2))
     by = [int(line) for line in told.read_text(encoding="ascii").split()]
     ahead = 1 if workers == 2 else 0
     assert by.count(os.getpid()) == 3 - ahead
@@ -288,17 +289,17 @@ def test_workers_are_threads_where_a_process_may_not_be_forked(monkeypatch: pyte
     class Counting(Forked):
         count = 0
 
-        def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> Any:
+        def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> Any:
             type(self).count += 1
-            return super().encode(src_ids, src_len, beam=beam)
+            return super().encode(src_ids, src_len, beam=beam, attention=attention)
 
     decode_all(runtime(Counting), sources(8), SearchOptions(), batch_size=2, workers=2)
     assert Counting.count == 0
-    monkeypatch.setattr(Counting, "prepare", lambda self, options: False)
+    monkeypatch.setattr(Counting, "capabilities", Capabilities())
     decode_all(runtime(Counting), sources(8), SearchOptions(), batch_size=2, workers=2)
     assert Counting.count == 4
     monkeypatch.undo()
-    monkeypatch.setattr(tfexport.decoding.batches, "CAN_FORK", False)
+    monkeypatch.setattr(tfexport.decoding.workers, "CAN_FORK", False)
     decode_all(runtime(Counting), sources(8), SearchOptions(), batch_size=2, workers=2)
     assert Counting.count == 8
 
@@ -306,23 +307,23 @@ def test_workers_are_threads_where_a_process_may_not_be_forked(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("workers", "threads", "at_once", "expected"),
     [
-        (None, None, True, Split(4, 1)),
-        (None, None, False, Split(1, 4)),
-        (None, 2, True, Split(2, 2)),
-        (None, 9, True, Split(1, 9)),
-        (3, None, True, Split(3, 1)),
-        (2, None, False, Split(2, 2)),
-        (8, None, True, Split(8, 1)),
-        (2, 5, True, Split(2, 5)),
+        (None, None, True, CpuSplit(4, 1)),
+        (None, None, False, CpuSplit(1, 4)),
+        (None, 2, True, CpuSplit(2, 2)),
+        (None, 9, True, CpuSplit(1, 9)),
+        (3, None, True, CpuSplit(3, 1)),
+        (2, None, False, CpuSplit(2, 2)),
+        (8, None, True, CpuSplit(8, 1)),
+        (2, 5, True, CpuSplit(2, 5)),
     ],
 )
 def test_the_split_of_four_cpus(
-    workers: int | None, threads: int | None, at_once: bool, expected: Split, monkeypatch: pytest.MonkeyPatch
+    workers: int | None, threads: int | None, at_once: bool, expected: CpuSplit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tfexport.decoding.batches, "usable_cpus", lambda: 4)
-    assert Split.of(workers, threads, at_once=at_once) == expected
+    monkeypatch.setattr(tfexport.decoding.workers, "usable_cpus", lambda: 4)
+    assert CpuSplit.choose(workers, threads, at_once=at_once) == expected
 
 
 def test_a_split_is_told_in_words() -> None:
-    assert str(Split(2, 1)) == "2 workers of 1 thread"
-    assert str(Split(1, 4)) == "1 worker of 4 threads"
+    assert str(CpuSplit(2, 1)) == "2 workers of 1 thread"
+    assert str(CpuSplit(1, 4)) == "1 worker of 4 threads"

@@ -13,9 +13,10 @@ import pytest
 import torch
 from originals import DATA, assert_same_logits, assert_same_searches, expected
 
-from tfexport.commands.flags import split_by_codes
 from tfexport.errors import ConfigError, TfexportError, TokenizerError
 from tfexport.models.checkpoints.load import inspect_checkpoint, load_checkpoint
+from tfexport.models.checkpoints.options import TextSettings
+from tfexport.models.checkpoints.reading import with_codes
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.formats.pickled_options import plain, read_inert
 from tfexport.models.toolkits.toolkit import TextOptions
@@ -155,7 +156,12 @@ def test_subwords_that_nothing_splits_are_told(tmp_path: Path) -> None:
     (tmp_path / "dict.de.txt").write_text("\n".join(["w0@@ 99", *lines[1:]]), encoding="utf-8")
     (tmp_path / "codes").write_text("#version: 0.2\na b</w>\n")
     checkpoint = load_checkpoint(tmp_path / "cfg.pt", {})
-    assert replace(checkpoint, tokenizers=split_by_codes(checkpoint.tokenizers, tmp_path / "codes", None)).notes == ()
+    assert (
+        replace(
+            checkpoint, tokenizers=with_codes(checkpoint.tokenizers, TextSettings(src_bpe=tmp_path / "codes"))
+        ).notes
+        == ()
+    )
 
 
 def test_dictionaries_are_vocabularies_of_their_own(tmp_path: Path) -> None:

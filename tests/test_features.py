@@ -20,7 +20,7 @@ from test_sampling import defined
 from tiny import TinyCheckpoint
 
 from tfexport.bundle.reader import open_bundle
-from tfexport.decoding.sampling import Streams
+from tfexport.decoding.sampling import RandomStreams
 from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search
 from tfexport.runtimes import load_runtime
 
@@ -209,7 +209,7 @@ def test_samples_are_where_the_random_number_falls(
     samples = 6
     options = options_of(subject, rules, samples=samples, seed=5, **settings)
     sources = asked(subject, rules)
-    streams = Streams(5, range(len(sources)), samples)
+    streams = RandomStreams(5, range(len(sources)), samples)
     for place, (source, hypotheses) in enumerate(zip(sources, search(subject.runtime, sources, options), strict=True)):
         for sample, found in enumerate(hypotheses):
             ids: Ids = ()

@@ -13,7 +13,7 @@ from tiny import BOS, MAX_LENGTH, SRC_VOCAB, TGT_VOCAB
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import best_of
+from tfexport.runtimes.base import best_from_logits
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.device import Call, DeviceTensor, HostDevice
 from tfexport.runtimes.loop import Executable, LoopRuntime
@@ -230,7 +230,7 @@ def test_best_tokens_are_those_of_the_logits(runtime: LoopRuntime) -> None:
     logits, _ = runtime.step(runtime.encode(src_ids, src_len), tokens)
     for count in (1, 8, 17, 18, TGT_VOCAB, 1000):
         best, _ = runtime.best(runtime.encode(src_ids, src_len), tokens, count)
-        wanted = best_of(logits, count)
+        wanted = best_from_logits(logits, count)
         assert best.ids.tolist() == wanted.ids.tolist()
         assert np.abs(best.log_probs - wanted.log_probs).max() < 1e-5
 

@@ -314,8 +314,8 @@ def test_sessions_have_the_threads_that_are_asked_for_and_no_slow_fusion(
         assert {"LayerNormalization", "ResidualNorm"} & operators
         assert "SkipLayerNormalization" not in operators
     assert [options.intra_op_num_threads for options in made] == [3, 3, 3]
-    assert not runtime.prepare(SearchOptions().needs)  # its sessions have threads, which a fork would be without
-    assert ort_cpu(bundle_of("endless"), threads=1).prepare(SearchOptions())
+    assert not runtime.capabilities.fork  # its sessions have threads, which a fork would lack
+    assert ort_cpu(bundle_of("endless"), threads=1).capabilities.fork
 
 
 @pytest.mark.parametrize("beam", [1, 4])

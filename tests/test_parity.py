@@ -25,7 +25,7 @@ from tfexport.graph_checks.rounding import EPS, FACTOR, FLOOR
 from tfexport.models.checkpoints.load import build_model
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes import load_runtime
-from tfexport.runtimes.base import Best, best_of
+from tfexport.runtimes.base import Best, Capabilities, best_from_logits
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.system.json_text import json_text
 from tfexport.verification.bleu_chrf import Quality
@@ -316,7 +316,7 @@ class Nudged:
 
     def best(self, state: Any, tokens: Any, count: int) -> Any:
         logits, state = self.step(state, tokens)
-        return best_of(logits, count), state
+        return best_from_logits(logits, count), state
 
 
 @pytest.mark.parametrize("beam", [1, 3])
@@ -350,10 +350,10 @@ class Careless:
 
     def best(self, state: Any, tokens: Any, count: int) -> Any:
         logits, state = self.inner.step(state, tokens)
-        found = best_of(logits, count)
+        found = best_from_logits(logits, count)
         if self.more:
             return Best(found.log_probs + self.more, found.ids), state
-        second = best_of(logits, 2).ids[:, 1:]
+        second = best_from_logits(logits, 2).ids[:, 1:]
         return Best(found.log_probs, np.concatenate([second, found.ids[:, 1:]], axis=1)), state
 
 
@@ -553,7 +553,7 @@ def test_runtime_that_gives_no_numbers_fails_and_says_so(tiny_bundle: Path, monk
     runtime = load_runtime("ort-cpu", bundle, threads=1)
     step, best = runtime.step, runtime.best
     monkeypatch.setattr(runtime, "step", lambda *given: (np.full_like(step(*given)[0], np.nan), given[0]))
-    monkeypatch.setattr(runtime, "ranks", False)
+    monkeypatch.setattr(type(runtime), "capabilities", Capabilities())
     monkeypatch.setattr(
         runtime, "best", lambda *given: (Best(best(*given)[0].log_probs * np.nan, best(*given)[0].ids), given[0])
     )

@@ -121,9 +121,9 @@ class Noted(ScriptedRuntime):
         if capacity is not None:
             self.capacity = capacity
 
-    def encode(self, src_ids: Any, src_len: Any, *, beam: int = 1) -> Any:
+    def encode(self, src_ids: Any, src_len: Any, *, beam: int = 1, attention: bool = False) -> Any:
         self.batches.append(src_len.tolist())
-        return super().encode(src_ids, src_len, beam=beam)
+        return super().encode(src_ids, src_len, beam=beam, attention=attention)
 
 
 SOURCES: list[Ids] = [(5, EOS), (5, 6, 7, EOS), (8, EOS), (5, 6, 7, 8, 9, EOS), (7, 6, EOS)]

@@ -17,7 +17,8 @@ from references import toolkits
 from tiny import randomised
 
 from tfexport.config import ModelConfig
-from tfexport.decoding.alignments import Replacement, SourceTokens
+from tfexport.decoding.alignments import Replacement
+from tfexport.decoding.hypothesis import SourceTokens
 from tfexport.decoding.profiles import PROFILES, ProfileName
 from tfexport.decoding.search import Hypothesis, SearchOptions, search
 from tfexport.errors import TfexportError

@@ -20,7 +20,7 @@ from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes import pytorch_in_place
-from tfexport.runtimes.base import best_of
+from tfexport.runtimes.base import best_from_logits
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.runtimes.pytorch_in_place import StaticDecoder, StaticState
@@ -252,7 +252,7 @@ def test_best_tokens_are_those_of_the_logits(static: Make, reference: TorchRunti
     src_ids, src_len = pad(SOURCES, PAD)
     tokens = np.full(len(SOURCES), BOS)
     logits, _ = reference.step(reference.encode(src_ids, src_len), tokens)
-    wanted = best_of(logits, count)
+    wanted = best_from_logits(logits, count)
     for runtime, tolerance in ((reference, 0.0), (static(), 1e-5), (static(best_on_device=True), 1e-5)):
         best, _ = runtime.best(runtime.encode(src_ids, src_len), tokens, count)
         assert np.array_equal(best.ids, wanted.ids)
@@ -265,7 +265,7 @@ def test_a_small_vocabulary_is_ranked_whole() -> None:
     batch = np.array([[4, 5]]), np.array([2])
     best, _ = runtime.best(runtime.encode(*batch), np.array([1]), 12)
     logits, _ = TorchRuntime(model).step(TorchRuntime(model).encode(*batch), np.array([1]))
-    assert np.array_equal(best.ids, best_of(logits, 12).ids)
+    assert np.array_equal(best.ids, best_from_logits(logits, 12).ids)
 
 
 def test_of_a_step_only_the_best_tokens_leave_the_device(static: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.batches import decode_all
-from tfexport.decoding.sampling import Streams, draw
+from tfexport.decoding.sampling import RandomStreams, draw
 from tfexport.decoding.search import SearchOptions, Source, search
 from tfexport.decoding.token_rules import log_softmax
 from tfexport.runtimes import load_runtime
@@ -70,14 +70,18 @@ def test_what_may_not_come_is_not_drawn() -> None:
 
 
 def test_random_numbers_are_even_and_those_of_other_lines_samples_steps_and_seeds_are_others() -> None:
-    streams = Streams(7, range(50), 10)
+    streams = RandomStreams(7, range(50), 10)
     numbers = np.array([streams.uniform(np.arange(50), step) for step in range(1, 41)])
     assert len(np.unique(numbers)) == numbers.size == 20_000
     assert np.bincount((10 * numbers).astype(int).ravel()) == pytest.approx([2000] * 10, abs=150)
-    neighbours = [numbers[:, :10].ravel(), numbers[:, 10:20].ravel(), Streams(8, [0], 10).uniform(np.array([0]), 1)]
+    neighbours = [
+        numbers[:, :10].ravel(),
+        numbers[:, 10:20].ravel(),
+        RandomStreams(8, [0], 10).uniform(np.array([0]), 1),
+    ]
     assert abs(np.corrcoef(*neighbours[:2])[0, 1]) < 0.15
     assert not set(neighbours[2]) & set(numbers.ravel())
-    assert (Streams(7, [3], 10).uniform(np.array([0]), 5) == numbers[4, 30:40]).all()
+    assert (RandomStreams(7, [3], 10).uniform(np.array([0]), 5) == numbers[4, 30:40]).all()
 
 
 def test_outputs_of_a_search_are_as_likely_as_the_model_says() -> None:

@@ -293,10 +293,10 @@ OPTIONS: list[tuple[dict[str, Any], bool]] = [
 def test_who_needs_more_than_the_best_token_has_it(tmp_path: Path, asks: dict[str, Any], alone: bool) -> None:
     asked = {"scores": False, "max_length": 8, **asks}
     options = SearchOptions.for_profile(asked.pop("profile", "tfexport"), **asked)
-    assert options.ranks_alone == alone
+    assert options.best_only == alone
     bundle = write_bundle(random_model(WIDE), tmp_path / "bundle", alignments=True)
     runtime = OrtCpuRuntime(bundle, threads=1)
-    assert runtime.prepare(options)
+    runtime.prepare(options.needs)
     search(runtime, [[5, 6]], options)
     assert ("greedy_step" in runtime._sessions) == alone
     assert len(runtime._sessions) == 2  # nothing is loaded for nobody
@@ -340,7 +340,7 @@ def test_both_graphs_share_a_cache(tmp_path: Path) -> None:
     token, other = np.array([WIDE.bos_id]), np.array([WIDE.bos_id])
     for step in range(40):
         best, plain = runtime.best(plain, token, 1)
-        found, mixed = runtime.best_alone(mixed, other, ()) if step % 3 else runtime.best(mixed, other, 1)
+        found, mixed = runtime.argmax(mixed, other, ()) if step % 3 else runtime.best(mixed, other, 1)
         token, other = best.ids[:, 0], found.ids[:, 0]
         assert token == other
 

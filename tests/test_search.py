@@ -27,10 +27,12 @@ from hypothesis import strategies as st
 from references import decode as naive
 from torch import Tensor
 
-from tfexport.decoding.search import COMPACT_BELOW, Hypothesis, SearchOptions, pad, search
-from tfexport.decoding.token_rules import without
+from tfexport.decoding.greedy import COMPACT_BELOW
+from tfexport.decoding.search import Hypothesis, SearchOptions, pad, search
+from tfexport.decoding.source_batch import search_limits
+from tfexport.decoding.token_rules import drop_banned
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import Best, best_of
+from tfexport.runtimes.base import Best, best_from_logits
 
 # A sum of -inf and inf, or a limit that overflows, first shows as a warning of NumPy.
 pytestmark = pytest.mark.filterwarnings("error")
@@ -309,7 +311,7 @@ def test_the_limits_of_the_caller_the_model_and_the_source_hold_together(beam: i
 def test_a_length_ratio_is_exact_and_may_be_without_bound() -> None:
     def limits(ratio: float, *lengths: int) -> list[int]:
         config = tiny_config(max_target_length=200)
-        return SearchOptions(max_length_ratio=ratio, max_length=150).limits(config, np.array(lengths)).tolist()
+        return search_limits(SearchOptions(max_length_ratio=ratio, max_length=150), config, np.array(lengths)).tolist()
 
     assert limits(1.1, 50, 100, 51) == [55, 110, 57]  # in binary 50 * 1.1 is a little more than 55
     assert limits(2.2, 25, 26) == [55, 58]
@@ -437,7 +439,7 @@ def test_best_tokens_are_sorted_and_of_equals_the_lower_comes_first() -> None:
         (4, [[1, 3, 5, 2], [0, 1, 2, 3], [1, 3, 5, 4]]),
         (6, [[1, 3, 5, 2, 0, 4], [0, 1, 2, 3, 4, 5], [1, 3, 5, 4, 2, 0]]),
     ):
-        assert best_of(logits, count).ids.tolist() == wanted
+        assert best_from_logits(logits, count).ids.tolist() == wanted
 
 
 @given(
@@ -447,7 +449,7 @@ def test_best_tokens_are_sorted_and_of_equals_the_lower_comes_first() -> None:
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_best_tokens_are_those_of_a_stable_sort(rows: list[list[int]], count: int) -> None:
     logits = np.array(rows, dtype=np.float32)
-    best = best_of(logits, count)
+    best = best_from_logits(logits, count)
     order = np.argsort(-logits, axis=1, kind="stable")[:, :count]  # as many as there are, where count is larger
     assert best.ids.tolist() == order.tolist()
     exact = logits.astype(np.float64)
@@ -457,7 +459,7 @@ def test_best_tokens_are_those_of_a_stable_sort(rows: list[list[int]], count: in
 
 
 def test_log_probabilities_neither_overflow_nor_vanish() -> None:
-    best = best_of(np.array([[30000.0, 29999.0, -30000.0], [-3e38, 0.0, -math.inf]], dtype=np.float32), 3)
+    best = best_from_logits(np.array([[30000.0, 29999.0, -30000.0], [-3e38, 0.0, -math.inf]], dtype=np.float32), 3)
     assert best.ids.tolist() == [[0, 1, 2], [1, 0, 2]]
     assert best.log_probs[0] == pytest.approx([-0.313262, -1.313262, -60000.313262], abs=1e-5)
     assert best.log_probs[1].tolist() == [0.0, pytest.approx(-3e38), -math.inf]
@@ -469,7 +471,7 @@ def test_log_probabilities_neither_overflow_nor_vanish() -> None:
 )
 def test_best_tokens_of_what_cannot_be_sorted_are_refused_by_the_search(broken: list[float]) -> None:
     logits = np.array([[4, 3, 2, 1], broken], dtype=np.float32)
-    best = best_of(logits, 2)
+    best = best_from_logits(logits, 2)
     assert best.ids.shape == best.log_probs.shape == (2, 2)
     assert np.isnan(best.log_probs[1]).all()
     with pytest.raises(TfexportError, match="not finite numbers"):
@@ -486,29 +488,29 @@ def shown(best: Best) -> list[tuple[int, float]]:
 
 
 def test_an_early_eos_is_taken_out_and_the_others_keep_their_order_and_log_probabilities() -> None:
-    assert shown(without(candidates(5, EOS, 7, 8), [EOS], 3, end=EOS)) == [(5, -1), (7, -3), (8, -4)]
-    assert shown(without(candidates(EOS, 5, 7, 8), [EOS], 3, end=EOS)) == [(5, -2), (7, -3), (8, -4)]
-    assert shown(without(candidates(5, 7, 8, EOS), [EOS], 3, end=EOS)) == [(5, -1), (7, -2), (8, -3)]
+    assert shown(drop_banned(candidates(5, EOS, 7, 8), [EOS], 3, eos=EOS)) == [(5, -1), (7, -3), (8, -4)]
+    assert shown(drop_banned(candidates(EOS, 5, 7, 8), [EOS], 3, eos=EOS)) == [(5, -2), (7, -3), (8, -4)]
+    assert shown(drop_banned(candidates(5, 7, 8, EOS), [EOS], 3, eos=EOS)) == [(5, -1), (7, -2), (8, -3)]
 
 
 def test_where_eos_is_no_candidate_the_one_too_many_goes() -> None:
-    assert shown(without(candidates(5, 6, 7, 8), [EOS], 3, end=EOS)) == [(5, -1), (6, -2), (7, -3)]
+    assert shown(drop_banned(candidates(5, 6, 7, 8), [EOS], 3, eos=EOS)) == [(5, -1), (6, -2), (7, -3)]
 
 
 def test_eos_stays_once_the_minimal_length_is_reached() -> None:
     for best in (candidates(5, EOS, 7), candidates(5, EOS, 7, 8)):
-        assert shown(without(best, [], 3, end=EOS)) == [(5, -1), (EOS, -2), (7, -3)]
+        assert shown(drop_banned(best, [], 3, eos=EOS)) == [(5, -1), (EOS, -2), (7, -3)]
 
 
 def test_of_a_vocabulary_smaller_than_the_beam_an_early_eos_comes_last_and_is_impossible() -> None:
-    found = shown(without(candidates(1, EOS, 0), [EOS], 6, end=EOS))
+    found = shown(drop_banned(candidates(1, EOS, 0), [EOS], 6, eos=EOS))
     assert found == [(1, -1), (0, -3), (EOS, -math.inf)]
 
 
 def test_an_early_eos_is_taken_out_of_each_row_by_itself() -> None:
     rows = [candidates(5, EOS, 7), candidates(5, 6, 7), candidates(EOS, 6, 7)]
     best = Best(np.concatenate([row.log_probs for row in rows]), np.concatenate([row.ids for row in rows]))
-    assert without(best, [EOS], 2, end=EOS).ids.tolist() == [[5, 7], [5, 6], [6, 7]]
+    assert drop_banned(best, [EOS], 2, eos=EOS).ids.tolist() == [[5, 7], [5, 6], [6, 7]]
 
 
 @pytest.mark.parametrize("beam", [1, 3])

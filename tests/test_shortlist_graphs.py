@@ -22,7 +22,6 @@ from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search
 from tfexport.errors import TfexportError
 from tfexport.exporter.pipeline import write_graphs, write_quantized, write_weights
 from tfexport.runtimes import load_runtime
-from tfexport.runtimes.base import Shortlisting
 from tfexport.runtimes.ort_cpu.shortlist import FEWEST
 from tfexport.shortlist_contract import SHORTLIST_PRECISIONS, shortlist_graphs_of
 
@@ -127,7 +126,7 @@ def test_they_find_what_masked_logits_give(wide: Bundle, precision: Precision, g
         load_runtime("ort-cpu", wide, precision=precision, threads=1, shortlist=shortlist)
         for shortlist in (False, True)
     )
-    assert [isinstance(runtime, Shortlisting) for runtime in (masked, gathered)] == [False, True]
+    assert [runtime.capabilities.shortlists for runtime in (masked, gathered)] == [False, True]
     options = SearchOptions(**{"max_length": 8, "token_scores": True, **given})
     sources = listed_sources(WIDE, 12, 60)
     sources[3] = Source(sources[3].ids, line=3)  # every word may come

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from ort_bundles import CONFIG, random_model
 from tiny import IDS, SRC_VOCAB, TGT_VOCAB, TinyCheckpoint
 
 from tfexport.bundle.reader import open_bundle
-from tfexport.commands.text_settings import TextSettings
 from tfexport.errors import TfexportError, TokenizerError
 from tfexport.exporter.pipeline import export
+from tfexport.models.checkpoints.options import TextSettings
+from tfexport.models.checkpoints.reading import read_with_text
 from tfexport.models.formats import native
 from tfexport.text.tokenizers import read_vocabulary
-from tfexport.verification.parity import check
+from tfexport.verification.parity import Reference, check
 
 HINTS = {"n_heads": 3}
 CODES = "#version: 0.2\nd e</w>\n"
@@ -38,7 +40,7 @@ def folder(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
 
 
 def settings_of(folder: Path, **more: Any) -> TextSettings:
-    return TextSettings(folder / "text" / "src.json", folder / "text" / "tgt.json", **more)
+    return TextSettings(src_vocab=folder / "text" / "src.json", tgt_vocab=folder / "text" / "tgt.json", **more)
 
 
 # --- what is recorded
@@ -59,7 +61,7 @@ def test_files_are_recorded_from_the_checkpoint_on_wherever_the_command_runs(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder / "text")
-    said = TextSettings(Path("src.json"), tgt_bpe=Path("codes"))
+    said = TextSettings(src_vocab=Path("src.json"), tgt_bpe=Path("codes"))
     wanted = {"src_vocab": "../text/src.json", "tgt_bpe": "../text/codes"}
     assert said.recorded(Path("../models/tiny.pt")) == wanted
     assert said.recorded(folder / "models" / "tiny.pt") == wanted
@@ -67,7 +69,7 @@ def test_files_are_recorded_from_the_checkpoint_on_wherever_the_command_runs(
 
 def test_a_bundle_has_them(folder: Path) -> None:
     checkpoint = folder / "models" / "tiny.pt"
-    loaded = settings_of(folder, src_bpe=folder / "text" / "codes").load(checkpoint, HINTS)
+    loaded = read_with_text(checkpoint, HINTS, text=settings_of(folder, src_bpe=folder / "text" / "codes"))
     assert loaded.tokenizers.source is not None
     assert loaded.tokenizers.source.to_dict()["codes"] == CODES
     bundle = open_bundle(export(loaded, folder / "bundle", check=False).directory)
@@ -134,9 +136,8 @@ def test_files_that_are_no_longer_there_are_told(folder: Path, side: str) -> Non
     else:
         assert (said.tgt_vocab, said.tgt_bpe) == (None, None)
         assert (said.lowercase, said.src_bpe is None) == (True, False)
-    loaded = TextSettings(**{**vars(said), "src_lang": None}).load(
-        checkpoint, {**HINTS, "pad_id": 1, "bos_id": 2, "eos_id": 3}
-    )
+    hints = {**HINTS, "pad_id": 1, "bos_id": 2, "eos_id": 3}
+    loaded = read_with_text(checkpoint, hints, text=replace(said, src_lang=None))
     assert (loaded.tokenizers.source is None, loaded.tokenizers.target is None) == (side == "src", side == "tgt")
 
 
@@ -148,13 +149,14 @@ def test_codes_of_a_vocabulary_in_the_checkpoint_are_read_again(folder: Path) ->
     checkpoint = folder / "models" / "model.safetensors"
     native.save(checkpoint, model.state_dict(), CONFIG, words, torch.float32)
     codes = folder / "text" / "codes"
-    loaded = TextSettings(src_bpe=codes, tgt_bpe=codes).load(checkpoint, {})
+    loaded = read_with_text(checkpoint, {}, text=TextSettings(src_bpe=codes, tgt_bpe=codes))
     bundle = export(loaded, folder / "bundle", check=False).directory
     recorded = open_bundle(bundle).origin.text
     assert recorded == {"src_bpe": "../text/codes", "tgt_bpe": "../text/codes"}
     text, lost = TextSettings().or_recorded(recorded, checkpoint)
     assert lost == []
-    comparison = check(bundle, None, ["torch"], checkpoint=checkpoint, load=text.load, max_length=4, say=lambda _: None)
+    reference = Reference(checkpoint, load=partial(read_with_text, text=text))
+    comparison = check(bundle, None, ["torch"], checkpoint=reference, max_length=4, say=lambda _: None)
     assert comparison.mismatches == []
     plain = check(bundle, None, ["torch"], checkpoint=checkpoint, max_length=4, say=lambda _: None)
     assert [found.file for found in plain.mismatches] == ["source_tokenizer.json", "target_tokenizer.json"]
@@ -163,11 +165,11 @@ def test_codes_of_a_vocabulary_in_the_checkpoint_are_read_again(folder: Path) ->
 def test_what_is_said_now_of_nothing_is_an_error(folder: Path) -> None:
     checkpoint = folder / "models" / "tiny.pt"
     with pytest.raises(TfexportError, match="Give --src-vocab too"):
-        TextSettings(lowercase=True).or_recorded({}, checkpoint)[0].load(checkpoint, HINTS)
+        read_with_text(checkpoint, HINTS, text=TextSettings(lowercase=True).or_recorded({}, checkpoint)[0])
     (folder / "text" / "src.json").unlink()
     said, _ = TextSettings(src_bpe=folder / "text" / "codes").or_recorded(RECORDED, checkpoint)
     with pytest.raises(TokenizerError, match="Give --src-vocab"):
-        replace(said, src_lang=None).load(checkpoint, {**HINTS, **IDS})
+        read_with_text(checkpoint, {**HINTS, **IDS}, text=replace(said, src_lang=None))
 
 
 # --- parity, which reads it again
@@ -176,15 +178,16 @@ def test_what_is_said_now_of_nothing_is_an_error(folder: Path) -> None:
 def test_parity_reads_a_checkpoint_as_the_export_read_it(folder: Path) -> None:
     checkpoint = folder / "models" / "tiny.pt"
     bundle = export(
-        settings_of(folder, lowercase=True).load(checkpoint, HINTS), folder / "bundle", check=False
+        read_with_text(checkpoint, HINTS, text=settings_of(folder, lowercase=True)), folder / "bundle", check=False
     ).directory
     notes: list[str] = []
 
     def mismatches(**changes: Any) -> list[str]:
         notes.clear()
         text, _ = TextSettings(**changes).or_recorded(open_bundle(bundle).origin.text, checkpoint)
-        options: dict[str, Any] = {"checkpoint": checkpoint, "load": text.load, "max_length": 4}
-        return [found.file for found in check(bundle, None, ["torch"], say=notes.append, **options).mismatches]
+        reference = Reference(checkpoint, load=partial(read_with_text, text=text))
+        found = check(bundle, None, ["torch"], checkpoint=reference, say=notes.append, max_length=4)
+        return [mismatch.file for mismatch in found.mismatches]
 
     assert mismatches() == []
     assert not any("tokenizer" in note for note in notes)

@@ -33,7 +33,8 @@ from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.runtimes import load_runtime
 from tfexport.system.atomic_files import lock_folder
 from tfexport.training.data import TextPair
-from tfexport.training.train import TrainOptions, TranslationTask, noam_factor, train
+from tfexport.training.options import TrainOptions
+from tfexport.training.train import TranslationTask, noam_factor, train
 
 SUBJECTS = {"ein Mann": "a man", "eine Frau": "a woman", "ein Hund": "a dog", "das Kind": "the child"}
 VERBS = {"sieht": "sees", "ruft": "calls", "malt": "paints"}

@@ -19,7 +19,7 @@ from tfexport.decoding.line_reader import Reader, Unreadable, source_lengths
 from tfexport.decoding.search import Hypothesis, SearchOptions
 from tfexport.decoding.translate import WINDOW_BATCHES, Result, Writer, translate
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import Best, Capacity, IntArray
+from tfexport.runtimes.base import BaseRuntime, Best, Capacity, IntArray
 from tfexport.text.tokenizers import TextTokenizer, word_tokenizer
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", "a", "b", "c", "d"]
@@ -82,9 +82,9 @@ def test_a_batch_holds_lines_of_like_length() -> None:
     asked: list[list[int]] = []
 
     class Notes(ScriptedRuntime):
-        def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> Any:
+        def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> Any:
             asked.append(src_len.tolist())
-            return super().encode(src_ids, src_len, beam=beam)
+            return super().encode(src_ids, src_len, beam=beam, attention=attention)
 
     reader = Reader(CONFIG, VOCABULARY, "text")
     lines = [b"a b c d", b"a", b"b c d a", b"b", b"c"]
@@ -325,7 +325,7 @@ def test_a_format_that_needs_a_missing_vocabulary_is_refused(tmp_path: Path) -> 
 # --- streaming
 
 
-class EndsAtOnce:
+class EndsAtOnce(BaseRuntime):
     """The cheapest runtime: eos, whatever the sentence."""
 
     name = "ends-at-once"
@@ -334,7 +334,7 @@ class EndsAtOnce:
     cross: tuple[()] = ()
     rows = 0
 
-    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> EndsAtOnce:
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> EndsAtOnce:
         self.rows = len(src_len)
         return self
 
@@ -422,10 +422,10 @@ class SmallRuntime(ScriptedRuntime):
         self.capacity = Capacity(source=4, target=3, batch=5, rows=6)
         self.batches: list[tuple[int, int]] = []
 
-    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> ScriptedState:
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> ScriptedState:
         assert src_ids.shape[1] <= 4
         self.batches.append((len(src_len), beam))
-        return super().encode(src_ids, src_len, beam=beam)
+        return super().encode(src_ids, src_len, beam=beam, attention=attention)
 
 
 @pytest.mark.parametrize(("beam", "largest"), [(1, 5), (2, 3), (3, 2), (6, 1)])

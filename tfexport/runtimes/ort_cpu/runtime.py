@@ -17,7 +17,17 @@ from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import ATTENTION_ROLES, Precision, Role, attention_graphs_of, graphs_of
 from tfexport.errors import BundleError, RuntimeUnavailable
-from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, Needs, Runtime
+from tfexport.runtimes.base import (
+    Argmax,
+    BaseRuntime,
+    Best,
+    Capabilities,
+    Capacity,
+    FloatArray,
+    IntArray,
+    Needs,
+    Runtime,
+)
 from tfexport.runtimes.ort import cpu_session, ort_cpu_portable
 from tfexport.runtimes.ort_cpu.bound_graphs import Binding
 from tfexport.runtimes.ort_cpu.buffers import Buffers
@@ -79,7 +89,7 @@ class State(Protocol):
     def step(self, tokens: IntArray) -> FloatArray: ...
 
 
-class OrtCpuRuntime:
+class OrtCpuRuntime(BaseRuntime):
     """The runtime `ort-cpu` for bundles with graphs in the dialect `ort`."""
 
     def __init__(
@@ -99,7 +109,7 @@ class OrtCpuRuntime:
         self._greedy = "decoder_step" if bundle.has_graph("decoder_step", precision, "ort") else "beam_step"
         # Without them products of attention are of all rows of a sentence, and those of one row have other last bits.
         self.attends_by_row = kernels.library() is not None and kernels.take_attention(self.config)
-        self.ranks = self._greedy == "decoder_step" and bundle.has_graph("greedy_step", precision, "ort")
+        self._has_argmax = self._greedy == "decoder_step" and bundle.has_graph("greedy_step", precision, "ort")
         self.session("encoder")
 
     @property
@@ -118,6 +128,11 @@ class OrtCpuRuntime:
     def capacity(self) -> Capacity:
         return Capacity.of_model(self.config)
 
+    @property
+    def capabilities(self) -> Capabilities:
+        # Sessions of one thread start no threads, which a fork would lack.
+        return Capabilities(argmax=self._has_argmax, fork=self._threads == 1)
+
     def session(self, role: Role) -> onnxruntime.InferenceSession:
         """The session of a graph, loaded when it is first asked for: a search needs one of the two steps."""
         with self._loading:
@@ -134,18 +149,13 @@ class OrtCpuRuntime:
                 return_freed_memory(now=True)  # what ONNX Runtime ordered the weights in
             return self._sessions[role]
 
-    def prepare(self, needs: Needs) -> bool:
-        """Load the graphs that such a search runs; whether this process may be forked then.
-
-        Sessions of one thread have none of their own, which a fork would be without.
-        """
+    def prepare(self, needs: Needs) -> None:
         self.session("encoder")
         step = self.step_role(needs.width)
-        if needs.best_only and self.ranks:
+        if needs.best_only and self._has_argmax:
             self.session("greedy_step")
         else:
             self.session(ATTENTION_ROLES[step] if needs.attention else step)
-        return self._threads == 1
 
     def step_role(self, beam: int) -> Literal["decoder_step", "beam_step"]:
         """The graph that searches with this beam run, without what more they ask of it."""
@@ -189,8 +199,8 @@ class OrtCpuRuntime:
     def step(self, state: Any, tokens: IntArray) -> tuple[FloatArray, Any]:
         return state.step(tokens), state
 
-    def best_alone(self, state: Any, tokens: IntArray, banned: Sequence[int]) -> tuple[Best, Any]:
-        return state.best_alone(tokens, banned), state
+    def argmax(self, state: Any, tokens: IntArray, banned: Sequence[int]) -> tuple[Argmax, Any]:
+        return state.argmax(tokens, banned), state
 
     def best(self, state: Any, tokens: IntArray, count: int) -> tuple[Best, Any]:
         return state.best(tokens, min(count, self.config.tgt_vocab_size)), state

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tfexport.contract import cache_names
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import Best, FloatArray, IntArray
+from tfexport.runtimes.base import Argmax, Best, FloatArray, IntArray
 from tfexport.runtimes.ort_cpu.bound_graphs import Listed, RankingStep, Step
 
 if TYPE_CHECKING:
@@ -127,13 +127,13 @@ class GreedyState:
         self._step.run(tokens, self._next_slot())
         return self._step.logits()
 
-    def best_alone(self, tokens: IntArray, banned: Sequence[int]) -> Best:
+    def argmax(self, tokens: IntArray, banned: Sequence[int]) -> Argmax:
         """The best token of each row that is not `banned`, with its logit, by the graph that tells no more."""
         if self._ranking is None:
             self._ranking = RankingStep(self._runtime, self._cross, self._src_len)
             self._ranking.binding.input("total", self._total)
             self._ranking.use(self._cache)
-        return self._ranking.best(tokens, self._next_slot(), banned)
+        return self._ranking.argmax(tokens, self._next_slot(), banned)
 
     def _next_slot(self) -> int:
         """Make room for one more token; its position."""

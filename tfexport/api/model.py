@@ -1,35 +1,35 @@
-"""A bundle as a Python object: `tfexport.load("bundle").translate(["Ein Hund läuft."], beam=4)`.
+"""A loaded bundle: `tfexport.load("bundle").translate(["Ein Hund läuft."], beam=4)`.
 
-It is what `tfexport decode` and `tfexport score` are made of, without files and lines: the same graphs, the same search, the
-same numbers. PyTorch is not needed.
+`tfexport decode` and `tfexport score` do the same with files and lines: the same graphs, the same search, the same numbers.
+PyTorch is not needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import tee
 from pathlib import Path
-from typing import Any, Unpack, overload
+from typing import Any, overload
 
+from tfexport.api.results import Translation, translation_of
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision, precisions_of, short_name
 from tfexport.decoding.classify import Classified, classify, read_labels
-from tfexport.decoding.line_reader import InputFormat, Reader, TargetReader
-from tfexport.decoding.options import SearchSettings
-from tfexport.decoding.search import SearchOptions
+from tfexport.decoding.line_reader import Reader, TargetReader
+from tfexport.decoding.options import SearchOptions
+from tfexport.decoding.request_options import InputFormat
 from tfexport.decoding.shortlist import BEST, FIRST, Shortlist, read_shortlist
 from tfexport.decoding.stream import Step, stream_lines
 from tfexport.decoding.translate import Result, Writer, scored, translate
 from tfexport.errors import TfexportError
-from tfexport.results import Output, Translation, translation_of
+from tfexport.option import with_keywords
 from tfexport.runtimes import load_classifier as runtime_of_classifier
 from tfexport.runtimes import load_runtime, require_workers
-from tfexport.runtimes.base import Classifier as ClassifierRuntime
-from tfexport.runtimes.base import Runtime
+from tfexport.runtimes.base import ClassifierRuntime, Runtime
 
-__all__ = ["Classifier", "Model", "Output", "Translation", "load", "load_classifier"]
+__all__ = ["Classifier", "Model", "load", "load_classifier"]
 
 
 class Model:
@@ -75,7 +75,7 @@ class Model:
         shortlist: Shortlist | None = None,
         batch_size: int = 32,
         workers: int = 1,
-        **search: Unpack[SearchSettings],
+        **search: Any,
     ) -> Translation: ...
     @overload
     def translate(
@@ -86,8 +86,9 @@ class Model:
         shortlist: Shortlist | None = None,
         batch_size: int = 32,
         workers: int = 1,
-        **search: Unpack[SearchSettings],
+        **search: Any,
     ) -> list[Translation]: ...
+    @with_keywords(SearchOptions)
     def translate(
         self,
         texts: str | Iterable[str],
@@ -96,7 +97,7 @@ class Model:
         shortlist: Shortlist | None = None,
         batch_size: int = 32,
         workers: int = 1,
-        **search: Unpack[SearchSettings],
+        **search: Any,
     ) -> Translation | list[Translation]:
         """Decode sentences: one result for each, in order. A single string gives a single result.
 
@@ -105,7 +106,7 @@ class Model:
             shortlist: the words that may come in the outputs, as `read_shortlist` gives it.
             batch_size: sentences decoded together, at most.
             workers: processes (Linux) or threads that decode batches at once, over one set of weights.
-            search: as `SearchOptions` has them, such as `beam=4, nbest=2, profile="hf"`; greedy where nothing is said.
+            search: fields of `SearchOptions`, such as `beam=4, nbest=2, profile="hf"`; greedy by default.
 
         Raises:
             TfexportError: the bundle has no vocabularies (use `translate_ids`), or an option cannot be used. A sentence
@@ -121,6 +122,7 @@ class Model:
             self.iterate(texts, prefix=prefix, shortlist=shortlist, batch_size=batch_size, workers=workers, **search)
         )
 
+    @with_keywords(SearchOptions)
     def iterate(
         self,
         texts: Iterable[str],
@@ -129,7 +131,7 @@ class Model:
         shortlist: Shortlist | None = None,
         batch_size: int = 32,
         workers: int = 1,
-        **search: Unpack[SearchSettings],
+        **search: Any,
     ) -> Iterator[Translation]:
         """`translate` for more sentences than fit into memory: they are read, and results come, window by window."""
         lines: Iterable[bytes] = map(_line, texts)
@@ -141,6 +143,7 @@ class Model:
             outputs = self._writer().reader(lines=map(_line, prefix))
         return self._decoded(lines, "text", outputs, shortlist, batch_size, workers, search)
 
+    @with_keywords(SearchOptions)
     def translate_ids(
         self,
         sources: Iterable[Sequence[int]],
@@ -148,7 +151,7 @@ class Model:
         shortlist: Shortlist | None = None,
         batch_size: int = 32,
         workers: int = 1,
-        **search: Unpack[SearchSettings],
+        **search: Any,
     ) -> list[Translation]:
         """`translate` for ids as the encoder reads them, bos and eos included where the model has them."""
         lines = (_line(" ".join(map(str, source))) for source in sources)
@@ -176,20 +179,21 @@ class Model:
         if isinstance(texts, str) and isinstance(targets, str):
             return self.score([texts], [targets], batch_size=batch_size, workers=workers)[0]
         reader = self._writer().reader(whole=True, lines=map(_line, targets))
-        search: SearchSettings = {
+        search = {
             "length_penalty": 0.0,
             "max_length": self.config.max_target_length,
             "token_scores": True,
         }
         return list(self._decoded(map(_line, texts), "text", reader, None, batch_size, workers, search, scored))
 
+    @with_keywords(SearchOptions)
     def stream(
         self,
         text: str,
         *,
         prefix: str | None = None,
         shortlist: Shortlist | None = None,
-        **search: Unpack[SearchSettings],
+        **search: Any,
     ) -> Iterator[Step]:
         """Decode one sentence and give each token as soon as it is decided; the texts of the steps, put together, are the
         output's text.
@@ -227,7 +231,7 @@ class Model:
         shortlist: Shortlist | None,
         batch_size: int,
         workers: int,
-        search: SearchSettings,
+        search: Mapping[str, Any],
         finish: Callable[[Result], Result] = lambda result: result,
     ) -> Iterator[Translation]:
         if batch_size < 1 or workers < 1:
@@ -249,14 +253,8 @@ class Model:
         )
         return (translation_of(finish(result), writer) for result in results)
 
-    def _options(self, search: SearchSettings) -> SearchOptions:
-        given: dict[str, Any] = {name: value for name, value in search.items() if name != "profile"}
-        for name in ("suppress", "suppress_first"):
-            if isinstance(given.get(name), str):
-                given[name] = self.token_ids(given[name])
-        if isinstance(given.get("early_stopping"), bool):  # as Transformers has it
-            given["early_stopping"] = str(given["early_stopping"]).lower()
-        return SearchOptions.for_profile(search.get("profile", "tfexport"), **given)
+    def _options(self, search: Mapping[str, Any]) -> SearchOptions:
+        return SearchOptions.of(search, self.token_ids)
 
     def _writer(self) -> Writer:
         return Writer.of(self._bundle, "text")
