@@ -34,16 +34,65 @@ def expanded(markdown: str) -> str:
 
 
 def commands() -> str:
-    """Every command with its arguments and options, as Typer documents them."""
+    """Every command with its arguments and options, in the groups of its `--help`."""
     import typer
-    from typer.cli import get_docs_for_click
 
     from tfexport.cli import app
 
-    group = typer.main.get_command(app)
-    text = get_docs_for_click(obj=group, ctx=typer.Context(group, info_name="tfexport"), name="tfexport")
-    before, _, rest = text.removeprefix("# `tfexport`\n").partition("**Commands**:")  # a list of headings, cut short
-    return before + rest[rest.index("## ") :]
+    group: Any = typer.main.get_command(app)
+    text = [group.help, _parameters(group, typer.Context(group)), group.epilog]
+    for name, command in group.commands.items():
+        arguments = [_argument(parameter) for parameter in command.params if parameter.param_type_name == "argument"]
+        usage = " ".join(["tfexport", name, "[OPTIONS]", *arguments])
+        help = inspect.cleandoc(command.help or "")
+        text += [f"## {name}", f"```\n{usage}\n```", help, _parameters(command, typer.Context(command))]
+    return "\n\n".join(text)
+
+
+def _argument(parameter: Any) -> str:
+    name = (parameter.metavar or parameter.name.upper()).strip("[]")
+    return name if parameter.required else f"[{name}]"
+
+
+def _parameters(command: Any, context: Any) -> str:
+    """A table of the arguments and of each group of options."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for parameter in command.params:
+        is_argument = parameter.param_type_name == "argument"
+        usage, help = parameter.get_help_record(context)
+        usage = _argument(parameter) if is_argument else usage
+        panel = "Arguments" if is_argument else parameter.rich_help_panel or "Options"
+        help = help.replace("[required]", "").strip()
+        groups.setdefault(panel, []).append((f"`{usage}`", re.sub(r"\[default: \((.*?)\)", r"[default: \1", help)))
+    tables = [f"**{panel}**\n\n{_table(('', ''), rows)}" for panel, rows in groups.items()]
+    return "\n\n".join(tables)
+
+
+def keywords() -> str:
+    """The options that functions of the Python API take as keyword arguments."""
+    from tfexport.decoding.options import SearchOptions
+    from tfexport.exporter.options import BudgetOptions
+    from tfexport.models.checkpoints.options import CheckpointOptions, ModelOptions, ReferenceOptions
+    from tfexport.option import rows
+    from tfexport.verification.options import CompareOptions
+
+    groups = {
+        "Options of a search": ("`Model.translate`, `iterate`, `translate_ids` and `stream`", SearchOptions),
+        "Options that describe a checkpoint": ("`tfexport.export`", CheckpointOptions),
+        "Options that inspect takes": ("`tfexport.inspect`", ModelOptions),
+        "Options of a budget": ("`tfexport.export`, with an `auto-` precision", BudgetOptions),
+        "Options of a comparison": ("`tfexport.parity`", CompareOptions),
+        "Options to read the checkpoint again": ("`tfexport.parity`, with `checkpoint`", ReferenceOptions),
+    }
+    text = []
+    for title, (functions, group) in groups.items():
+        found = [
+            (f"`{name}`", f"`{flag}`" if flag else "", values, default, help)
+            for name, flag, values, default, help in rows(group)
+        ]
+        head = ("keyword", "flag", "values", "default", "description")
+        text += [f"## {title}", f"For {functions}.", _table(head, found)]
+    return "\n\n".join(text)
 
 
 def public_names() -> str:
@@ -185,9 +234,17 @@ def _machine(facts: dict[str, Any]) -> str:
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     def line(cells: Sequence[str]) -> str:
-        return f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in cells)} |"
+        return f"| {' | '.join(_PIPE.sub(_escaped, str(cell)) for cell in cells)} |"
 
     return "\n".join([line(head), line(["---"] * len(head)), *map(line, rows)])
+
+
+_PIPE = re.compile(r"`[^`]*`|\|")
+"""What may look like the end of a cell, and code, within which it does not."""
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return "\\|" if found[0] == "|" else found[0]
 
 
 def _whole(name: str) -> str:
@@ -198,6 +255,7 @@ def _whole(name: str) -> str:
 
 GENERATORS: dict[str, Callable[[], str]] = {
     "commands": commands,
+    "keywords": keywords,
     "public-names": public_names,
     "model-fields": model_fields,
     "contract": contract,
