@@ -21,6 +21,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 IMAGES = {"results/cpu.png": RESULTS / "cpu.png", "results/growth.png": RESULTS / "growth.png"}
 """Pictures that pages show and that do not lie below docs/."""
 
+sys.path.insert(0, str(ROOT))  # MkDocs is a program of its own: it would find neither `tfexport` nor `benchmarks`
+
 _MARK = re.compile(r"^<!-- generate: (\S+) -->$", re.MULTILINE)
 
 
@@ -188,11 +190,8 @@ def hugging_face_results() -> str:
 
 
 def _cpu(path: Path) -> str:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        import cpu_report
-    finally:
-        sys.path.pop(0)
+    from benchmarks import cpu_report
+
     record = json.loads(path.read_text(encoding="utf-8"))
     cells = [{**cell, "run": record["runs"][cell["run"]]} for cell in record["cells"]]
     return str(cpu_report.markdown(cells))

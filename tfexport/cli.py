@@ -19,6 +19,7 @@ from tfexport.commands.probe import probe
 from tfexport.commands.score import score
 from tfexport.commands.train import train
 from tfexport.commands.triton import triton
+from tfexport.commands.version import version
 
 app = typer.Typer(
     add_completion=False,
@@ -49,13 +50,6 @@ for command in (
     bench,
     train,
     demo,
+    version,
 ):
     app.command()(command)
-
-
-@app.command()
-def version() -> None:
-    """Print the version."""
-    from tfexport.system.version import version
-
-    print(f"tfexport {version()}")
