@@ -54,7 +54,7 @@ class RuntimePeer:
         self._loaded_for: tuple[int, bool] | None = None
 
     def decode(self, sources: Sources, options: SearchOptions, batch_size: int) -> list[Ids]:
-        graphs = (options.beam, options.ranks_alone)
+        graphs = (options.beam, options.best_only)
         if self._pool is None or self._loaded_for != graphs:
             if self._pool is not None:
                 self._pool.close()

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfexport.decoding.options import Hypothesis, SearchOptions, Source
+from tfexport.decoding.hypothesis import Hypothesis, Source
+from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.source_batch import encode, length_limits
 from tfexport.decoding.token_rules import TokenRules
 from tfexport.runtimes.base import Runtime

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
 from tfexport.decoding.attention_trace import AttentionTrace
-from tfexport.decoding.options import Finished, SearchOptions
+from tfexport.decoding.hypothesis import Finished
+from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.steps import ALL_SENTENCES, Steps, no_token_is_possible, rows_to_keep
 from tfexport.decoding.token_rules import LogProbs, TokenRules
 from tfexport.runtimes.base import Best, IntArray, State

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.decoding.attention_trace import AttentionTrace
-from tfexport.decoding.options import Hypothesis, SearchOptions
+from tfexport.decoding.hypothesis import Hypothesis
+from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.steps import ALL_SENTENCES, Steps, no_token_is_possible, rows_to_keep
 from tfexport.decoding.token_rules import TokenRules
 from tfexport.runtimes.base import IntArray, State

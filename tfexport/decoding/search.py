@@ -15,7 +15,8 @@ from tfexport.decoding.alternatives import Alternatives
 from tfexport.decoding.attention_trace import AttentionTrace
 from tfexport.decoding.beam import beam_search
 from tfexport.decoding.greedy import greedy_search
-from tfexport.decoding.options import Hypothesis, SearchOptions, Source
+from tfexport.decoding.hypothesis import Hypothesis, Source
+from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.source_batch import as_sources, encode, length_limits, pad
 from tfexport.decoding.steps import Steps
 from tfexport.decoding.token_rules import TokenRules
@@ -60,7 +61,7 @@ def search_steps(runtime: Runtime[Any], sources: Sequence[Source | Sequence[int]
     batch = as_sources(sources)
     runtime, state = encode(runtime, batch, options)
     trace = None
-    if options.tells_attention:
+    if options.reads_attention:
         src_len = np.array([len(source) for source in batch])
         trace = AttentionTrace(options.alignment_layer, runtime.config.n_decoder_layers, src_len, options.width)
     limits = length_limits(runtime, batch, options)

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tfexport.decoding.options import SearchOptions, Source
+from tfexport.config import ModelConfig
+from tfexport.decoding.hypothesis import Source
+from tfexport.decoding.options import SearchOptions
 from tfexport.runtimes.base import IntArray, Runtime
 from tfexport.runtimes.masked_shortlist import MaskedShortlistRuntime
 
@@ -30,7 +32,7 @@ def encode(runtime: Runtime[Any], sources: Sequence[Source], options: SearchOpti
     """The state of a search before any token, and the runtime to continue it with: `runtime`, or one that masks the logits
     outside of the sources' shortlists."""
     src_ids, src_len = pad([source.ids for source in sources], runtime.config.pad_id)
-    beam, attention = options.width, options.tells_attention
+    beam, attention = options.width, options.reads_attention
     if all(source.candidates is None for source in sources):
         return runtime, runtime.encode(src_ids, src_len, beam=beam, attention=attention)
     vocabulary = np.arange(runtime.config.tgt_vocab_size)
@@ -49,7 +51,17 @@ def encode(runtime: Runtime[Any], sources: Sequence[Source], options: SearchOpti
 def length_limits(runtime: Runtime[Any], sources: Sequence[Source], options: SearchOptions) -> IntArray:
     """The largest number of tokens of each source's outputs, [batch]: the least of the limits of the search, the model, the
     runtime and the source."""
-    limits = options.limits(runtime.config, np.array([len(source) for source in sources]))
+    limits = search_limits(options, runtime.config, np.array([len(source) for source in sources]))
     limits = np.minimum(limits, runtime.capacity.target)
     own = [limit if source.most is None else source.most for source, limit in zip(sources, limits, strict=True)]
     return np.minimum(limits, np.array(own, dtype=np.int64))
+
+
+def search_limits(options: SearchOptions, config: ModelConfig, src_len: IntArray) -> IntArray:
+    """The limits of the search and the model, [batch], for sources of `src_len` [batch] ids."""
+    limit = np.full(len(src_len), min(options.max_length, config.max_target_length))
+    if options.max_length_ratio is not None:
+        # Rounded first: in binary 50 * 1.1 is a little more than 55. Compared as floats: the product may be infinite.
+        most = np.ceil(np.round(np.minimum(src_len * options.max_length_ratio, limit), 9))
+        limit = np.minimum(limit, most.astype(np.int64))
+    return np.maximum(limit, 1)

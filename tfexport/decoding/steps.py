@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 import numpy as np
 from numpy.typing import NDArray
 
-from tfexport.decoding.options import Hypothesis
+from tfexport.decoding.hypothesis import Hypothesis
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import IntArray
 

@@ -10,13 +10,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
 from tfexport.decoding.alignments import NO_ALIGNER, Aligner
 from tfexport.decoding.batches import decode_windows
-from tfexport.decoding.line_reader import InputFormat, Reader, Status, TargetReader, Unreadable, ids_in, without_bom
+from tfexport.decoding.line_reader import Reader, Status, TargetReader, Unreadable, ids_in, without_bom
+from tfexport.decoding.request_options import InputFormat, OutputFormat
 from tfexport.decoding.search import Hypothesis, SearchOptions, Source
 from tfexport.decoding.shortlist import Shortlist
 from tfexport.decoding.workers import WorkerPool
@@ -24,8 +25,6 @@ from tfexport.errors import TfexportError, TokenizerError
 from tfexport.runtimes.base import Capacity, Runtime
 from tfexport.system.json_text import json_text
 from tfexport.text.tokenizers import TextTokenizer
-
-OutputFormat = Literal["text", "tokens", "ids", "jsonl"]
 
 WINDOW_BATCHES = 16
 """Batches of a window: enough lines that those of a batch are of about one length."""

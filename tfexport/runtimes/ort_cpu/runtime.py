@@ -107,6 +107,7 @@ class OrtCpuRuntime(BaseRuntime):
         self._loading = threading.Lock()
         self._greedy: Literal["decoder_step", "beam_step"]
         self._greedy = "decoder_step" if bundle.has_graph("decoder_step", precision, "ort") else "beam_step"
+        kernels.note_if_missing()
         # Without them products of attention are of all rows of a sentence, and those of one row have other last bits.
         self.attends_by_row = kernels.library() is not None and kernels.take_attention(self.config)
         self._has_argmax = self._greedy == "decoder_step" and bundle.has_graph("greedy_step", precision, "ort")
