@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
 from tests.support.contract_table import markdown_table
+
 from tests.support.fakes import tiny_config
 from tfexport import contract
 from tfexport.bundle.writer import float32_islands
