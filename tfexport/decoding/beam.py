@@ -167,7 +167,8 @@ class Beams:
             return (self._first_rows[: len(self.sentence)] + self._live.parents).ravel()
         kept = rows_to_keep(np.array(unfinished))
         self.sentence = self.sentence[kept]
-        self._live = Continuations(*(field[kept] for field in self._live))  # type: ignore[arg-type]
+        log_probs, parents, tokens = self._live
+        self._live = Continuations(log_probs[kept], parents[kept], tokens[kept])
         self.tokens = self._live.tokens.ravel()
         return (self._first_rows[kept] + self._live.parents).ravel()
 

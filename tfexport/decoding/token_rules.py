@@ -21,6 +21,7 @@ from tfexport.decoding.sampling import RandomStreams, draw
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Argmax, Best, FloatArray, IntArray, Runtime, State, top_k
 
+NO_HISTORY: IntArray = np.empty((0, 0), dtype=np.int64)
 LogProbs = NDArray[np.float64]
 History = Callable[[int, IntArray], IntArray]
 """For a length and source indices [sentences]: the tokens of each of their rows before this length, [rows, length], bos
@@ -55,7 +56,8 @@ class TokenRules:
         has_own_rules = any(source.prefix or source.least or source.candidates is not None for source in sources)
         self._use_argmax = options.best_only and runtime.capabilities.argmax and not has_own_rules
         self._banned_ids: dict[tuple[bool, bool], list[int]] = {}
-        self._always_needs_logits = bool(options.samples or options.repetition_penalty != 1 or options.no_repeat_ngram)
+        self._history_rules = options.active_rules
+        self._always_needs_logits = bool(options.samples or self._history_rules)
         self._eos_at_limit = options.rules.at_limit == "eos" or options.force_eos
         # Transformers penalises log-probabilities in beam search; the paper and all others penalise logits.
         self._penalises_logits = options.beam == 1 or options.rules.renormalises
@@ -158,14 +160,15 @@ class TokenRules:
         options, eos, vocabulary = self._options, self.config.eos_id, np.arange(logits.shape[1])
         source = np.repeat(sentence, len(logits) // len(sentence))  # [rows]
         scores = logits.astype(np.float64) if self._penalises_logits else log_softmax(logits)
-        if options.repetition_penalty != 1:
-            penalise_repetition(scores, self._counted(history(length, sentence)), options.repetition_penalty)
+        past = self._counted(history(length, sentence)) if self._history_rules else NO_HISTORY
+        for rule in self._history_rules:
+            rule.penalise(options, scores, past)
         log_probs = log_softmax(scores) if self._penalises_logits else scores
         allowed = np.ones(log_probs.shape, dtype=bool)
         allowed[:, banned] = False
         allowed[length <= self._min_lengths[source], eos] = False
-        if options.no_repeat_ngram:
-            ban_repeated_ngrams(allowed, self._counted(history(length, sentence)), options.no_repeat_ngram)
+        for rule in self._history_rules:
+            rule.ban(options, allowed, past)
         # Where nothing may come any more an output ends, as in `drop_banned`.
         stuck = ~(allowed & (log_probs > -np.inf)).any(axis=1)
         allowed[stuck] = vocabulary == eos
@@ -183,23 +186,6 @@ class TokenRules:
     def _counted(self, past: IntArray) -> IntArray:
         """The tokens that the rules about repetition count."""
         return past if self._options.rules.bos_counts else past[:, 1:]
-
-
-def penalise_repetition(scores: NDArray[np.float64], history: IntArray, penalty: float) -> None:
-    """Make the tokens of `history` [rows, length] less likely in `scores` [rows, vocab], logits or log-probabilities, in
-    place: divides positive ones by the penalty and multiplies negative ones; once, however often a token came."""
-    seen = np.take_along_axis(scores, history, axis=1)
-    np.put_along_axis(scores, history, np.where(seen < 0, seen * penalty, seen / penalty), axis=1)
-
-
-def ban_repeated_ngrams(allowed: NDArray[np.bool_], history: IntArray, n: int) -> None:
-    """Clear in `allowed` [rows, vocab], in place, each token that would end an n-gram which `history` [rows, length] has."""
-    if history.shape[1] < n:
-        return
-    ngrams = np.lib.stride_tricks.sliding_window_view(history, n, axis=1)  # [rows, places, n]
-    last = history[:, history.shape[1] - (n - 1) :]
-    rows, places = np.nonzero((ngrams[..., :-1] == last[:, None]).all(axis=2))
-    allowed[rows, ngrams[rows, places, -1]] = False
 
 
 def log_softmax(logits: NDArray[Any]) -> LogProbs:
