@@ -48,6 +48,7 @@ DECODE_SIDE = (
     "tfexport.decoding.search",
     "tfexport.decoding.greedy",
     "tfexport.decoding.beam",
+    "tfexport.decoding.finished",
     "tfexport.decoding.steps",
     "tfexport.decoding.source_batch",
     "tfexport.decoding.batches",
