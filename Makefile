@@ -9,7 +9,7 @@ MODELS ?= 300
 KILLS ?= 200
 KERNELS = setup.py $(wildcard tfexport/kernels/*.h tfexport/kernels/*.cpp)
 
-.PHONY: setup demo test engines fuzz faults kills load gpu constraints clean
+.PHONY: setup demo test docs engines fuzz faults kills load gpu constraints clean
 
 # For contributors: the virtual environment, the kernels, and hooks that check each commit (not where git keeps no hooks,
 # as in a folder that was unpacked from an archive).
@@ -24,6 +24,10 @@ test: $(VENV)/dev.done
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n 2 --dist loadfile
+
+# The documentation as a site, build/docs/index.html. Broken links and pages that no menu names are errors.
+docs: $(VENV)/docs.done
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 # Builds TensorRT engines ahead of time, without a GPU, and lists their sizes and seconds.
 engines: $(VENV)/dev.done
@@ -69,7 +73,12 @@ $(VENV)/dev.done: pyproject.toml constraints.txt $(KERNELS)
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[export,cpu,tensorrt-rtx,train,spacy,dev]'
 	touch $@
 
-constraints: $(VENV)/dev.done
+$(VENV)/docs.done: pyproject.toml constraints.txt $(KERNELS)
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+constraints: $(VENV)/dev.done $(VENV)/docs.done
 	(head -1 constraints.txt; $(VENV)/bin/pip freeze --exclude-editable | sed 's/+cpu//') > constraints.new
 	mv constraints.new constraints.txt
 
