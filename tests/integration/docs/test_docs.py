@@ -182,14 +182,3 @@ def test_readme_is_short_and_names_every_runtime() -> None:
     assert len(readme.splitlines()) <= 150
     for runtime in RUNTIMES:
         assert f"`{runtime}`" in readme
-
-
-def test_the_page_of_the_contract_has_every_tensor() -> None:
-    from tfexport import contract
-
-    lines = hooks().contract().splitlines()
-    portable = (contract.ENCODER, contract.DECODER_STEP, contract.SELECT_ROWS, contract.ENCODER_CLASSIFIER)
-    for graph in (*portable, contract.ORT_ENCODER, contract.ORT_DECODER_STEP, contract.ORT_BEAM_STEP):
-        for side, tensors in (("in", graph.inputs), ("out", graph.outputs)):
-            for tensor in tensors:
-                assert sum(line.startswith(f"| `{graph.file}` | {side} | `{tensor.name}` |") for line in lines) == 1
