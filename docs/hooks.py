@@ -66,7 +66,7 @@ def _parameters(command: Any, context: Any) -> str:
         panel = "Arguments" if is_argument else parameter.rich_help_panel or "Options"
         help = help.replace("[required]", "").strip()
         groups.setdefault(panel, []).append((f"`{usage}`", re.sub(r"\[default: \((.*?)\)", r"[default: \1", help)))
-    tables = [f"**{panel}**\n\n{_table(('', ''), rows)}" for panel, rows in groups.items()]
+    tables = [f"**{panel}**\n\n{_table(('', 'description'), rows)}" for panel, rows in groups.items()]
     return "\n\n".join(tables)
 
 
