@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 
@@ -19,7 +17,6 @@ from typer.testing import CliRunner
 import tfexport
 from tests.support.tiny import EOS, HINTS, MAX_LENGTH, tiny_classifier, tiny_transformer
 from tfexport.cli import app
-from tfexport.decoding.search import SearchOptions
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import load_checkpoint
@@ -233,13 +230,6 @@ def test_what_cannot_be_used_is_told(model: tfexport.Model, tiny_bundle: Path, c
         tfexport.load(tiny_bundle / "missing")
     with pytest.raises(BundleError):
         tfexport.load(classifier_bundle)
-
-
-@pytest.mark.parametrize("method", ["translate", "iterate", "translate_ids", "stream"])
-def test_every_search_option_is_a_keyword_with_its_default(method: str) -> None:
-    parameters = inspect.signature(getattr(tfexport.Model, method)).parameters
-    for field in fields(SearchOptions):
-        assert parameters[field.name].default == field.default
 
 
 def test_wrong_search_options_are_named(model: tfexport.Model) -> None:

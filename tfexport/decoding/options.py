@@ -146,7 +146,7 @@ class BaseSearchOptions(Options):
             and self.alternatives == 0,
             "the profile opennmt has no coverage_penalty for alternatives": self.alternatives > 0
             and self.coverage_penalty != 0
-            and self.rules.scores_continuation,
+            and self.search_profile.scores_continuation,
             "alternatives take the place of nbest and samples": self.alternatives > 0
             and (self.nbest > 1 or self.samples > 0),
             f"samples are drawn without a beam, and beam is {self.beam}": self.samples > 0 and self.beam > 1,
@@ -193,8 +193,8 @@ class BaseSearchOptions(Options):
         """Whether the search only needs to know which tokens are best: no scores to return or to compare, and no logits for
         rules of its own."""
         compares = self.scores or self.beam > 1 or self.samples > 0 or self.alternatives > 0 or self.reads_attention
-        has_rules = bool(self.active_rules) or self.rules.renormalises
-        return not (compares or has_rules or self.force_eos or self.rules.at_limit == "eos")
+        has_rules = bool(self.active_rules) or self.search_profile.renormalises
+        return not (compares or has_rules or self.force_eos or self.search_profile.at_limit == "eos")
 
     @property
     def reads_attention(self) -> bool:
@@ -215,18 +215,18 @@ class BaseSearchOptions(Options):
         return Needs(self.width, self.best_only, self.reads_attention)
 
     @property
-    def rules(self) -> SearchProfile:
+    def search_profile(self) -> SearchProfile:
         """Where the profile's search departs from the others."""
         return PROFILES[self.profile]
 
     @property
     def length_exponent(self) -> float:
         """The exponent A, as the profile takes it."""
-        return max(self.length_penalty, self.rules.least_length_penalty)
+        return max(self.length_penalty, self.search_profile.least_length_penalty)
 
     def normalise(self, log_prob: float, length: int) -> float:
         """The score of a hypothesis of `length` tokens."""
-        base = (5.0 + length) / 6.0 if self.rules.google_length else float(length)
+        base = (5.0 + length) / 6.0 if self.search_profile.google_length else float(length)
         return log_prob / base**self.length_exponent
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from tests.support.tiny import HINTS, PAD, SPECIALS, SRC_VOCAB, tiny_classifier
 from tfexport.bundle.reader import MANIFEST, file_sha256, open_bundle
 from tfexport.cli import app
-from tfexport.decoding.classify import Classified, ClassWriter, classify, read_labels
+from tfexport.decoding.classify import Classified, classify, read_labels
 from tfexport.decoding.line_reader import Reader
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.exporter.pipeline import export
@@ -126,17 +126,6 @@ def test_labels_are_one_a_class(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(TfexportError, match=message):
             read_labels(path, 3)
-
-
-def test_a_result_is_written_as_columns_or_as_a_record() -> None:
-    found = Classified(3, "ok", "", ((1, 0.75), (0, 0.25)))
-    assert ClassWriter().line(found) == "1\t0.750000\t0\t0.250000"
-    assert ClassWriter(["no", "yes"]).line(found) == "yes\t0.750000\tno\t0.250000"
-    classes = [{"class": 1, "label": "yes", "probability": 0.75}, {"class": 0, "label": "no", "probability": 0.25}]
-    assert ClassWriter(["no", "yes"]).record(found) == {"line": 3, "status": "ok", "classes": classes}
-    unread = Classified(4, "too_long", "30 ids")
-    assert ClassWriter().line(unread) == ""
-    assert ClassWriter().record(unread) == {"line": 4, "status": "too_long", "message": "30 ids", "classes": []}
 
 
 # --- the command

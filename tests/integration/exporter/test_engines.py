@@ -17,7 +17,7 @@ from tests.support.tiny import TinyCheckpoint
 from tfexport import contract
 from tfexport.bundle.reader import Engine, open_bundle
 from tfexport.contract import GraphSpec, Precision
-from tfexport.errors import BundleError, EngineError, RuntimeUnavailable
+from tfexport.errors import BundleError, EngineError
 from tfexport.exporter.engine_plan import LengthPlan, Profile
 from tfexport.exporter.engines import Builder, attentions, build_engines, check_network, freeze_cache, refuse_traps
 from tfexport.exporter.pipeline import export
@@ -146,29 +146,11 @@ def test_a_gpu_that_the_library_does_not_know_is_refused_with_those_it_knows(own
     assert open_bundle(own).engines == ()
 
 
-@pytest.mark.parametrize(("generation", "gpu"), [((9, 0), "sm90"), ((7, 5), "sm75")])
-def test_a_gpu_that_is_here_may_be_one_that_cannot_be_built_for(
-    generation: tuple[int, int], gpu: str, builder: Builder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = Gpu("A GPU", f"sm{generation[0]}{generation[1]}", 1 << 30)
-    monkeypatch.setattr("tfexport.exporter.engines.find_gpu", lambda: found)
-    for asked in ("here", gpu):
-        with pytest.raises(EngineError, match=rf"does not build for {gpu}\. It knows sm80"):
-            builder.generation(asked)
-
-
 def test_float32_products_really_are_missing_on_turing(own: Path, builder: Builder) -> None:
     """If this fails, sm75 may be offered."""
     arguments = (open_bundle(own).graph("decoder_step"), graph_of(own, "decoder_step"), profile_of(own, "decoder_step"))
     with pytest.raises(EngineError, match=r"cannot build decoder_step\.onnx for sm75"):
         builder.build(*arguments, 16, "sm75", 1 << 26)
-
-
-def test_full_tensorrt_is_not_asked_to_build_for_another_gpu() -> None:
-    builder = Builder("tensorrt_rtx")
-    builder.library = "tensorrt"
-    with pytest.raises(EngineError, match=r"builds on the GPU itself, not ahead of time for sm89\. Use --gpu here"):
-        builder.generation("sm89")
 
 
 def test_full_tensorrt_keeps_its_timings(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,16 +189,6 @@ def test_full_tensorrt_keeps_its_timings(own: Path, tmp_path: Path, monkeypatch:
     assert set(cleared) == {tensorrt_rtx.BuilderFlag.TF32}, "float32 means float32"
     assert asked == [b"", b"timings", b"of another GPU", b""]
     assert [path.name for path in disk_cache.folder().iterdir()] == [name]
-
-
-def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        RuntimeUnavailable, match=r"needs tensorrt, which is not installed: pip install 'tfexport\[tensorrt\]'"
-    ):
-        Builder("tensorrt")
-    monkeypatch.setitem(__import__("sys").modules, "tensorrt_rtx", None)
-    with pytest.raises(RuntimeUnavailable, match=r"pip install 'tfexport\[tensorrt-rtx\]'"):
-        Builder("tensorrt_rtx")
 
 
 # --- the traps, as changes to a graph that is right

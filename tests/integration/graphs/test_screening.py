@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,12 +15,9 @@ import onnx_ir as ir
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from tests.support.fakes import ScriptedRuntime, tiny_config
-from tests.support.fakes import random_model as scripted_model
 from tests.support.graph_checks import self_check
 from tests.support.ort_bundles import (
     CONFIG,
@@ -42,7 +38,7 @@ from tfexport.errors import TfexportError
 from tfexport.exporter.pipeline import export
 from tfexport.graphs import screening
 from tfexport.graphs.emitter import Emitter
-from tfexport.graphs.linear_quantized import from_blocks, stored_int8
+from tfexport.graphs.linear_quantized import stored_int8
 from tfexport.graphs.projections import Projection
 from tfexport.graphs.screening import FEWEST_WORDS, FILE, LEVELS, screened, screening_of
 from tfexport.graphs.stored_weights import StoredWeights
@@ -162,34 +158,6 @@ def test_of_a_trained_model_all_rows_are_proven(tmp_path: Path) -> None:
     assert sum(rows) == 0
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    width=st.integers(1, 40),
-    spread=st.sampled_from([1e-38, 1e-6, 1.0, 1e6]),
-    outliers=st.booleans(),
-)
-def test_no_logit_is_above_its_bound(seed: int, width: int, spread: float, outliers: bool) -> None:
-    """With what is stored, in exact arithmetic: the inequality that the proof rests on."""
-    random = np.random.default_rng(seed)
-    weight = (random.standard_normal((50, width)) * spread).astype(np.float32)
-    states = random.standard_normal(width).astype(np.float32)
-    if outliers:
-        weight[7], weight[8, 0], states[0] = 0.0, spread * 1e3, 30.0
-    stored = stored_of(weight)
-    numbers, exact = np.rint(states / (np.abs(states).max() / LEVELS)), states.astype(np.float64)
-    rounded = numbers * float(np.abs(states).max() / LEVELS)
-    columns = from_blocks(stored["int8"], *weight.shape).T.astype(np.float64)
-    approximate = rounded @ (columns * stored["scale"])
-    room = np.linalg.norm(exact - rounded) * stored["norm"] + np.linalg.norm(rounded) * stored["error"]
-    assert (weight.astype(np.float64) @ exact <= approximate + room * (1 + 1e-12)).all()
-    assert np.abs(numbers).max() * np.abs(stored["int8"].astype(np.int64)).max() * 2 < 2**15  # no kernel can overflow
-
-
-def stored_of(weight: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-    return {name.removeprefix("screening."): tensor for name, tensor in screening_of(weight).items()}
-
-
 @settings(max_examples=5, deadline=None)
 @given(config=configs())
 def test_any_model_is_screened_as_pytorch_computes(config: ModelConfig) -> None:
@@ -248,13 +216,6 @@ def test_numbers_that_are_none_are_told(tmp_path: Path, where: str) -> None:
     save_file(weights, bundle.weights, {"format": "pt"})
     with pytest.raises(TfexportError, match="not finite numbers"):
         search(OrtCpuRuntime(bundle, threads=1), [[5, 6]], ALONE)
-
-
-def test_a_projection_that_is_no_numbers_is_refused() -> None:
-    with pytest.raises(TfexportError, match="output projection has weights that are not finite"):
-        screening_of(np.array([[1.0, np.inf]], np.float32))
-    with pytest.raises(TfexportError, match=r"output projection has weights above 1e\+30"):
-        screening_of(np.array([[1.0, 2e30]], np.float32))
 
 
 def plant(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,17 +289,6 @@ def test_a_bundle_without_the_graph_decodes_by_the_other(tmp_path: Path) -> None
     sources = random_sources(WIDE, LENGTHS)
     assert ids_of(search(runtime, sources, ALONE)) == ids_of(search(OrtCpuRuntime(bundle, threads=1), sources, ALONE))
     assert "greedy_step" not in runtime._sessions
-
-
-def test_scores_that_nobody_asked_for_are_none() -> None:
-    runtime = ScriptedRuntime(scripted_model(3, 12), tiny_config(tgt_vocab_size=12))
-    (scored,), (alone,) = search(runtime, [[5, 6]], SCORED)[0], search(runtime, [[5, 6]], ALONE)[0]
-    assert scored.ids == alone.ids
-    assert math.isfinite(scored.score)
-    assert math.isnan(alone.score)
-    assert math.isnan(alone.log_prob)
-    with pytest.raises(TfexportError, match="token_scores are asked for without scores"):
-        SearchOptions(scores=False, token_scores=True)
 
 
 def test_both_graphs_share_a_cache(tmp_path: Path) -> None:

@@ -12,13 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.fakes import tiny_config
 from tests.support.tiny import BOS, MAX_LENGTH, PAD, SRC_VOCAB, TGT_VOCAB
 from tfexport.bundle.reader import open_bundle
 from tfexport.contract import BEST, Precision
 from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.errors import RuntimeUnavailable, TfexportError
-from tfexport.models.transformer import Transformer
 from tfexport.runtimes import pytorch_in_place
 from tfexport.runtimes.base import best_from_logits
 from tfexport.runtimes.buckets import Buckets
@@ -196,35 +194,6 @@ def test_batches_on_their_way_share_no_buffers(static: Make, reference: TorchRun
         assert np.abs(logits - reference.teacher_forced(*batch, np.array([[BOS]]))[:, 0]).max() < 1e-5
 
 
-@pytest.mark.usefixtures("uncompiled")
-def test_a_pool_forgets_what_was_longest_unused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pytorch_in_place, "KEPT", 2)
-    pool = pytorch_in_place.Pool(torch.device("cpu"), compiled=True)
-    for size in (1, 2, 3):
-        pool.take(((size,), torch.int64))
-    assert [specs[0][0] for specs, _ in pool._free] == [(2,), (3,)]
-    eager = pytorch_in_place.Pool(torch.device("cpu"), compiled=False)
-    eager.take(((1,), torch.int64))
-    assert eager._free == []
-
-
-def test_what_a_pool_keeps_goes_before_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = pytorch_in_place.Pool(torch.device("cpu"), compiled=True)
-    pool.take(((1,), torch.int64))
-    empty = torch.empty
-
-    def full(*arguments: Any, **options: Any) -> Tensor:
-        if pool._free:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return empty(*arguments, **options)
-
-    monkeypatch.setattr(torch, "empty", full)
-    assert [tuple(tensor.shape) for tensor in pool.take(((2,), torch.int64), ((3,), torch.int64)).tensors] == [
-        (2,),
-        (3,),
-    ]
-
-
 @pytest.mark.parametrize(("precision", "error"), [("float16", 0.02), ("bfloat16", 0.2)])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_half_precision_is_near_the_reference(
@@ -257,15 +226,6 @@ def test_best_tokens_are_those_of_the_logits(static: Make, reference: TorchRunti
         best, _ = runtime.best(runtime.encode(src_ids, src_len), tokens, count)
         assert np.array_equal(best.ids, wanted.ids)
         assert np.abs(best.log_probs - wanted.log_probs).max() <= tolerance
-
-
-def test_a_small_vocabulary_is_ranked_whole() -> None:
-    model = Transformer(tiny_config(src_vocab_size=9, tgt_vocab_size=9))
-    runtime = TorchRuntime(model, static=StaticDecoder(model, best_on_device=True))
-    batch = np.array([[4, 5]]), np.array([2])
-    best, _ = runtime.best(runtime.encode(*batch), np.array([1]), 12)
-    logits, _ = TorchRuntime(model).step(TorchRuntime(model).encode(*batch), np.array([1]))
-    assert np.array_equal(best.ids, best_from_logits(logits, 12).ids)
 
 
 def test_of_a_step_only_the_best_tokens_leave_the_device(static: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.paths import ROOT
 from tests.support.tiny import BOS, SRC_VOCAB, TGT_VOCAB
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.errors import RuntimeUnavailable, TfexportError
-from tfexport.runtimes import RUNTIMES, load_runtime
+from tfexport.runtimes import load_runtime
 from tfexport.runtimes.device import host_array
 from tfexport.runtimes.ort import ort_cpu_portable
 from tfexport.runtimes.pytorch import TorchRuntime
@@ -168,11 +166,6 @@ def test_missing_library_names_the_extra_that_brings_it(
     monkeypatch.setitem(sys.modules, f"tfexport.runtimes.{module}", None)
     with pytest.raises(RuntimeUnavailable, match=rf"pip install 'tfexport\[{extra}\]'"):
         load_runtime(name, open_bundle(tiny_bundle))
-
-
-def test_every_extra_that_is_named_exists() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert set(RUNTIMES.values()) <= set(extras["project"]["optional-dependencies"])
 
 
 def test_weights_that_are_not_numbers_are_an_error_not_a_translation(tiny_bundle: Path) -> None:

@@ -19,8 +19,6 @@ from tfexport.decoding.search import SearchOptions, search
 from tfexport.decoding.translate import translate
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Runtime
-from tfexport.runtimes.device import HostDevice
-from tfexport.runtimes.device_pool import Pool, size_class
 from tfexport.runtimes.loop import LoopRuntime
 from tfexport.runtimes.ort import ort_cpu_portable
 
@@ -107,26 +105,3 @@ def test_the_decoding_loop_is_in_one_thread_at_a_time(tiny_bundle: Path, monkeyp
             pool.map(lambda beam: search(runtime, [[5, 6], [7]], SearchOptions(beam=beam, max_length=5)), [1, 2, 3, 4])
         )
     assert most == 1
-
-
-class SlowPiece:
-    """A piece of memory that takes its time to say where it is."""
-
-    nbytes = size_class(1)
-
-    def __init__(self, address: int):
-        self._address = address
-
-    @property
-    def address(self) -> int:
-        time.sleep(0.01)
-        return self._address
-
-
-def test_no_two_threads_get_the_same_memory() -> None:
-    memory = Pool(HostDevice(), kept=8)
-    for address in range(4):
-        memory.give_back(SlowPiece(address))
-    with ThreadPoolExecutor(4) as pool:
-        taken = list(pool.map(lambda _: memory.take(1), range(4)))
-    assert sorted(piece._address for piece in taken) == [0, 1, 2, 3]  # type: ignore[attr-defined]

@@ -34,7 +34,7 @@ from tfexport.runtimes import load_runtime
 from tfexport.system.atomic_files import lock_folder
 from tfexport.training.data import TextPair
 from tfexport.training.options import TrainOptions
-from tfexport.training.train import TranslationTask, noam_factor, train
+from tfexport.training.train import TranslationTask, train
 
 SUBJECTS = {"ein Mann": "a man", "eine Frau": "a woman", "ein Hund": "a dog", "das Kind": "the child"}
 VERBS = {"sieht": "sees", "ruft": "calls", "malt": "paints"}
@@ -52,11 +52,6 @@ OPTIONS = TrainOptions(
 
 def options(**changes: object) -> TrainOptions:
     return TrainOptions(**{**vars(OPTIONS), **changes})
-
-
-def test_noam_factor_rises_to_the_end_of_warmup_and_falls_as_the_root() -> None:
-    rates = [noam_factor(step, 512, 4000) for step in (1, 2000, 4000, 16000)]
-    assert rates == pytest.approx([512**-0.5 * 4000**-1.5, rates[2] / 2, (512 * 4000) ** -0.5, rates[2] / 2])
 
 
 def test_training_learns_and_its_model_exports(tmp_path: Path) -> None:
@@ -277,11 +272,3 @@ def test_two_trainings_do_not_share_a_folder(tmp_path: Path) -> None:
         train(PAIRS, PAIRS, tmp_path / "run", OPTIONS)
     os.close(held)
     assert not list((tmp_path / "run").iterdir())
-
-
-@pytest.mark.parametrize("wrong", [{"precision": "foo"}, {"accelerator": "gpu"}])
-def test_options_that_cannot_be_trained_with_are_told(tmp_path: Path, wrong: dict[str, str]) -> None:
-    if torch.cuda.is_available() and "accelerator" in wrong:
-        pytest.skip("this machine has a GPU")
-    with pytest.raises(TfexportError, match="--precision or --accelerator"):
-        train(PAIRS, PAIRS, tmp_path / "run", options(**wrong))

@@ -111,7 +111,7 @@ def test_where_no_token_may_come_an_output_ends(beam: int, profile: Any) -> None
         assert len(hypothesis.ids) > 3
     for source, outputs in zip(asked, found, strict=True):
         assert [h.ids for h in outputs] == [h.ids for h in search(ScriptedRuntime(model, config), [source], options)[0]]
-    if not options.rules.renormalises:  # the model's own log-probability of eos among the words of the list
+    if not options.search_profile.renormalises:  # the model's own log-probability of eos among the words of the list
         row = model((5, 6), ())[[EOS, 3, 4]]
         assert found[1][0].log_prob == pytest.approx(log_softmax(row[None])[0, 0], abs=1e-6)
 

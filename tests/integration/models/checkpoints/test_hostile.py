@@ -7,7 +7,6 @@ import io
 import json
 import pickle
 import shutil
-import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +20,8 @@ from tests.support import joeynmt_models, marian_models
 from tests.support.checkpoints import refused
 from tests.support.paths import DATA
 from tfexport.models.checkpoints.load import load_checkpoint
-from tfexport.models.formats.pickled_options import InertObject, plain, read_inert
-from tfexport.models.formats.pickles import Refused, read_pickle
+from tfexport.models.formats.pickled_options import plain, read_inert
+from tfexport.models.formats.pickles import read_pickle
 
 LONG = "x" * 100_000
 HUGE = 10**12
@@ -147,22 +146,6 @@ def test_an_error_that_cannot_be_written_is_told_by_its_kind(tmp_path: Path) -> 
     assert "(KeyError)" in refused(read_inert, path)
 
 
-def test_tensors_without_numbers_have_small_sizes() -> None:
-    def pickled(sizes: tuple[int, int]) -> bytes:
-        numbers = b"".join(b"\x8a\x08" + struct.pack("<q", size) for size in sizes) + b"\x86"
-        storage = b"(U\x07storagectorch\nFloatStorage\nU\x010U\x03cpuK\x00tQ"
-        return (
-            b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"K\x00" + numbers + b"K\x01K\x01\x86\x89NtR."
-        )
-
-    def empty(key: str, n_bytes: int) -> torch.Tensor:
-        return torch.empty(n_bytes, dtype=torch.uint8)
-
-    assert read_pickle(io.BytesIO(pickled((0, 24))), empty).shape == (0, 24)
-    with pytest.raises(Refused, match="an empty tensor of sizes"):
-        read_pickle(io.BytesIO(pickled((0, 2**40))), empty)
-
-
 def test_numbers_are_not_shared_by_any_number_of_tensors(tmp_path: Path) -> None:
     """Each may be copied: a file of megabytes would take gigabytes."""
     table = torch.randn(50, 4)
@@ -172,12 +155,6 @@ def test_numbers_are_not_shared_by_any_number_of_tensors(tmp_path: Path) -> None
             assert len(read_inert(tmp_path / "model.pt")) == count
         else:
             assert "share their numbers too often" in refused(read_inert, tmp_path / "model.pt")
-
-
-def test_a_tensor_among_arguments_is_not_computed_with() -> None:
-    (found,) = plain([torch.ones(3)], "args")
-    assert isinstance(found, InertObject)
-    assert found.of == "torch.Tensor"
 
 
 # --- YAML

@@ -301,10 +301,6 @@ def test_numbers_that_lie_askew_are_refused(tmp_path: Path) -> None:
         read_inert(tmp_path / "model.pt")
 
 
-def test_a_memo_of_large_numbers_takes_no_room() -> None:
-    assert unpickled(b"]r\xff\xff\xff\x7f0j\xff\xff\xff\x7f.") == []
-
-
 def test_compressed_archives_are_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "model.pt", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", b"\x80\x02X" + struct.pack("<I", 10_000_000) + bytes(10_000_000) + b".")
@@ -325,18 +321,6 @@ def test_what_holds_itself_or_has_no_end_is_no_argument() -> None:
         read = value if value is deep else unpickled(pickle.dumps(value))
         with pytest.raises(CheckpointError, match="holds itself, or is nested deeper"):
             plain(read, "model.pt")
-
-
-def test_omegaconf_is_read_through_its_nodes() -> None:
-    def made(of: str, **state: Any) -> InertObject:
-        return InertObject(f"omegaconf.{of}", state=state)
-
-    node = made("nodes.IntegerNode", _val=4)
-    heads = made("dictconfig.DictConfig", _content={"heads": node})
-    colours = made("listconfig.ListConfig", _content=[InertObject("app.Colour", args=("red",))])
-    config = made("dictconfig.DictConfig", _content={"model": heads, "colours": colours}, _parent=None)
-    heads.state["_parent"] = config  # which is no part of what it holds
-    assert plain(config, "cfg") == {"model": {"heads": 4}, "colours": ["red"]}
 
 
 def test_damaged_files_are_refused(save: Callable[..., Path]) -> None:
