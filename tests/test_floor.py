@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from fakes import tiny_config
+from onnx import helper
+from ort_bundles import random_model, random_sources, with_end, write_bundle
 
 from tfexport.bench import machine
 from tfexport.bench.lower_bound import (
     ACTIVATION_BYTES,
     PROJECTION_BYTES,
     WEIGHT_BYTES,
+    StepSize,
     encoder_work,
-    floor,
-    seconds_of,
+    least_seconds,
+    lower_bound,
     step_work,
 )
 from tfexport.bench.machine import Peaks
+from tfexport.config import ModelConfig
 from tfexport.contract import PRECISIONS
+from tfexport.decoding.search import SearchOptions, search
+from tfexport.runtimes import load_runtime
+from tfexport.runtimes.ort_cpu.bound_graphs import Step
+from tfexport.runtimes.ort_cpu.states import BeamState
 
 CONFIG = tiny_config(d_model=2, d_ff=3, n_encoder_layers=2, n_decoder_layers=3, tgt_vocab_size=100)
 # Of a decoder layer 6 * 2 * 2 + 2 * 2 * 3 = 36 weights, of an encoder layer 4 * 2 * 2 + 2 * 2 * 3 = 28.
@@ -44,12 +56,20 @@ def peaks(bandwidth: float, float32: float, int8: float = 1e30) -> Peaks:
 def test_a_step_reads_weights_once_and_keys_and_values_of_each_row(
     precision: str, weights: float, activations: int
 ) -> None:
-    work = step_work(CONFIG, precision, batch=5, beam=4, source=7, cache=11)
-    # Keys and values of 3 layers, 2 numbers each: 20 rows of 11 slots, 5 sentences of 7 ids.
-    assert work.bytes == weights + 2 * 3 * 2 * (20 * 11 + 5 * 7) * activations
+    work = step_work(CONFIG, precision, StepSize(rows=20, attended=20 * 18, stored=5 * 21))
+    # Keys and values of 3 layers, 2 numbers each: 5 sentences of 7 ids, whose hypotheses have 14 slots.
+    assert work.bytes == weights + 2 * 3 * 2 * (5 * (7 + 14)) * activations
     assert work.products == 20 * 2 * (DECODER + PROJECTION)
     # Scores and sums: 2 products of 2 numbers with each of 18 keys and values, 2 operations each, in 3 layers.
     assert work.attention == 20 * 3 * (2 * 2 * 2) * 18
+
+
+def test_a_mean_step_has_the_mean_of_what_sentences_need() -> None:
+    # One sentence of 5 ids to 3 tokens: caches of 1, 2 and 3 slots.
+    assert StepSize.mean([5], [3], beam=1, steps=1) == (3, 6 + 7 + 8, 6 + 7 + 8)
+    # With a beam of 4: rows 1, 4, 4; slots 1, then one shared and 4 new, then two shared and 4 new.
+    assert StepSize.mean([5], [3], beam=4, steps=1) == (9, 6 + 4 * 7 + 4 * 8, 6 + (5 + 1 + 4) + (5 + 2 + 4))
+    assert StepSize.mean([5, 2, 9], [3, 1, 0], beam=4, steps=2) == (10 / 2, (66 + 3) / 2, (27 + 3) / 2)
 
 
 def test_the_encoder_reads_its_weights_and_those_of_cross_keys_and_values() -> None:
@@ -59,20 +79,132 @@ def test_the_encoder_reads_its_weights_and_those_of_cross_keys_and_values() -> N
     assert work.attention == 2 * (2 * 2 * 2) * (5 * 5 + 3 * 3)
 
 
+# --- what real bundles hold
+
+WHOLE = ModelConfig(
+    d_model=96,
+    n_heads=6,
+    d_ff=192,
+    n_encoder_layers=2,
+    n_decoder_layers=3,
+    src_vocab_size=50,
+    tgt_vocab_size=144,
+    max_source_length=20,
+    max_target_length=30,
+    unk_id=0,
+    pad_id=1,
+    bos_id=2,
+    eos_id=3,
+)
+"""All sizes are multiples of those of blocks of quantized weights, so that no stored number is padding."""
+
+KINDS: dict[str, dict[str, Any]] = {
+    "as in the paper": {},
+    "heads wider than d_model": {"d_head": 32},
+    "heads narrower than d_model": {"d_head": 8},
+    "gated": {"gated": True},
+    "gated and wide heads": {"gated": True, "d_head": 32, "norm": "rms", "norm_first": True},
+    "tied": {"src_vocab_size": 144, "tie_source_target": True, "tie_output": True},
+    "relative positions": {"positions": "relative", "max_distance": 8, "d_head": 32},
+    "odd sizes": {"d_model": 40, "n_heads": 5, "d_ff": 33, "tgt_vocab_size": 37},
+}
+BATCH, SOURCE, CACHE = 3, 11, 7
+
+
+def matrix_bytes(graph: onnx.GraphProto) -> int:
+    """Bytes of the stored matrices that a graph multiplies with: not of tables of which it takes rows, nor of scales."""
+    used = {name for node in graph.node if node.op_type not in ("Gather", "Slice") for name in node.input}
+    return sum(
+        int(entry.value)
+        for tensor in graph.initializer
+        for entry in tensor.external_data
+        if entry.key == "length" and len(tensor.dims) > 1 and tensor.name in used and "scale" not in tensor.name
+    )
+
+
+def cache_bytes(graph: onnx.GraphProto) -> int:
+    """Bytes of the keys and values that a step of `BATCH` sentences is given, with one hypothesis each."""
+    sizes = {"batch": BATCH, "rows": BATCH, "src": SOURCE, "cache": CACHE}
+    total = 0
+    for value in graph.input:
+        if value.name.startswith(("past.", "cross.")):
+            tensor = value.type.tensor_type
+            axes = [sizes[dim.dim_param] if dim.dim_param else dim.dim_value for dim in tensor.shape.dim]
+            total += math.prod(axes) * helper.tensor_dtype_to_np_dtype(tensor.elem_type).itemsize
+    return total
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_graph_has_fewer_weights_or_smaller_caches(kind: str, tmp_path: Path) -> None:
+    """And those of regular sizes have no more, or the bound could be a better one."""
+    config = WHOLE.replace(**KINDS[kind])
+    precisions = [*PRECISIONS.values()] if kind == "as in the paper" else ["float32", "float16", "int8"]
+    bundle = write_bundle(random_model(config), tmp_path / "bundle", precisions)
+    size = StepSize(BATCH, BATCH * (SOURCE + CACHE), BATCH * (SOURCE + CACHE))
+    roles: set[str] = set()
+    for graph in bundle.graphs:
+        if graph.role not in ("encoder", "decoder_step", "beam_step"):
+            continue
+        roles.add(f"{graph.role} {graph.dialect}")
+        path = bundle.graph(graph.role, graph.precision, graph.dialect)
+        content = onnx.load(path, load_external_data=False).graph
+        if graph.role == "encoder":
+            weights = encoder_work(config, graph.precision, [SOURCE]).bytes
+        else:
+            weights = step_work(config, graph.precision, StepSize(0, 0, 0)).bytes
+            caches = step_work(config, graph.precision, size).bytes - weights
+            assert caches == cache_bytes(content), graph.file
+        assert weights <= matrix_bytes(content), graph.file
+        if kind != "odd sizes":
+            assert weights == matrix_bytes(content), graph.file
+    assert {"encoder onnx24", "decoder_step onnx24", "encoder ort", "beam_step ort"} <= roles
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_no_search_computes_less(beam: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hypotheses that `ort-cpu` computes and the cache slots that they see, in all steps of a search."""
+    model = with_end(random_model(WHOLE.replace(output_bias=True)), -30)
+    runtime = load_runtime("ort-cpu", write_bundle(model, tmp_path / "bundle"), threads=1)
+    rows = slots = 0
+    run, run_beam = Step.run, BeamState._run
+
+    def watched(self: Step, tokens: Any, position: int, count: int = 1) -> None:
+        nonlocal rows
+        rows += self.tokens.size
+        run(self, tokens, position, count)
+
+    def seen(self: BeamState, *arguments: Any) -> Step:
+        nonlocal slots
+        step = run_beam(self, *arguments)
+        slots += int(self._mask[:, 0].any(axis=1).sum())
+        return step
+
+    monkeypatch.setattr(Step, "run", watched)
+    monkeypatch.setattr(BeamState, "_run", seen)
+    sources = random_sources(WHOLE, [7, 3, 12])
+    found = search(runtime, sources, SearchOptions(beam=beam, max_length=9))
+    lengths = [len(hypotheses[0].ids) for hypotheses in found]
+    assert lengths == [9] * 3
+    least = StepSize.mean([7, 3, 12], lengths, beam=beam, steps=1)
+    assert least.rows <= rows
+    if beam > 1:
+        assert least.stored - 9 * (7 + 3 + 12) <= slots
+
+
 def test_every_precision_of_the_contract_has_its_bytes() -> None:
     assert set(PRECISIONS.values()) <= set(WEIGHT_BYTES) & set(PROJECTION_BYTES) & set(ACTIVATION_BYTES)
 
 
-def test_the_floor_is_what_takes_longer_of_reading_and_computing() -> None:
-    work = step_work(CONFIG, "float32", batch=1, beam=1, source=1, cache=1)
+def test_the_lower_bound_is_what_takes_longer_of_reading_and_computing() -> None:
+    work = step_work(CONFIG, "float32", StepSize(rows=1, attended=2, stored=2))
     operations = work.products + work.attention
-    assert seconds_of(work, "float32", peaks(work.bytes / 2, operations)) == (2.0, "memory")
-    assert seconds_of(work, "float32", peaks(work.bytes, operations / 3)) == (pytest.approx(3.0), "compute")
+    assert least_seconds(work, "float32", peaks(work.bytes / 2, operations)) == (2.0, "memory")
+    assert least_seconds(work, "float32", peaks(work.bytes, operations / 3)) == (pytest.approx(3.0), "compute")
     # Quantized weights are multiplied at the int8 peak, activations at that of float32.
-    found, bound = seconds_of(work, "int4", peaks(1e30, work.attention, work.products / 4))
+    found, bound = least_seconds(work, "int4", peaks(1e30, work.attention, work.products / 4))
     assert (found, bound) == (pytest.approx(5.0), "compute")
     # Nobody knows how fast half precision is multiplied, so only reading bounds it.
-    assert seconds_of(work, "float16", peaks(work.bytes, 1e-9)) == (1.0, "memory")
+    assert least_seconds(work, "float16", peaks(work.bytes, 1e-9)) == (1.0, "memory")
 
 
 @pytest.mark.parametrize("beam", [1, 3])
@@ -80,14 +212,17 @@ def test_a_stream_of_like_lengths_is_the_sum_of_its_steps(beam: int) -> None:
     """Four sentences of 5 ids to 3 tokens each, two at a time: two batches of 3 steps, whose caches have 1, 2, 3 slots."""
     slow_memory, slow_compute = peaks(10.0, 1e30), peaks(1e30, 10.0)
     for machine_peaks in (slow_memory, slow_compute):
-        found = floor(CONFIG, "float32", machine_peaks, sources=[5] * 4, outputs=[3] * 4, batch=2, beam=beam)
+        found = lower_bound(CONFIG, "float32", machine_peaks, sources=[5] * 4, outputs=[3] * 4, batch=2, beam=beam)
+        sizes = [StepSize.mean([5, 5], [n, n], beam=beam, steps=1) for n in range(4)]  # of the first n steps together
         steps = [
-            seconds_of(
-                step_work(CONFIG, "float32", batch=2, beam=beam, source=5, cache=cache), "float32", machine_peaks
+            least_seconds(
+                step_work(CONFIG, "float32", StepSize(*(b - a for a, b in zip(*pair, strict=True)))),
+                "float32",
+                machine_peaks,
             )[0]
-            for cache in (1, 2, 3)
+            for pair in pairwise(sizes)
         ]
-        encoder = seconds_of(encoder_work(CONFIG, "float32", [5, 5]), "float32", machine_peaks)[0]
+        encoder = least_seconds(encoder_work(CONFIG, "float32", [5, 5]), "float32", machine_peaks)[0]
         assert found.steps == 6
         assert found.encoder_seconds == pytest.approx(2 * encoder)
         assert found.seconds == pytest.approx(2 * (encoder + sum(steps)))
@@ -97,7 +232,7 @@ def test_a_stream_of_like_lengths_is_the_sum_of_its_steps(beam: int) -> None:
 
 def test_a_stream_of_mixed_lengths_has_as_many_steps_as_its_tokens_fill() -> None:
     def steps(outputs: list[int], batch: int) -> int:
-        return floor(CONFIG, "float32", peaks(1, 1), sources=[5] * 4, outputs=outputs, batch=batch, beam=1).steps
+        return lower_bound(CONFIG, "float32", peaks(1, 1), sources=[5] * 4, outputs=outputs, batch=batch, beam=1).steps
 
     assert steps([2, 4, 6, 8], 2) == 10
     assert steps([2, 4, 6, 8], 4) == 8  # the longest one's own

@@ -92,10 +92,10 @@ COPIED = """
 import sys
 from pathlib import Path
 
-import tfexport.runtimes.ort_cpu
-from tfexport.bundle import open_bundle
+import tfexport.runtimes.ort_cpu.runtime
+from tfexport.bundle.reader import open_bundle
 from tfexport.runtimes import load_runtime
-from tfexport.search import SearchOptions, search
+from tfexport.decoding.search import SearchOptions, search
 
 def copied():
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
@@ -265,6 +265,18 @@ def test_where_weights_cannot_be_shared_it_is_told_and_decoding_goes_on(
 def test_the_folder_is_the_user_s_alone(larger: Path, cache: Path) -> None:
     found(open_bundle(larger))
     assert cache.stat().st_mode & 0o777 == 0o700
+
+
+def test_vectors_longer_than_d_model_shift_no_weights(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads of 120 numbers together, so that the bias of query, key and value has 360: their 1440 bytes are no multiple of
+    64, and d_model says nothing of them. Without our kernels, which read weights from wherever they lie."""
+    monkeypatch.setenv("TFEXPORT_KERNELS", "0")
+    config = LARGER.replace(d_model=16, n_heads=5, d_head=24, d_ff=64, tgt_vocab_size=48)
+    bundle = write_bundle(random_model(config), tmp_path / "bundle")
+    assert found(bundle) == found(bundle, share_weights=False)
+    assert len(list(cache.glob("*/"))) == 4
 
 
 @pytest.mark.parametrize("runtime", ["torch", "ort-cpu"])

@@ -141,8 +141,9 @@ def _checksums(place: Path) -> dict[str, str]:
 
 def _longest_vector(config: ModelConfig) -> int:
     """Bytes of the longest of a model's vectors, such as biases, whose odd lengths would shift all that lies after them."""
-    joined = 2 * config.n_decoder_layers * config.d_model  # of the cross keys and values of all layers
-    return 4 * max(config.src_vocab_size, config.tgt_vocab_size, config.d_ff, 3 * config.d_model, joined)
+    joined = 2 * config.n_decoder_layers * config.d_attention  # of the cross keys and values of all layers
+    widths = (config.d_model, config.d_ff, 3 * config.d_attention, joined)
+    return 4 * max(config.src_vocab_size, config.tgt_vocab_size, *widths)
 
 
 def _pack(graph: Path, place: Path, threads: int | None, smallest: int) -> onnxruntime.InferenceSession:
