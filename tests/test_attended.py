@@ -23,7 +23,8 @@ from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.base import FloatArray
 from tfexport.runtimes.ort import ort_cpu_portable
-from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime, ort_cpu
+from tfexport.runtimes.ort_cpu.load import ort_cpu
+from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
 from tfexport.runtimes.pytorch import TorchRuntime
 
 FAKE = tiny_config(tgt_vocab_size=7, n_decoder_layers=ATTENTION_LAYERS, n_heads=ATTENTION_HEADS, d_model=6)
@@ -132,10 +133,10 @@ def test_a_search_that_does_not_ask_runs_the_plain_graphs(bundle: Bundle) -> Non
     assert isinstance(runtime, OrtCpuRuntime)
     for beam, plain in ((1, "decoder_step"), (3, "beam_step")):
         search(runtime, [[5, 6]], SearchOptions(beam=beam))
-        assert plain in runtime._sessions
-        assert f"{plain}_attention" not in runtime._sessions
+        assert plain in runtime.context._sessions
+        assert f"{plain}_attention" not in runtime.context._sessions
         assert runtime.prepare(SearchOptions(beam=beam, attention=True))
-        assert f"{plain}_attention" in runtime._sessions
+        assert f"{plain}_attention" in runtime.context._sessions
 
 
 def test_who_cannot_tell_it_says_so(model: Transformer, bundle: Bundle, tmp_path: Path) -> None:

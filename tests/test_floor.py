@@ -31,7 +31,7 @@ from tfexport.config import ModelConfig
 from tfexport.contract import PRECISIONS
 from tfexport.decoding.search import SearchOptions, search
 from tfexport.runtimes import load_runtime
-from tfexport.runtimes.ort_cpu.bound_graphs import Step
+from tfexport.runtimes.ort_cpu.bound_graphs import StepGraph
 from tfexport.runtimes.ort_cpu.states import BeamState
 
 CONFIG = tiny_config(d_model=2, d_ff=3, n_encoder_layers=2, n_decoder_layers=3, tgt_vocab_size=100)
@@ -166,20 +166,20 @@ def test_no_search_computes_less(beam: int, tmp_path: Path, monkeypatch: pytest.
     model = with_end(random_model(WHOLE.replace(output_bias=True)), -30)
     runtime = load_runtime("ort-cpu", write_bundle(model, tmp_path / "bundle"), threads=1)
     rows = slots = 0
-    run, run_beam = Step.run, BeamState._run
+    run, run_beam = StepGraph.run, BeamState._run
 
-    def watched(self: Step, tokens: Any, position: int, count: int = 1) -> None:
+    def watched(self: StepGraph, tokens: Any, position: int, count: int = 1) -> None:
         nonlocal rows
         rows += self.tokens.size
         run(self, tokens, position, count)
 
-    def seen(self: BeamState, *arguments: Any) -> Step:
+    def seen(self: BeamState, *arguments: Any) -> StepGraph:
         nonlocal slots
         step = run_beam(self, *arguments)
         slots += int(self._mask[:, 0].any(axis=1).sum())
         return step
 
-    monkeypatch.setattr(Step, "run", watched)
+    monkeypatch.setattr(StepGraph, "run", watched)
     monkeypatch.setattr(BeamState, "_run", seen)
     sources = random_sources(WHOLE, [7, 3, 12])
     found = search(runtime, sources, SearchOptions(beam=beam, max_length=9))

@@ -31,7 +31,7 @@ from tfexport.graphs.projections import decoder_projections, encoder_projections
 from tfexport.graphs.stored_weights import StoredWeights
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.base import FloatArray, IntArray, Runtime
-from tfexport.runtimes.ort_cpu.runtime import ort_cpu
+from tfexport.runtimes.ort_cpu.load import ort_cpu
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.verification.bleu_chrf import Quality
 from tfexport.verification.compare import as_inputs
