@@ -18,8 +18,9 @@ from tfexport.bundle import writer
 from tfexport.bundle.reader import open_bundle
 from tfexport.bundle.writer import new_bundle
 from tfexport.errors import BundleError
-from tfexport.system import atomic_files
-from tfexport.system.atomic_files import exchange, lock_folder, partial_folder, whole_file
+from tfexport.system import atomic_files, file_locks
+from tfexport.system.atomic_files import exchange, partial_folder, whole_file
+from tfexport.system.file_locks import lock_folder
 
 FORK = multiprocessing.get_context("fork")
 
@@ -211,7 +212,7 @@ def test_without_locks_folders_are_made_and_none_is_removed(tmp_path: Path, monk
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     (tmp_path / ".b.00000000.partial").mkdir()
-    monkeypatch.setattr(atomic_files.fcntl, "flock", refuse)
+    monkeypatch.setattr(file_locks.fcntl, "flock", refuse)
     with partial_folder(tmp_path / "b") as folder:
         assert names(tmp_path) == sorted([".b.00000000.partial", folder.name])
     assert names(tmp_path) == [".b.00000000.partial"]
@@ -221,13 +222,13 @@ def test_a_folder_that_was_moved_away_is_not_locked_by_its_old_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a").mkdir()
-    real = atomic_files.fcntl.flock
+    real = file_locks.fcntl.flock
 
     def move_and_lock(descriptor: int, how: int) -> None:
         (tmp_path / "a").rename(tmp_path / "b")
         real(descriptor, how)
 
-    monkeypatch.setattr(atomic_files.fcntl, "flock", move_and_lock)
+    monkeypatch.setattr(file_locks.fcntl, "flock", move_and_lock)
     with pytest.raises(FileNotFoundError):
         lock_folder(tmp_path / "a")
 

@@ -11,13 +11,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from tiny import SRC_VOCAB
 
-import tfexport.commands.output
 from tfexport.commands.output import refuse_to_replace, writing
 from tfexport.errors import TfexportError
+from tfexport.system.file_locks import lock_file
 
 ABOUT = {"bundle": "x", "search": {"beam": 1}}
 
@@ -162,7 +163,7 @@ def test_lines_never_lie_beside_notes_of_something_else(
 def test_two_processes_do_not_write_one_file(tmp_path: Path, resume: bool) -> None:
     path = tmp_path / "out"
     holding = (
-        "import sys, pathlib; from tfexport.output import writing\n"
+        "import sys, pathlib; from tfexport.commands.output import writing\n"
         "with writing(pathlib.Path(sys.argv[1]), {'bundle': 'x', 'search': {'beam': 1}}) as out:\n"
         "    print('one', file=out.file, flush=True); print('begun', flush=True); sys.stdin.read()"
     )
@@ -188,14 +189,13 @@ def test_a_file_that_is_completed_before_it_is_locked_is_not_written_into(
 ) -> None:
     path = tmp_path / "out"
     begun(path, b"of another\n")
-    real = tfexport.commands.output.fcntl.lockf
 
-    def complete_and_lock(file: object, how: int) -> None:
+    def complete_and_lock(file: BinaryIO) -> None:
         if not path.exists():
             path.with_name("out.partial").rename(path)
-        real(file, how)  # type: ignore[arg-type]
+        lock_file(file)
 
-    monkeypatch.setattr(tfexport.commands.output.fcntl, "lockf", complete_and_lock)
+    monkeypatch.setattr("tfexport.commands.output.lock_file", complete_and_lock)
     with writing(path, ABOUT) as out:
         assert path.read_bytes() == b"of another\n"
         print("one", file=out.file)

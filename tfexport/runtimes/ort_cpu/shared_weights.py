@@ -34,12 +34,8 @@ from tfexport.contract import Precision
 from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.runtimes.ort import cpu_session
 from tfexport.system import disk_cache
+from tfexport.system.file_locks import fcntl
 from tfexport.system.processes import cpu_identity
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 GRAPH, WEIGHTS, CHECKSUMS = "graph.onnx", "weights.bin", "checksums.json"
 FORMAT = 1
@@ -118,6 +114,7 @@ def _folder() -> Path:
 @contextmanager
 def _lock(place: Path) -> Iterator[int]:
     """A lock on `place`, shared with whoever only reads. It ends with the process."""
+    assert fcntl is not None  # `shared_session` raises without it
     lock = os.open(place.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_SH)
