@@ -1,6 +1,6 @@
 """How speed grows with batch, source length, output length and vocabulary, beside the least time that each can take.
 
-    python benchmarks/growth.py [--threads 1] [--precision fp32] [--only batch,vocabulary] [--quick]
+    python -m benchmarks.growth [--threads 1] [--precision fp32] [--only batch,vocabulary] [--quick]
 
 Random models of the paper's base size, exported for it; one number changes at a time.
 The lower bound is tfexport/bench/lower_bound.py.
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from base_model import BASE, random_checkpoint
 
+from benchmarks.base_model import BASE, random_checkpoint
 from tfexport.bench.contestants import OWN, Contestant, Failed, Process, Setup, hire
 from tfexport.bench.lower_bound import lower_bound
 from tfexport.bench.machine import Peaks, facts

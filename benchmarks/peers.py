@@ -6,14 +6,13 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from hugging_face import HuggingFace
-
+from benchmarks.hugging_face import HuggingFace
 from tfexport.bundle.reader import Bundle
 from tfexport.contract import Precision
 from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import TfexportError
 from tfexport.runtimes import load_runtime
-from tfexport.runtimes.base import Best, FloatArray, IntArray, Runtime
+from tfexport.runtimes.base import BaseRuntime, Best, FloatArray, IntArray, Runtime
 
 NAMES = {
     "cuda": ("torch-cuda", "torch-cuda-compiled", "ort-cuda", "tensorrt", "hugging-face"),
@@ -41,7 +40,7 @@ class Peer(Protocol):
         ...
 
 
-class Timed:
+class Timed(BaseRuntime):
     """A runtime that notes how long each `best` takes, from tokens on the host to the best tokens on the host.
 
     A reorder of beams that was enqueued before it is waited for in it.
@@ -53,8 +52,8 @@ class Timed:
         self.capacity = runtime.capacity
         self.seconds: list[float] = []
 
-    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1) -> Any:
-        return self._runtime.encode(src_ids, src_len, beam=beam)
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> Any:
+        return self._runtime.encode(src_ids, src_len, beam=beam, attention=attention)
 
     def step(self, state: Any, tokens: IntArray) -> tuple[FloatArray, Any]:
         return self._runtime.step(state, tokens)

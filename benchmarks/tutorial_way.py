@@ -1,6 +1,6 @@
 """A tutorial's way of decoding beside ours, in one run: one sentence at a time, in PyTorch, without a cache.
 
-    python benchmarks/tutorial_way.py BUNDLE REFERENCE.jsonl
+    python -m benchmarks.tutorial_way BUNDLE REFERENCE.jsonl
 
 REFERENCE has a line {"src": ids, "out": ids} for each sentence; both ways must give exactly these outputs.
 """
@@ -18,8 +18,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tfexport.bundle.reader import open_bundle
-from tfexport.decoding.batches import Split, decode_all
+from tfexport.decoding.batches import decode_all
 from tfexport.decoding.search import SearchOptions
+from tfexport.decoding.workers import CpuSplit
 from tfexport.models.checkpoints.load import build_model
 from tfexport.models.transformer import Encoder, Transformer
 from tfexport.runtimes import load_runtime
@@ -62,7 +63,7 @@ def main() -> None:
     options = parser.parse_args()
     records = [json.loads(line) for line in options.reference.read_text().splitlines()][: options.sentences]
     sources, wanted = [r["src"] for r in records], [tuple(r["out"]) for r in records]
-    bundle, split = open_bundle(options.bundle), Split.of(None, None, at_once=True)
+    bundle, split = open_bundle(options.bundle), CpuSplit.choose(None, None, at_once=True)
     model = build_model(bundle.config, load_file(bundle.weights)).eval()
     assert isinstance(model, Transformer)
     runtime = load_runtime("ort-cpu", bundle, threads=split.threads)

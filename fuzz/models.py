@@ -1,6 +1,6 @@
 """Random models through export and decoding, against PyTorch: the same tokens, greedy and with beams, in every dialect.
 
-    python fuzz/models.py [--models 300] [--seed 0]
+    python -m fuzz.models [--models 300] [--seed 0]
 
 Sizes, norms, positions, ties, biases, activations and depths are drawn at random, and so are weights and sources. Each
 model is written as a bundle whose graphs are checked as those of an export are; then ONNX Runtime decodes over two of its

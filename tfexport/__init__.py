@@ -2,36 +2,86 @@
 
 import tfexport
 
+tfexport.export("ckpt.pt", "bundle", heads=8)
 model = tfexport.load("bundle")
 print(model.translate("Ein Hund läuft.", beam=4))
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
-    from tfexport.api import Classifier, Model, Output, Translation, load, load_classifier
-    from tfexport.errors import TfexportError
+    from tfexport.api.checkpoints import export, inspect, parity
+    from tfexport.api.model import Classifier, Model, load, load_classifier
+    from tfexport.api.results import Output, Translation
+    from tfexport.config import ModelConfig
+    from tfexport.decoding.classify import Classified
+    from tfexport.decoding.options import SearchOptions
+    from tfexport.decoding.shortlist import Shortlist
+    from tfexport.decoding.stream import Step
+    from tfexport.errors import BundleError, CheckpointError, ConfigError, RuntimeUnavailable, TfexportError
+    from tfexport.exporter.pipeline import Exported
+    from tfexport.models.checkpoints.load import Inspection
+    from tfexport.verification.parity import Comparison
+    from tfexport.verification.report import ParityReport
 
-__all__ = ["Classifier", "Model", "Output", "TfexportError", "Translation", "__version__", "load", "load_classifier"]
+_HOMES = {
+    "tfexport.api.checkpoints": ("export", "inspect", "parity"),
+    "tfexport.api.model": ("Classifier", "Model", "load", "load_classifier"),
+    "tfexport.api.results": ("Output", "Translation"),
+    "tfexport.config": ("ModelConfig",),
+    "tfexport.decoding.classify": ("Classified",),
+    "tfexport.decoding.options": ("SearchOptions",),
+    "tfexport.decoding.shortlist": ("Shortlist",),
+    "tfexport.decoding.stream": ("Step",),
+    "tfexport.errors": ("BundleError", "CheckpointError", "ConfigError", "RuntimeUnavailable", "TfexportError"),
+    "tfexport.exporter.pipeline": ("Exported",),
+    "tfexport.models.checkpoints.load": ("Inspection",),
+    "tfexport.verification.parity": ("Comparison",),
+    "tfexport.verification.report": ("ParityReport",),
+}
+"""Where each public name is defined. Imported when it is used: the command line begins here, and its help needs none."""
+
+_MODULES = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "BundleError",
+    "CheckpointError",
+    "Classified",
+    "Classifier",
+    "Comparison",
+    "ConfigError",
+    "Exported",
+    "Inspection",
+    "Model",
+    "ModelConfig",
+    "Output",
+    "ParityReport",
+    "RuntimeUnavailable",
+    "SearchOptions",
+    "Shortlist",
+    "Step",
+    "TfexportError",
+    "Translation",
+    "__version__",
+    "export",
+    "inspect",
+    "load",
+    "load_classifier",
+    "parity",
+]
 
 
 def __getattr__(name: str) -> Any:
-    # Not imported above: the command line begins with this module, and its help needs none of it.
-    if name == "TfexportError":
-        from tfexport.errors import TfexportError
-
-        return TfexportError
     if name == "__version__":
         from tfexport.system.version import version
 
         return version()
-    if name in __all__:
-        from tfexport import api
-
-        return getattr(api, name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

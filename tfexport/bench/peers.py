@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from tfexport.contract import Precision
-from tfexport.decoding.batches import Team, decode_windows
+from tfexport.decoding.batches import decode_windows
 from tfexport.decoding.search import SearchOptions
+from tfexport.decoding.workers import WorkerPool
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.runtimes.base import Runtime
 
@@ -49,24 +50,24 @@ class RuntimePeer:
 
     def __init__(self, runtime: Runtime[Any], workers: int = 1):
         self.name, self.runtime, self.workers = runtime.name, runtime, workers
-        self._team: Team | None = None
+        self._pool: WorkerPool | None = None
         self._loaded_for: tuple[int, bool] | None = None
 
     def decode(self, sources: Sources, options: SearchOptions, batch_size: int) -> list[Ids]:
-        graphs = (options.beam, options.ranks_alone)
-        if self._team is None or self._loaded_for != graphs:
-            if self._team is not None:
-                self._team.close()
-            self._team, self._loaded_for = Team(self.runtime, self.workers, options), graphs
-        return self._decode(self._team, sources, options, batch_size)
+        graphs = (options.beam, options.best_only)
+        if self._pool is None or self._loaded_for != graphs:
+            if self._pool is not None:
+                self._pool.close()
+            self._pool, self._loaded_for = WorkerPool(self.runtime, self.workers, options), graphs
+        return self._decode(self._pool, sources, options, batch_size)
 
     def decode_here(self, sources: Sources, options: SearchOptions, batch_size: int) -> list[Ids]:
         """`decode` by threads of this process, so that it can be watched."""
-        with Team(self.runtime, self.workers, options, forks=False) as team:
-            return self._decode(team, sources, options, batch_size)
+        with WorkerPool(self.runtime, self.workers, options, forks=False) as pool:
+            return self._decode(pool, sources, options, batch_size)
 
-    def _decode(self, team: Team, sources: Sources, options: SearchOptions, batch_size: int) -> list[Ids]:
-        (found,) = decode_windows(team, [sources], options, batch_size=batch_size)
+    def _decode(self, pool: WorkerPool, sources: Sources, options: SearchOptions, batch_size: int) -> list[Ids]:
+        (found,) = decode_windows(pool, [sources], options, batch_size=batch_size)
         return [hypotheses[0].ids for hypotheses in found]
 
 
@@ -217,7 +218,7 @@ def _plain_power(options: SearchOptions, sources: Sources) -> float:
 
     Their logarithms have the same slope at the mean length of the sources, about which those of the outputs lie.
     """
-    if not sources or not options.rules.google_length:
+    if not sources or not options.search_profile.google_length:
         return options.length_penalty
     length = sum(map(len, sources)) / len(sources)
     return options.length_penalty * length / (5 + length)

@@ -31,7 +31,7 @@ from tfexport.bench.peers import CTranslate2Peer, HuggingFacePeer, OptimumPeer, 
 from tfexport.contract import Precision
 from tfexport.decoding.search import SearchOptions
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import Ranking, Runtime
+from tfexport.runtimes.base import Runtime
 from tfexport.system.processes import end_with_parent
 
 Ids = tuple[int, ...]
@@ -92,10 +92,8 @@ class Profile:
     @contextmanager
     def watching(self, runtime: Runtime[Any], state: type) -> Iterator[None]:
         """Replaces the methods of `runtime` and of its states of the class `state`."""
-        wanted = [(type(runtime), "encode", "encode"), (type(runtime), "best", "step"), (type(runtime), "step", "step")]
-        if isinstance(runtime, Ranking):
-            wanted.append((type(runtime), "best_alone", "step"))
-        wanted.append((state, "select", "select"))
+        methods = {"encode": "encode", "step": "step", "best": "step", "argmax": "step"}
+        wanted = [(type(runtime), name, part) for name, part in methods.items()] + [(state, "select", "select")]
         originals = [(owner, name, getattr(owner, name)) for owner, name, _ in wanted]
         for owner, name, part in wanted:
             setattr(owner, name, self._timed(getattr(owner, name), part))

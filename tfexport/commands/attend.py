@@ -9,18 +9,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from tfexport.commands.console import opened, require_one_stdin, say, warned
-from tfexport.commands.flags import (
-    BundleDir,
-    InputFormatOption,
-    PrecisionOption,
-    RuntimeOption,
-    Threads,
-)
-from tfexport.contract import precisions_of
+from tfexport.commands.console import say, warned
+from tfexport.commands.flags import BundleDir, InputFormatOption, Threads
+from tfexport.commands.signature import with_options
+from tfexport.decoding.request_options import MapOptions, RuntimeOptions
 from tfexport.errors import TfexportError
+from tfexport.system.input_files import opened, require_one_stdin
 
 
+@with_options
 def attend(
     directory: BundleDir,
     source: Annotated[Path, typer.Argument(metavar="INPUT", help="A sentence a line; - reads stdin.")],
@@ -30,11 +27,9 @@ def attend(
     output: Annotated[Path, typer.Option("-o", "--output", help="A page, .html, or a picture, .png.")] = Path(
         "attention.html"
     ),
-    layer: Annotated[int | None, typer.Option(help="Only this decoder layer, from 0; -1 is the last.")] = None,
-    head: Annotated[int | None, typer.Option(min=0, help="Only this head, from 0.")] = None,
-    lines: Annotated[int, typer.Option(min=1, help="Lines of INPUT that are drawn.")] = 10,
-    runtime: RuntimeOption = "ort-cpu",
-    precision: PrecisionOption = None,
+    *,
+    drawn: MapOptions,
+    runtime: RuntimeOptions,
     beam: Annotated[int | None, typer.Option(min=1, help="Beam width of what is decoded; 1 by default.")] = None,
     max_length: Annotated[
         int | None, typer.Option(min=1, help="Most tokens to generate, eos included; 256 by default.")
@@ -66,16 +61,15 @@ def attend(
         raise TfexportError("--beam and --max-length say how to decode, and TARGETS are given. Leave them out.")
     require_one_stdin(source, target or Path())
     bundle = open_bundle(directory)
-    chosen = precisions_of(precision)[0] if precision else None
     reader, writer = replace(Reader.of(bundle, input_format), tells_tokens=True), Writer.of(bundle, target_format)
-    model = load_runtime(runtime, bundle, precision=chosen, threads=threads)
+    model = load_runtime(runtime.runtime, bundle, precision=runtime.number_format, threads=threads)
     longest = (max_length or 256) if target is None else bundle.config.max_target_length
     options = SearchOptions(beam=beam or 1, max_length=longest)
-    choice, sentences, sizes = Choice(layer, head), [], []
+    choice, sentences, sizes = Choice(drawn.layer, drawn.head), [], []
     with opened(source) as given, opened(target) if target else contextlib.nullcontext() as targets:
         outputs = writer.reader(whole=True, lines=targets) if targets is not None else None
         results = translate(model, reader, given, options, batch_size=1, window=1, outputs=outputs)
-        for result in islice(warned(results), lines):
+        for result in islice(warned(results), drawn.lines):
             if not result.hypotheses:
                 continue
             assert result.source is not None
@@ -86,7 +80,7 @@ def attend(
             weights = attention_maps(model, result.source.ids, ids)
             sentences.append(Attention(result.source.tokens.words, labels_of(ids, writer.tokenizer), weights))
         if next(given, None) is not None:
-            say(f"note: there are more lines, which are not drawn: --lines is {lines}")
+            say(f"note: there are more lines, which are not drawn: --lines is {drawn.lines}")
     if not sentences:
         raise TfexportError("the input has no line that can be decoded. Give real sentences.")
     try:

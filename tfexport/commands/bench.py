@@ -1,4 +1,4 @@
-"""`tfexport bench`: its flags, and how they become a run."""
+"""`tfexport bench`."""
 
 from __future__ import annotations
 
@@ -7,39 +7,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tfexport.commands.console import opened, say
-from tfexport.commands.flags import AsJson, BundleDir, InputFormatOption, MaxLength, numbers_of
+from tfexport.bench.options import BenchOptions
+from tfexport.commands.console import say
+from tfexport.commands.flags import AsJson, BundleDir, InputFormatOption
 from tfexport.commands.output import writing
-from tfexport.contract import precisions_of
+from tfexport.commands.signature import with_options
 from tfexport.errors import TfexportError
+from tfexport.system.input_files import opened
 from tfexport.system.json_text import json_text
 
 if TYPE_CHECKING:
     from tfexport.bundle.reader import Bundle
-    from tfexport.decoding.line_reader import InputFormat
+    from tfexport.decoding.request_options import InputFormat
 
 RANDOM_SENTENCES = 512
 """Most sentences that are made up where there is no input."""
 
 
+@with_options
 def bench(
     directory: BundleDir,
     source: Annotated[
         Path | None, typer.Argument(metavar="[INPUT]", help="A sentence a line; - reads stdin. By default random ids.")
     ] = None,
-    precision: Annotated[str, typer.Option(help="fp32, int8 and the like, or several.")] = "fp32",
-    threads: Annotated[str, typer.Option(help="CPU threads, or several numbers of them.")] = "1",
-    batch_size: Annotated[
-        str, typer.Option(help="Sentences decoded together, or several; best: what suits each contestant.")
-    ] = "1,8,32",
-    beam: Annotated[str, typer.Option(help="Beam width, or several.")] = "1",
-    tokens: Annotated[int, typer.Option(min=1, help="Every output has exactly so many tokens.")] = 32,
-    free: Annotated[bool, typer.Option("--free", help="Outputs end as the model ends them instead.")] = False,
-    max_length: MaxLength = 256,
-    sentences: Annotated[
-        int | None, typer.Option(min=1, help="Decoded in a cell; by default at least a batch for each thread.")
-    ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds.")] = 5,
+    *,
+    measured: BenchOptions,
     beside: Annotated[
         list[str] | None,
         typer.Option(
@@ -66,16 +58,15 @@ def bench(
     from tfexport.bench.run import run
     from tfexport.bundle.reader import open_bundle
 
-    batches = batch_size.split(",")
     plan = Plan(
-        precisions=precisions_of(precision),
-        threads=numbers_of("--threads", threads),
-        batches=tuple(None if one.strip() == "best" else numbers_of("--batch-size", one)[0] for one in batches),
-        beams=numbers_of("--beam", beam),
-        tokens=None if free else tokens,
-        max_length=max_length,
-        rounds=rounds,
-        sentences=sentences,
+        precisions=measured.precisions,
+        threads=measured.threads,
+        batches=tuple(batch or None for batch in measured.batches),
+        beams=measured.beams,
+        tokens=None if measured.free else measured.tokens,
+        max_length=measured.max_length,
+        rounds=measured.rounds,
+        sentences=measured.sentences,
     )
     bundle = open_bundle(directory)
     contestants = contestants_of(directory, beside or [], python or [])

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tfexport.commands.console import opened, say, warned, with_progress
+from tfexport.commands.console import say, warned, with_progress
 from tfexport.commands.flags import (
     BatchSize,
     BundleDir,
@@ -20,6 +20,7 @@ from tfexport.commands.flags import (
 )
 from tfexport.commands.output import content_of, refuse_to_replace, writing
 from tfexport.contract import precisions_of
+from tfexport.system.input_files import opened
 from tfexport.system.json_text import json_text
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tfexport.contract import short_name
-from tfexport.errors import TfexportError
 
 if TYPE_CHECKING:
     from tfexport.bundle.reader import Engine
@@ -45,28 +43,6 @@ Marked = TypeVar("Marked", bound=Line)
 def say(text: str) -> None:
     """A note, warning or error: to stderr, so that it never mixes with results."""
     print(text, file=sys.stderr)
-
-
-@contextlib.contextmanager
-def opened(source: Path | None) -> Iterator[BinaryIO]:
-    """The lines of a file, or of stdin where there is none."""
-    if source is None or str(source) == "-":
-        if sys.stdin is None:
-            raise TfexportError("there is no input: stdin is closed. Give a text file.")
-        yield sys.stdin.buffer
-    else:
-        try:
-            file = source.open("rb")
-        except OSError as error:
-            raise TfexportError(f"cannot read {source}: {error.strerror}. Give a text file, or - for stdin.") from error
-        with file:
-            yield file
-
-
-def require_one_stdin(*sources: Path | None) -> None:
-    """Raises TfexportError where two inputs would take their lines from stdin in turn."""
-    if sum(source is None or str(source) == "-" for source in sources) > 1:
-        raise TfexportError("two inputs cannot both be read from stdin. Give a file for one of them.")
 
 
 def with_progress(items: Iterable[Item], description: str) -> Iterator[Item]:

@@ -1,4 +1,4 @@
-"""The embedded German-English model, from checkpoint to translations in one go."""
+"""`tfexport demo`: the embedded German-English model, from checkpoint to translations in one go."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import tempfile
 from collections.abc import Callable
 from importlib.resources import as_file, files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tfexport.bundle.reader import open_bundle
-from tfexport.decoding.line_reader import Reader
-from tfexport.decoding.search import SearchOptions
-from tfexport.decoding.translate import Writer, translate
-from tfexport.exporter.pipeline import export
-from tfexport.models.checkpoints.load import load_checkpoint
-from tfexport.runtimes import load_runtime
-from tfexport.verification.parity import check
-from tfexport.verification.report import ParityReport
+import typer
+
+from tfexport.commands.console import print_parity, say, working
+
+if TYPE_CHECKING:
+    from tfexport.verification.report import ParityReport
 
 SENTENCES = (
     "Ein Mann mit einem orangefarbenen Hut, der etwas anstarrt.",
@@ -24,6 +22,17 @@ SENTENCES = (
     "Ein Hund springt über einen Zaun.",
     "Drei Männer reparieren das Dach eines Hauses.",
 )
+
+
+def demo() -> None:
+    """Export the embedded German-English model, check its parity and decode a few sentences."""
+    with working("exporting, comparing and decoding"):
+        report, translations = run(say)
+    print_parity(report)
+    for german, english in translations:
+        print(f"  {german}\n    {english}")
+    if not report.passed:
+        raise typer.Exit(1)
 
 
 def embedded_checkpoint() -> Path:
@@ -37,15 +46,18 @@ def run(say: Callable[[str], None]) -> tuple[ParityReport, list[tuple[str, str]]
 
     Returns the comparison and (German, English) pairs.
     """
-    lines = [sentence.encode() for sentence in SENTENCES]
+    from tfexport.api.model import load
+    from tfexport.exporter.pipeline import export
+    from tfexport.models.checkpoints.load import load_checkpoint
+    from tfexport.verification.parity import check
+
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "de-en"
         say("exporting the embedded German-English checkpoint")
         exported = export(load_checkpoint(embedded_checkpoint(), {}), directory)
         closest = exported.closest["float32"]
         say(f"exported; {closest.about} is off by {closest.error:.1e}, and rounding explains {closest.allowed:.1e}")
+        lines = [sentence.encode() for sentence in SENTENCES]
         (report,) = check(directory, lines, ["ort-cpu"], say=say).reports
-        bundle = open_bundle(directory)
-        reader, writer = Reader.of(bundle, "text"), Writer.of(bundle, "text")
-        results = translate(load_runtime("ort-cpu", bundle), reader, lines, SearchOptions(beam=4))
-        return report, [(SENTENCES[result.line - 1], writer.line(result)) for result in results]
+        translations = load(directory).translate(SENTENCES, beam=4)
+        return report, [(german, found.text) for german, found in zip(SENTENCES, translations, strict=True)]

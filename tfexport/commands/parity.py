@@ -3,94 +3,56 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tfexport.commands.console import (
-    opened,
     print_graphs,
     print_invariance,
     print_mismatches,
     print_parity,
     print_verdict,
-    require_one_stdin,
     say,
     working,
 )
-from tfexport.commands.flags import (
-    AsJson,
-    BatchSize,
-    BundleDir,
-    ConfigOption,
-    Input,
-    InputFormatOption,
-    Lowercase,
-    MaxLength,
-    SourceCodes,
-    SourceLanguage,
-    SourcePrefix,
-    SourceTokenizer,
-    SourceVocabulary,
-    TargetCodes,
-    TargetLanguage,
-    TargetVocabulary,
-    Threads,
-    family_of,
-    hints_of,
-    numbers_of,
-)
-from tfexport.contract import precisions_of
+from tfexport.commands.flags import AsJson, BundleDir, Input
+from tfexport.commands.signature import Given, with_options
 from tfexport.errors import BundleError, TfexportError
+from tfexport.models.checkpoints.options import ReferenceOptions
+from tfexport.option import checked
+from tfexport.system.input_files import opened, require_one_stdin
 from tfexport.system.json_text import json_text
+from tfexport.verification.options import CompareOptions
 
 if TYPE_CHECKING:
     from tfexport.contract import Precision
-    from tfexport.verification.parity import Comparison
+    from tfexport.verification.invariance import Invariance
+    from tfexport.verification.parity import Comparison, Reference
 
 
+@with_options
 def parity(
     directory: BundleDir,
     source: Input = None,
     checkpoint: Annotated[
         Path | None, typer.Option(metavar="CKPT", help="Compare with this checkpoint, read afresh.")
     ] = None,
-    family: Annotated[
-        str | None, typer.Option(metavar="FILE.py", help="The family file of your own that CKPT was exported with.")
-    ] = None,
-    config: ConfigOption = None,
-    src_vocab: SourceVocabulary = None,
-    tgt_vocab: TargetVocabulary = None,
-    src_tokenizer: SourceTokenizer = "whitespace",
-    lowercase: Lowercase = False,
-    src_bpe: SourceCodes = None,
-    tgt_bpe: TargetCodes = None,
-    src_lang: SourceLanguage = None,
-    tgt_lang: TargetLanguage = None,
-    prefix: SourcePrefix = "",
+    *,
+    described: ReferenceOptions,
     runtime: Annotated[list[str] | None, typer.Option(help="Runtime to compare; may be repeated.")] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(metavar="P,...", help="Precisions to compare, as in fp32,int8; by default all there are."),
-    ] = None,
-    beam: Annotated[str, typer.Option(metavar="N,...", help="Beam widths of the free decoding.")] = "1,4",
-    max_length: MaxLength = 256,
-    batch_size: BatchSize = 32,
+    compared: Given[CompareOptions],
     targets: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A translation of each line of INPUT, for BLEU and chrF.")
     ] = None,
-    float64: Annotated[bool, typer.Option("--float64", help="Compute the reference in float64.")] = False,
     invariance: Annotated[
         bool,
         typer.Option("--invariance", help="Also decode each sentence alone, in other batches, caches and threads."),
     ] = False,
-    tolerance: Annotated[
-        float | None,
-        typer.Option(min=0.0, help="Largest absolute difference that passes; by default what follows from rounding."),
-    ] = None,
-    bisect: Annotated[bool, typer.Option("--bisect", help="Tell of every graph how close its values are.")] = False,
+    bisect: Annotated[bool, typer.Option("--bisect", help="Print of every graph how close its values are.")] = False,
     report: Annotated[
         Path | None,
         typer.Option(metavar="FILE.html", help="Write a page with plots by step and layer, and what differs."),
@@ -98,8 +60,6 @@ def parity(
     certify: Annotated[
         bool, typer.Option("--certify/--no-certify", help="Keep what passes on real input as certificates in BUNDLE.")
     ] = True,
-    input_format: InputFormatOption = None,
-    threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare a bundle with PyTorch: every graph value by value, every weight and setting, and what its runtimes decode of
@@ -108,26 +68,11 @@ def parity(
     Without INPUT random ids are decoded instead, and nothing is certified. With --checkpoint the vocabularies are found
     where the export read them, or given with the flags of `export`.
     """
-    from tfexport.bundle.reader import open_bundle
-    from tfexport.commands.text_settings import TextSettings
     from tfexport.verification.invariance import invariance as decode_in_arrangements
     from tfexport.verification.parity import check
 
-    text = TextSettings(src_vocab, tgt_vocab, src_tokenizer, lowercase, src_bpe, tgt_bpe, src_lang, tgt_lang, prefix)
-    if (family is not None or config is not None or text != TextSettings()) and checkpoint is None:
-        raise TfexportError(
-            "--family, --config, vocabularies and languages say how --checkpoint is read. Give --checkpoint CKPT too."
-        )
-    hints: dict[str, Any] = {}
-    if checkpoint is not None:
-        hints = hints_of(checkpoint, config)
-        text, lost = text.or_recorded(open_bundle(directory).origin.text, checkpoint)
-        for flag in lost:
-            say(f"note: the export read {flag}, which is not there now")
-    if report is not None and not report.parent.is_dir():
-        raise TfexportError(f"there is no folder {report.parent} for the page. Make it, or give another --report.")
-    if report is not None and report.is_dir():
-        raise TfexportError(f"{report} is a folder. Give a file for the page with --report.")
+    reference = _reference(directory, checkpoint, described)
+    _check_report(report)
     if source is not None and targets is not None:
         require_one_stdin(source, targets)
     with (
@@ -135,61 +80,91 @@ def parity(
         contextlib.nullcontext() if source is None else opened(source) as lines,
         contextlib.nullcontext() if targets is None else opened(targets) as translations,
     ):
+        options = CompareOptions(**checked(CompareOptions, compared))
         comparison = check(
             directory,
             lines,
             runtime or ["ort-cpu"],
             targets=translations,
-            checkpoint=checkpoint,
-            family=family_of(family),
-            hints=hints,
-            load=text.load,
-            float64=float64,
-            beams=numbers_of("--beam", beam),
-            max_length=max_length,
-            batch_size=batch_size,
-            tolerance=tolerance,
-            precisions=precisions_of(precision) if precision is not None else None,
-            input_format=input_format,
-            threads=threads,
+            checkpoint=reference,
             say=say,
+            **vars(options),
         )
         arranged = [
             decode_in_arrangements(
-                comparison.bundle, name, compared, comparison.sources, options, batch_size=batch_size
+                comparison.bundle, name, precision, comparison.sources, search, batch_size=options.batch_size
             )
-            for name, compared in (comparison.variants if invariance else ())
-            for options in comparison.searches
+            for name, precision in (comparison.variants if invariance else ())
+            for search in comparison.searches
         ]
-    checks = [check for checks in comparison.graphs.values() for check in checks]
+    passed = comparison.passed and all(found.passed for found in arranged)
     if as_json:
-        content: Any = {
-            "passed": comparison.passed and all(found.passed for found in arranged),
-            "reports": [found.to_dict() for found in comparison.reports],
-            "mismatches": [found.to_dict() for found in comparison.mismatches],
-            "graphs": [found.to_dict(values=bisect) for found in checks],
-            "invariance": [found.to_dict() for found in arranged],
-        }
-        print(json_text(content, indent=1))
+        print(json_text({"passed": passed, **_record(comparison, arranged, values=bisect)}, indent=1))
     else:
-        for found in comparison.reports:
-            print_parity(found)
-        print_graphs(checks, bisect=bisect)
-        print_mismatches(comparison.mismatches)
-        for arrangements in arranged:
-            print_invariance(arrangements)
-        print_verdict(comparison, arranged)
+        _print(comparison, arranged, bisect=bisect)
     if report is not None:
         from tfexport.verification.page import write_page
 
         write_page(report, comparison, arranged)
         say(f"note: written to {report}")
-    if certify and tolerance is not None:
+    if certify and options.tolerance is not None:
         say("note: not certified: --tolerance takes the place of the limits that certificates are for")
     elif certify and source is not None:
         _certify(comparison, {(found.runtime, found.precision) for found in arranged if not found.passed})
-    if not (comparison.passed and all(found.passed for found in arranged)):
+    if not passed:
         raise typer.Exit(1)
+
+
+def _reference(directory: Path, checkpoint: Path | None, described: ReferenceOptions) -> Reference | None:
+    """The checkpoint to compare with, and how to read it: as the flags say, or as the export read it.
+
+    Raises:
+        TfexportError: there are flags for a checkpoint, and there is none.
+    """
+    from tfexport.bundle.reader import open_bundle
+    from tfexport.models.checkpoints.reading import chosen_family, hints_of, read_with_text
+    from tfexport.verification.parity import Reference
+
+    if checkpoint is None:
+        if described != ReferenceOptions():
+            raise TfexportError(
+                "--family, --config, vocabularies and languages say how --checkpoint is read. Give --checkpoint CKPT too."
+            )
+        return None
+    hints = hints_of(described, checkpoint, say)
+    text, lost = described.or_recorded(open_bundle(directory).origin.text, checkpoint)
+    for flag in lost:
+        say(f"note: the export read {flag}, which is not there now")
+    return Reference(checkpoint, chosen_family(described), hints, partial(read_with_text, text=text))
+
+
+def _check_report(report: Path | None) -> None:
+    """Raises TfexportError where the page cannot be written, before the comparison takes its time."""
+    if report is not None and not report.parent.is_dir():
+        raise TfexportError(f"there is no folder {report.parent} for the page. Make it, or give another --report.")
+    if report is not None and report.is_dir():
+        raise TfexportError(f"{report} is a folder. Give a file for the page with --report.")
+
+
+def _record(comparison: Comparison, arranged: Sequence[Invariance], *, values: bool) -> dict[str, Any]:
+    """What was found, for JSON."""
+    return {
+        "reports": [found.to_dict() for found in comparison.reports],
+        "mismatches": [found.to_dict() for found in comparison.mismatches],
+        "graphs": [found.to_dict(values=values) for checks in comparison.graphs.values() for found in checks],
+        "invariance": [found.to_dict() for found in arranged],
+    }
+
+
+def _print(comparison: Comparison, arranged: Sequence[Invariance], *, bisect: bool) -> None:
+    """What was found, for people."""
+    for found in comparison.reports:
+        print_parity(found)
+    print_graphs([check for checks in comparison.graphs.values() for check in checks], bisect=bisect)
+    print_mismatches(comparison.mismatches)
+    for arrangements in arranged:
+        print_invariance(arrangements)
+    print_verdict(comparison, arranged)
 
 
 ENOUGH_STEPS = 10

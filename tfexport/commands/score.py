@@ -7,20 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tfexport.commands.console import opened, require_one_stdin, say, warned, with_progress
-from tfexport.commands.flags import (
-    BatchSize,
-    BundleDir,
-    InputFormatOption,
-    OutputFile,
-    PrecisionOption,
-    Resume,
-    RuntimeOption,
-    Threads,
-    Workers,
-)
+from tfexport.commands.console import say, warned, with_progress
+from tfexport.commands.flags import BundleDir, InputFormatOption, OutputFile, Resume
 from tfexport.commands.output import content_of, refuse_to_replace, writing
-from tfexport.contract import precisions_of
+from tfexport.commands.signature import with_options
+from tfexport.decoding.request_options import BatchOptions, RuntimeOptions
+from tfexport.system.input_files import opened, require_one_stdin
 from tfexport.system.json_text import json_text
 
 if TYPE_CHECKING:
@@ -29,21 +21,20 @@ if TYPE_CHECKING:
 Text = Annotated[Path, typer.Argument(help="A sentence a line; - reads stdin.")]
 
 
+@with_options
 def score(
     directory: BundleDir,
     source: Text,
     target: Annotated[Path, typer.Argument(help="A translation of each of its lines.")],
     output: OutputFile = None,
-    runtime: RuntimeOption = "ort-cpu",
-    precision: PrecisionOption = None,
+    *,
+    runtime: RuntimeOptions,
+    batches: BatchOptions,
     input_format: InputFormatOption = None,
     target_format: Annotated[
         Literal["text", "tokens", "ids"] | None,
         typer.Option(help="Of the translations; ids have no bos, and the eos that they end with."),
     ] = None,
-    batch_size: BatchSize = 32,
-    workers: Workers = None,
-    threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="A record a line, with status, tokens and ids.")] = False,
     resume: Resume = False,
 ) -> None:
@@ -52,30 +43,30 @@ def score(
     A line that cannot be read gives an empty line, a warning, and its status in --json.
     """
     from tfexport.bundle.reader import MANIFEST, file_sha256, open_bundle
-    from tfexport.decoding.batches import Split
     from tfexport.decoding.line_reader import Reader
     from tfexport.decoding.search import SearchOptions
     from tfexport.decoding.translate import Writer, scored, translate, window_size
+    from tfexport.decoding.workers import CpuSplit
     from tfexport.runtimes import load_runtime, require_workers, takes_workers
 
     require_one_stdin(source, target)
     refuse_to_replace(output, source, target)
     bundle = open_bundle(directory)
-    chosen = precisions_of(precision)[0] if precision else None
+    name, chosen = runtime.runtime, runtime.number_format
     reader, writer = Reader.of(bundle, input_format), Writer.of(bundle, target_format)
-    split = Split.of(workers, threads, at_once=takes_workers(runtime, bundle, chosen))
-    require_workers(runtime, bundle, chosen, split.workers)
-    model = load_runtime(runtime, bundle, precision=chosen, threads=split.threads)
+    split = CpuSplit.choose(batches.workers, batches.threads, at_once=takes_workers(name, bundle, chosen))
+    require_workers(name, bundle, chosen, split.workers)
+    model = load_runtime(name, bundle, precision=chosen, threads=split.threads, share_weights=batches.share_weights)
     options = SearchOptions(length_penalty=0.0, max_length=bundle.config.max_target_length, token_scores=True)
     about = {
         "bundle": file_sha256(directory / MANIFEST),
-        "runtime": runtime,
+        "runtime": name,
         "precision": model.precision,
         "input": [str(source), reader.format],
         "outputs": [content_of(target), writer.format],
         "output": "json" if as_json else "text",
     }
-    window = window_size(batch_size, split.workers)
+    window = window_size(batches.batch_size, split.workers)
     with (
         opened(source) as lines,
         opened(target) as targets,
@@ -86,7 +77,7 @@ def score(
             reader,
             lines,
             options,
-            batch_size=batch_size,
+            batch_size=batches.batch_size,
             window=window,
             workers=split.workers,
             done=out.done,

@@ -19,38 +19,7 @@ from tfexport.errors import TfexportError
 
 if TYPE_CHECKING:
     from tfexport.config import ModelConfig
-    from tfexport.decoding.options import Hypothesis, Source
-    from tfexport.text.tokenizers import TextTokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class SourceTokens:
-    """The encoder's input as a person reads it."""
-
-    words: tuple[str, ...]
-    """Of each id: as the text has it, where it is one of the text's own; else as the vocabulary writes it."""
-    start: int
-    """Ids before the text's own."""
-    end: int
-    """Ids up to where the text's own end."""
-
-    @classmethod
-    def of(
-        cls, ids: Sequence[int], config: ModelConfig, tokenizer: TextTokenizer | None, text: Sequence[str] | None = None
-    ) -> SourceTokens:
-        """The tokens of the encoder's `ids`.
-
-        Args:
-            text: the own tokens as the text has them, where that is known.
-        """
-        before = [config.bos_id] * config.source_bos + [*(tokenizer.before if tokenizer else ())]
-        after = [*(tokenizer.after if tokenizer else ())] + [config.eos_id] * config.source_eos
-        start = len(before) if list(ids[: len(before)]) == before else 0
-        end = len(ids) - (len(after) if list(ids[max(start, len(ids) - len(after)) :]) == after else 0)
-        words = tokenizer.tokens(ids) if tokenizer else [str(index) for index in ids]
-        if text is not None and len(text) == end - start:
-            words[start:end] = [new or old for new, old in zip(text, words[start:end], strict=True)]
-        return cls(tuple(words), start, end)
+    from tfexport.decoding.hypothesis import Hypothesis, Source, SourceTokens
 
 
 @dataclass(frozen=True)

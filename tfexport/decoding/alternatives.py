@@ -1,115 +1,121 @@
-"""Alternatives at a position: the most likely tokens after a forced beginning, each with its best continuation.
+"""Alternatives at a position: the most likely tokens after a forced prefix, each with its best continuation.
 
-As CTranslate2 defines `return_alternatives` (4.8, `decode_alternatives` in decoding.cc): the N best next tokens, of which
-the end is none, in the order of their probabilities; each is then continued by a search of its own.
+They are what CTranslate2 calls `return_alternatives` (4.8, `decode_alternatives` in decoding.cc): the N best next tokens
+other than eos, in the order of their probabilities; a search of its own continues each of them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfexport.decoding.options import Hypothesis, SearchOptions, Source
-from tfexport.decoding.token_rules import NextTokens
+from tfexport.decoding.hypothesis import Hypothesis, Source
+from tfexport.decoding.options import SearchOptions
+from tfexport.decoding.source_batch import encode, length_limits
+from tfexport.decoding.token_rules import TokenRules
 from tfexport.runtimes.base import Runtime
 
-Search = Callable[[Runtime[Any], Sequence[Source], SearchOptions], list[list[Hypothesis]]]
-Begin = Callable[[Runtime[Any], Sequence[Source], SearchOptions], tuple[Runtime[Any], Any]]
+
+class Candidate(NamedTuple):
+    """A token that a search is to continue."""
+
+    token: int
+    log_prob: float
 
 
-def with_alternatives(
-    search: Search, begin: Begin, runtime: Runtime[Any], sources: Sequence[Source], options: SearchOptions
-) -> list[list[Hypothesis]]:
-    """For each source its alternatives, the one with the most likely next token first; at least one.
+class Alternatives:
+    """The next tokens of a batch of sources, most likely first, and the searches that continue them.
 
-    Where the forced beginning leaves no room for a token, that is the one output that the search finds.
+    A source whose length limit leaves no room for a token after its prefix has one alternative, which is its output.
 
-    Args:
-        search: continues outputs.
-        begin: encodes sources for a search.
+    Attributes:
+        options: of the searches that continue.
+        batches: their sources; no batch is larger than that of the sources.
     """
-    forced_first = runtime.config.forced_first_id >= 0
-    begun = [len(source.prefix) + forced_first for source in sources]
-    lengths = np.array([len(source) for source in sources])
-    limits = np.minimum(options.limits(runtime.config, lengths), runtime.capacity.target).tolist()
-    room = [place < limit for place, limit in zip(begun, limits, strict=True)]
-    words = _next_words(begin, runtime, sources, begun, room, options)
 
-    continued = [
-        replace(source, prefix=(*source.prefix, token)) if free else source
-        for source, free, likely in zip(sources, room, words, strict=True)
-        for token, _ in likely
-    ]
-    # A profile that scores continuations chooses among all that its search ends with.
-    chooses = options.rules.scores_continuation and options.length_penalty != 0
-    single = replace(
-        options, alternatives=0, min_alternative_prob=0.0, token_scores=True, nbest=options.beam if chooses else 1
-    )
-    found: list[list[Hypothesis]] = []
-    for at in range(0, len(continued), len(sources)):  # never more at once than were asked for
-        found += search(runtime, continued[at : at + len(sources)], single)
+    def __init__(self, runtime: Runtime[Any], sources: Sequence[Source], options: SearchOptions):
+        options = replace(options, scores=True)
+        self._options = options
+        forced_first = runtime.config.forced_first_id >= 0
+        self._positions = [len(source.prefix) + forced_first for source in sources]
+        limits = length_limits(runtime, sources, options).tolist()
+        self._has_room = [position < limit for position, limit in zip(self._positions, limits, strict=True)]
+        self._candidates = self._next_tokens(runtime, sources)
+        continued = [
+            replace(source, prefix=(*source.prefix, candidate.token)) if has_room else source
+            for source, has_room, candidates in zip(sources, self._has_room, self._candidates, strict=True)
+            for candidate in candidates
+        ]
+        self.batches = [continued[start : start + len(sources)] for start in range(0, len(continued), len(sources))]
+        # A profile that scores continuations chooses among all that its search ends with.
+        chooses = options.search_profile.scores_continuation and options.length_penalty != 0
+        self.options = replace(
+            options, alternatives=0, min_alternative_prob=0.0, token_scores=True, nbest=options.beam if chooses else 1
+        )
 
-    outputs = iter(found)
-    return [
-        [_scored(next(outputs), place, log_prob, options) if free else next(outputs)[0] for (_, log_prob) in likely]
-        for place, free, likely in zip(begun, room, words, strict=True)
-    ]
+    def best_continuations(self, found: Sequence[Sequence[list[Hypothesis]]]) -> list[list[Hypothesis]]:
+        """The best hypothesis of each alternative, by source.
 
+        Args:
+            found: what the searches found for `batches`.
+        """
+        hypotheses = (of_source for batch in found for of_source in batch)
+        return [
+            [
+                self._best(next(hypotheses), position, candidate.log_prob) if has_room else next(hypotheses)[0]
+                for candidate in candidates
+            ]
+            for position, has_room, candidates in zip(self._positions, self._has_room, self._candidates, strict=True)
+        ]
 
-def _next_words(
-    begin: Begin,
-    runtime: Runtime[Any],
-    sources: Sequence[Source],
-    begun: Sequence[int],
-    room: Sequence[bool],
-    options: SearchOptions,
-) -> list[list[tuple[int, float]]]:
-    """For each source the most likely tokens after `begun` of them, with their log-probabilities, most likely first."""
-    asked = [replace(source, least=place + 1) for source, place in zip(sources, begun, strict=True)]
-    runtime, state = begin(runtime, asked, replace(options, attention=False, coverage_penalty=0.0))
-    no_limits = np.full(len(asked), np.iinfo(np.int64).max)
-    next_tokens = NextTokens(runtime, options, asked, no_limits)
-    every = np.arange(len(asked))
-    past = np.full((len(asked) * options.width, 1), runtime.config.bos_id, dtype=np.int64)
-    found: list[list[tuple[int, float]]] = [[(-1, 0.0)] for _ in asked]  # of those without room: nothing is chosen
-    for length in range(1, max((place + 1 for place, free in zip(begun, room, strict=True) if free), default=0) + 1):
-        tokens = np.ascontiguousarray(past[:, -1])
-        best, state = next_tokens.best(state, tokens, options.alternatives, length, every, past.copy)
-        for index in range(len(asked)):
-            if room[index] and length == begun[index] + 1:
-                row = index * options.width  # all rows of a source are alike
-                ranked = zip(best.ids[row].tolist(), best.log_probs[row].tolist(), strict=True)
-                found[index] = _likely(ranked, options)
-        past = np.concatenate([past, best.ids[:, :1]], axis=1)
-    return found
+    def _next_tokens(self, runtime: Runtime[Any], sources: Sequence[Source]) -> list[list[Candidate]]:
+        """For each source the most likely tokens after its prefix, most likely first."""
+        options, positions = self._options, self._positions
+        without_eos = [replace(source, least=place + 1) for source, place in zip(sources, positions, strict=True)]
+        runtime, state = encode(runtime, without_eos, replace(options, attention=False, coverage_penalty=0.0))
+        no_limits = np.full(len(sources), np.iinfo(np.int64).max)
+        rules, sentences = TokenRules(runtime, options, without_eos, no_limits), np.arange(len(sources))
+        past = np.full((len(sources) * options.width, 1), runtime.config.bos_id, dtype=np.int64)
+        found = [[Candidate(-1, 0.0)] for _ in sources]  # for those without room, which need none
+        last = max((place for place, has_room in zip(positions, self._has_room, strict=True) if has_room), default=-1)
+        for position in range(last + 1):
+            tokens, length = np.ascontiguousarray(past[:, -1]), position + 1
+            best, state = rules.best(
+                state, tokens, options.alternatives, length, sentences, lambda *_, past=past: past.copy()
+            )
+            for index in range(len(sources)):
+                if self._has_room[index] and position == positions[index]:
+                    row = index * options.width  # all rows of a source are alike
+                    found[index] = self._likely(best.ids[row].tolist(), best.log_probs[row].tolist())
+            past = np.concatenate([past, best.ids[:, :1]], axis=1)
+        return found
 
+    def _likely(self, ids: Sequence[int], log_probs: Sequence[float]) -> list[Candidate]:
+        """The tokens, which are ranked, that are possible and likely enough; always the best possible one."""
+        options = self._options
+        least = math.log(options.min_alternative_prob) if options.min_alternative_prob else -math.inf
+        possible = [Candidate(*one) for one in zip(ids, log_probs, strict=True) if one[1] > -math.inf]
+        return possible[:1] + [one for one in possible[1 : options.alternatives] if one.log_prob >= least]
 
-def _likely(ranked: Any, options: SearchOptions) -> list[tuple[int, float]]:
-    """The first ones of `ranked` tokens and log-probabilities that may be expanded; the best one always is."""
-    least = math.log(options.min_alternative_prob) if options.min_alternative_prob else -math.inf
-    possible = [(token, log_prob) for token, log_prob in ranked if log_prob > -math.inf]
-    return possible[:1] + [one for one in islice(possible, 1, options.alternatives) if one[1] >= least]
+    def _best(self, continuations: Sequence[Hypothesis], position: int, log_prob: float) -> Hypothesis:
+        """The best of the `continuations` of an alternative, whose token at `position` has this log-probability."""
+        options = self._options
+        if not options.search_profile.scores_continuation:
+            best = continuations[0]
+            return best if options.token_scores else replace(best, token_log_probs=())
 
+        def steps(found: Hypothesis) -> list[float]:
+            return [*found.token_log_probs[:position], log_prob, *found.token_log_probs[position + 1 :]]
 
-def _scored(continuations: list[Hypothesis], place: int, log_prob: float, options: SearchOptions) -> Hypothesis:
-    """The best of the `continuations` of an alternative, which is their token at `place` and has this log-probability."""
-    if not options.rules.scores_continuation:
-        best = continuations[0]
-        return best if options.token_scores else replace(best, token_log_probs=())
+        def score(found: Hypothesis) -> float:
+            left = len(found.ids) - position - 1
+            before, after = sum(steps(found)[: position + 1]), sum(steps(found)[position + 1 :])
+            return before + (options.normalise(after, left) if left else 0.0)
 
-    def steps(found: Hypothesis) -> list[float]:
-        return [*found.token_log_probs[:place], log_prob, *found.token_log_probs[place + 1 :]]
-
-    def score(found: Hypothesis) -> float:
-        left = len(found.ids) - place - 1
-        before, after = sum(steps(found)[: place + 1]), sum(steps(found)[place + 1 :])
-        return before + (options.normalise(after, left) if left else 0.0)
-
-    best = max(continuations, key=score)
-    told = tuple(steps(best)) if options.token_scores else ()
-    return replace(best, score=score(best), log_prob=sum(steps(best)), token_log_probs=told)
+        best = max(continuations, key=score)
+        token_log_probs = tuple(steps(best)) if options.token_scores else ()
+        return replace(best, score=score(best), log_prob=sum(steps(best)), token_log_probs=token_log_probs)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfexport.config import ModelConfig
-from tfexport.decoding.attention_trace import layer_of
+from tfexport.decoding.attention_trace import resolve_layer
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.runtimes.base import FloatArray, Runtime
 from tfexport.text.tokenizers import TextTokenizer
@@ -64,7 +64,7 @@ class Choice:
         layers, heads, *_ = attention.weights.shape
         if self.head is not None and not 0 <= self.head < heads:
             raise TfexportError(f"there is no head {self.head}: this model has {heads}. Give 0 to {heads - 1}.")
-        chosen = range(layers) if self.layer is None else [layer_of(self.layer, layers)]
+        chosen = range(layers) if self.layer is None else [resolve_layer(self.layer, layers)]
         rows = []
         for layer in chosen:
             maps = [(f"layer {layer}, head {head}", attention.weights[layer, head]) for head in range(heads)]

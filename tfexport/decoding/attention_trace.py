@@ -1,4 +1,4 @@
-"""What the hypotheses of a search attended to, and what follows from it for their scores."""
+"""The cross-attention of a search's hypotheses, and their coverage of the source."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tfexport.errors import TfexportError
 from tfexport.runtimes.base import FloatArray, IntArray
 
 
-class Attended:
+class AttentionTrace:
     """The cross-attention of one decoder layer, the mean of its heads, at each step of a search.
 
-    A search moves its hypotheses from row to row; here nothing moves. Who wants the attention of a hypothesis says in which
-    place of its sentence it was at each step.
+    A search moves its hypotheses from row to row; the trace moves nothing. To read the attention of a hypothesis, give the
+    beam that it was in at each step.
 
     Args:
         layer: from 0; negative ones count from the last.
-        n_layers: that the decoder has.
+        n_layers: of the decoder.
         src_len: source ids of each sentence, [batch].
         width: hypotheses of a sentence.
 
@@ -29,28 +29,28 @@ class Attended:
     """
 
     def __init__(self, layer: int, n_layers: int, src_len: IntArray, width: int):
-        self._layer, self._src_len, self._width = layer_of(layer, n_layers), src_len, width
+        self._layer, self._src_len, self._width = resolve_layer(layer, n_layers), src_len, width
         self._steps: list[tuple[FloatArray, IntArray]] = []
 
-    def add(self, attention: FloatArray, sentence: IntArray) -> None:
-        """The `attention` [layers, rows, heads, src] of a step, whose groups of rows decode the sentences `sentence`."""
+    def add(self, attention: FloatArray, sentences: IntArray) -> None:
+        """Add the `attention` [layers, rows, heads, src] of a step, whose groups of rows decode `sentences`."""
         mean = attention[self._layer].mean(axis=1)
         place = np.full(len(self._src_len), -1)
-        place[sentence] = np.arange(len(sentence))
-        self._steps.append((mean.reshape(len(sentence), self._width, -1), place))
+        place[sentences] = np.arange(len(sentences))
+        self._steps.append((mean.reshape(len(sentences), self._width, -1), place))
 
-    def by(self, index: int, places: Sequence[int]) -> FloatArray:
-        """What the tokens of a hypothesis of sentence `index` attended to, [tokens, source ids].
+    def hypothesis(self, index: int, beams: Sequence[int]) -> FloatArray:
+        """The attention of each token of a hypothesis of sentence `index`, [tokens, source ids].
 
         Args:
-            places: where among its sentence's hypotheses it was in the step that found each of its tokens.
+            beams: the beam of the hypothesis, or the number of the sample, in the step that found each of its tokens.
         """
-        steps = zip(self._steps, places, strict=False)
-        return np.stack([mean[place[index], k, : self._src_len[index]] for (mean, place), k in steps])
+        steps = zip(self._steps, beams, strict=False)
+        return np.stack([mean[place[index], beam, : self._src_len[index]] for (mean, place), beam in steps])
 
 
-def layer_of(layer: int, n_layers: int) -> int:
-    """A layer from 0, of one that may be counted from the last.
+def resolve_layer(layer: int, n_layers: int) -> int:
+    """The number from 0 of a layer, which may be counted from the last: -1 is `n_layers` - 1.
 
     Raises:
         TfexportError: the decoder has no such layer.
@@ -63,11 +63,10 @@ def layer_of(layer: int, n_layers: int) -> int:
 
 
 def coverage(attention: NDArray[Any]) -> float:
-    """The sum over source ids of log(min(what all tokens together attended to it, 1)), of `attention` [tokens, source ids].
+    """The sum over source ids of log(min(a, 1)), where a is the sum over tokens of `attention` [tokens, source ids].
 
-    So it is 0 where each source id had its part of attention, and less for each that was passed over (Wu et al. 2016,
-    section 7, without its factor beta). A source id whose attention is too small for a float, which would be infinitely bad,
-    counts for nothing, as in CTranslate2.
+    It is 0 where every source id is attended to, and below 0 where some are passed over (Wu et al. 2016, section 7, without
+    the factor beta). A source id whose attention underflows to 0 would make it infinite; as in CTranslate2 it is left out.
     """
     sums = attention.sum(axis=0, dtype=np.float64)
     return float(np.log(np.minimum(sums[sums > 0], 1.0)).sum())

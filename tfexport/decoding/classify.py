@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from tfexport.decoding.batches import batches
+from tfexport.decoding.batches import batches_by_length
 from tfexport.decoding.line_reader import Reader, Status, without_bom
-from tfexport.decoding.search import pad
-from tfexport.decoding.token_rules import log_softmax, require_numbers
+from tfexport.decoding.source_batch import pad
+from tfexport.decoding.token_rules import log_softmax, require_finite
 from tfexport.decoding.translate import pass_over, read_window, window_size
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import Classifier
+from tfexport.runtimes.base import ClassifierRuntime
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Classified:
 
 
 def classify(
-    classifier: Classifier,
+    classifier: ClassifierRuntime,
     reader: Reader,
     lines: Iterable[bytes],
     *,
@@ -60,9 +60,9 @@ def classify(
         unread, readable = read_window(classifier.capacity, reader, None, chunk)
         found = {number: Classified(number, result.status, result.message) for number, result in unread.items()}
         numbers, sources = list(readable), list(readable.values())
-        for places in batches([len(source) for source in sources], size):
+        for places in batches_by_length([len(source) for source in sources], size):
             logits = classifier.logits(*pad([sources[place].ids for place in places], reader.config.pad_id))
-            require_numbers(logits)
+            require_finite(logits)
             for place, scores in zip(places, log_softmax(logits), strict=True):
                 best = np.argsort(-scores, kind="stable")[:top]
                 classes = tuple((int(index), float(np.exp(scores[index]))) for index in best)

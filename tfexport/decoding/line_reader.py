@@ -11,12 +11,11 @@ from typing import Literal
 
 from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
-from tfexport.decoding.alignments import SourceTokens
-from tfexport.decoding.options import Source
+from tfexport.decoding.hypothesis import Source, SourceTokens
+from tfexport.decoding.request_options import InputFormat
 from tfexport.errors import TfexportError, TokenizerError
 from tfexport.text.tokenizers import TextTokenizer
 
-InputFormat = Literal["text", "tokens", "ids"]
 Status = Literal["ok", "length_limit", "empty", "too_long", "invalid_utf8", "invalid_ids", "unknown_token"]
 """`length_limit`: decoded, but ended by the limit, not by eos. All after it: not decoded, the output line is empty."""
 

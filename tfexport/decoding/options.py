@@ -1,149 +1,187 @@
-"""What is asked of a search, and what it finds."""
+"""`SearchOptions`: what a search does, each option declared once."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypedDict, get_args
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
-from tfexport.config import ModelConfig
-from tfexport.decoding.alignments import SourceTokens
-from tfexport.decoding.attention_trace import coverage
-from tfexport.decoding.profiles import PROFILES, EarlyStopping, Profile, ProfileName
+from tfexport.decoding.profiles import PROFILES, EarlyStopping, ProfileName, SearchProfile
+from tfexport.decoding.rules.history import PANEL, HistoryRule
+from tfexport.decoding.rules.no_repeat_ngram import NoRepeatNgram
+from tfexport.decoding.rules.repetition_penalty import RepetitionPenalty
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import FloatArray, IntArray, Needs
+from tfexport.option import Options, checked, declared, option
+
+if TYPE_CHECKING:
+    from tfexport.runtimes.base import Needs
+
+_SEARCH, _LENGTHS = "Search", "Lengths"
+_SAMPLING, _ALTERNATIVES, _SCORES = "Sampling", "Alternatives", "Scores and attention"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchOptions:
-    """How to search. Lengths count generated tokens, eos included.
+class BaseSearchOptions(Options):
+    """The options of a search beside those of its rules; see `SearchOptions`."""
 
-    Raises:
-        TfexportError: an option is out of range.
-    """
+    beam: int = option(1, minimum=1, help="Beam width; 1 is greedy.", panel=_SEARCH)
+    nbest: int = option(
+        1, minimum=1, help="Hypotheses of each sentence, best first; separated by tabs in text.", panel=_SEARCH
+    )
+    profile: ProfileName = option(
+        "tfexport",
+        flag="--search-profile",
+        help="Search as this toolkit does: length penalty, early stopping, limits, defaults.",
+        panel=_SEARCH,
+    )
+    """See `decoding/profiles.py`."""
+    early_stopping: EarlyStopping = option(
+        "false", help="As Transformers has it, for --search-profile hf.", panel=_SEARCH
+    )
+    force_eos: bool = option(
+        False, help="End with eos at the length limit, at no cost, for --search-profile hf.", panel=_SEARCH
+    )
+    """`forced_eos_token_id` of Transformers."""
 
-    beam: int = 1
-    nbest: int = 1
-    length_penalty: float = 0.6
-    """The exponent A of ((5 + length) / 6) ** A, by which log-probabilities are divided (Wu et al. 2016, section 7;
-    beam 4 and 0.6 are the paper's own); 0 compares plain log-probabilities. Greedy search has nothing to compare. Other
-    profiles, but for joeynmt, divide by length ** A."""
-    min_length: int = 0
-    """Fewest tokens before eos may come."""
-    max_length: int = 256
-    """Most tokens; the model's own limit holds beside it."""
-    max_length_ratio: float | None = None
-    """Most tokens for each source id, rounded up."""
-    scores: bool = True
-    """Tell scores. Greedy search without them has NaN in their place, and can be much faster: it asks which token is best,
-    not how likely it is. Beams need them to compare."""
-    token_scores: bool = False
-    """Tell the log-probability of each token too."""
-    attention: bool = False
-    """Tell what each token attended to; see `Hypothesis.attention`."""
-    alignment_layer: int = -1
-    """The decoder layer whose cross-attention that is, from 0; negative ones count from the last."""
-    coverage_penalty: float = 0.0
-    """The factor of `attended.coverage` in scores (beta of Wu et al. 2016, section 7); their own is 0.2."""
-    profile: ProfileName = "tfexport"
-    """Whose search it is; see `decoding/profiles.py`. `for_profile` has its own values for what is not said."""
-    early_stopping: EarlyStopping = "false"
-    """Of the profile `hf` alone."""
-    force_eos: bool = False
-    """Of the profile `hf` alone: the last token that the length limit leaves is eos, at no cost (`forced_eos_token_id`)."""
+    length_penalty: float = option(
+        0.6,
+        minimum=-10,
+        maximum=10,
+        help="Exponent A of ((5 + length) / 6) ** A; of length ** A in hf, opennmt, fairseq, marian.",
+        default_text="of the profile; 0.6",
+        panel=_LENGTHS,
+    )
+    """Log-probabilities are divided by this (Wu et al. 2016, section 7; the paper uses beam 4 and 0.6); 0 compares plain
+    log-probabilities. Greedy search has nothing to compare."""
+    min_length: int = option(
+        0, minimum=0, help="Fewest tokens before eos.", default_text="of the profile; 0", panel=_LENGTHS
+    )
+    max_length: int = option(256, minimum=1, help="Most tokens to generate, eos included.", panel=_LENGTHS)
+    """The model's own limit holds beside it."""
+    max_length_ratio: float | None = option(
+        None, above=0, finite=False, help="Most tokens for each source id, rounded up.", panel=_LENGTHS
+    )
 
-    repetition_penalty: float = 1.0
-    """Above 1 makes tokens that came before less likely (Keskar et al. 2019, section 4.1, as Transformers has it): their
-    logits, in beam search their log-probabilities, are divided by it where positive and multiplied where negative."""
-    no_repeat_ngram: int = 0
-    """No n tokens, bos among them, come twice in an output (Paulus et al. 2018, section 2.5); 0 for no such rule."""
-    suppress: tuple[int, ...] = ()
-    """Ids that are never generated."""
-    suppress_first: tuple[int, ...] = ()
-    """Ids that are not generated first, or, where the model begins every output with one token, after it."""
+    suppress: tuple[int, ...] = option(
+        (),
+        tokens=True,
+        metavar="TOKENS",
+        help="Tokens that are never generated, separated by spaces (ids with ids output).",
+        panel=PANEL,
+    )
+    suppress_first: tuple[int, ...] = option(
+        (), tokens=True, metavar="TOKENS", help="Tokens that no output begins with.", panel=PANEL
+    )
+    """Where the model begins every output with one token: not generated after it."""
 
-    alternatives: int = 0
-    """Tell so many outputs that differ in the token after the forced beginning, each the best with its own; see
-    `decoding/alternatives.py`. 0 for an ordinary search."""
-    min_alternative_prob: float = 0.0
-    """Of alternatives: the least probability of such a token; the most likely one is always told."""
+    alternatives: int = option(
+        0,
+        minimum=0,
+        help="Outputs for the N most likely tokens after the prefix, most likely first, separated by tabs.",
+        panel=_ALTERNATIVES,
+    )
+    """Each is the best output with its own token there; see `decoding/alternatives.py`. 0 for an ordinary search."""
+    min_alternative_prob: float = option(
+        0.0, minimum=0, maximum=1, help="Of --alternatives: the least probability of such a token.", panel=_ALTERNATIVES
+    )
+    """The most likely token is always among them."""
 
-    samples: int = 0
-    """Draw so many outputs of each source, token by token, instead of searching for the best; they come in the order in
-    which they are drawn, so that more of them change none (in int8 hardly any: one runs another graph than several do)."""
-    temperature: float = 1.0
-    """Of sampling: what logits are divided by."""
-    top_k: int = 0
-    """Of sampling: draw among so many best tokens (Fan et al. 2018, section 5.4); 0 for all."""
-    top_p: float = 1.0
-    """Of sampling: draw among the fewest best tokens that have this probability together (Holtzman et al. 2020, 3.1)."""
-    seed: int = 0
-    """Of sampling. With a line's number it decides what is drawn for that line, whatever else is decoded with it."""
+    samples: int = option(
+        0,
+        minimum=0,
+        help="Draw so many outputs of each sentence at random, instead of searching for the best.",
+        panel=_SAMPLING,
+    )
+    """They come in the order in which they are drawn, so that more of them change none (in int8 hardly any: one sample runs
+    another graph than several)."""
+    temperature: float = option(1.0, above=0, help="Of --samples: what logits are divided by.", panel=_SAMPLING)
+    top_k: int = option(0, minimum=0, help="Of --samples: draw among the K best tokens; 0 for all.", panel=_SAMPLING)
+    """Fan et al. 2018, section 5.4."""
+    top_p: float = option(
+        1.0,
+        above=0,
+        maximum=1,
+        help="Of --samples: draw among the fewest best tokens with probability P together.",
+        panel=_SAMPLING,
+    )
+    """Holtzman et al. 2020, section 3.1."""
+    seed: int = option(
+        0,
+        minimum=0,
+        maximum=2**64 - 1,
+        help="Of --samples: with it and a line's number the same tokens are drawn again.",
+        panel=_SAMPLING,
+    )
 
-    def __post_init__(self) -> None:
-        problems = {
-            f"beam is {self.beam}, below 1": self.beam < 1,
-            f"nbest {self.nbest} is not between 1 and the beam's {self.beam}": not 1 <= self.nbest <= self.beam,
-            f"max_length is {self.max_length}, below 1": self.max_length < 1,
-            f"min_length is {self.min_length}, below 0": self.min_length < 0,
+    scores: bool = option(
+        True, flag="", help="Return scores. Greedy search without them returns NaN, and can be much faster."
+    )
+    """Greedy search without scores only needs to know which token is best, not how likely it is. Beams need scores."""
+    token_scores: bool = option(False, help="The log-probability of each token, in jsonl.", panel=_SCORES)
+    attention: bool = option(False, flag="", help="Return what each token attended to; see `Hypothesis.attention`.")
+    alignment_layer: int = option(
+        -1, help="Decoder layer whose attention that is, from 0; -1 is the last. The mean of its heads.", panel=_SCORES
+    )
+    coverage_penalty: float = option(
+        0.0,
+        minimum=0,
+        metavar="BETA",
+        help="Lower the scores of outputs that pass over parts of the source; say 0.2.",
+        panel=_SCORES,
+    )
+    """The factor beta of `attention_trace.coverage` (Wu et al. 2016, section 7; the paper uses 0.2)."""
+
+    def conflicts(self) -> list[str]:
+        """Options that exclude each other, in words."""
+        drawing = (self.temperature, self.top_k, self.top_p, self.seed) != (1.0, 0, 1.0, 0)
+        conflicts = {
+            f"nbest {self.nbest} is not between 1 and the beam's {self.beam}": self.nbest > self.beam,
             f"min_length {self.min_length} is not below max_length {self.max_length}": self.min_length
             >= self.max_length,
-            f"max_length_ratio is {self.max_length_ratio}, not above 0": self.max_length_ratio is not None
-            and not self.max_length_ratio > 0,
-            f"length_penalty is {self.length_penalty}, not between -10 and 10": not -10 <= self.length_penalty <= 10,
             f"early_stopping is {self.early_stopping}, which only the profile hf has": self.early_stopping != "false"
             and self.profile != "hf",
             "force_eos is of the profile hf alone": self.force_eos and self.profile != "hf",
-            "token_scores are asked for without scores": self.token_scores and not self.scores,
-            f"coverage_penalty is {self.coverage_penalty}, not 0 or above": not 0 <= self.coverage_penalty < math.inf,
-            f"repetition_penalty is {self.repetition_penalty}, not above 0": not 0 < self.repetition_penalty < math.inf,
-            f"no_repeat_ngram is {self.no_repeat_ngram}, below 0": self.no_repeat_ngram < 0,
-            f"alternatives is {self.alternatives}, below 0": self.alternatives < 0,
-            f"min_alternative_prob is {self.min_alternative_prob}, not between 0 and 1": not 0
-            <= self.min_alternative_prob
-            <= 1,
+            "token_scores need scores": self.token_scores and not self.scores,
             "min_alternative_prob is of alternatives, and there are none": self.min_alternative_prob != 0
             and self.alternatives == 0,
             "the profile opennmt has no coverage_penalty for alternatives": self.alternatives > 0
             and self.coverage_penalty != 0
-            and self.rules.scores_continuation,
-            "alternatives are told instead of nbest or samples": self.alternatives > 0
+            and self.search_profile.scores_continuation,
+            "alternatives take the place of nbest and samples": self.alternatives > 0
             and (self.nbest > 1 or self.samples > 0),
-            f"samples is {self.samples}, below 0": self.samples < 0,
-            f"temperature is {self.temperature}, not above 0": not 0 < self.temperature < math.inf,
-            f"top_k is {self.top_k}, below 0": self.top_k < 0,
-            f"top_p is {self.top_p}, not above 0 and at most 1": not 0 < self.top_p <= 1,
-            f"seed is {self.seed}, not between 0 and 2 ** 64 - 1": not 0 <= self.seed < 2**64,
             f"samples are drawn without a beam, and beam is {self.beam}": self.samples > 0 and self.beam > 1,
-            "temperature, top_k, top_p and seed are of sampling, and samples is 0": self.samples == 0
-            and (self.temperature, self.top_k, self.top_p, self.seed) != (1.0, 0, 1.0, 0),
+            "temperature, top_k, top_p and seed are of sampling, and samples is 0": self.samples == 0 and drawing,
         }
-        found = [problem for problem, present in problems.items() if present]
-        if self.early_stopping not in get_args(EarlyStopping):
-            found.append(f"early_stopping is {self.early_stopping!r}, not one of {', '.join(get_args(EarlyStopping))}")
-        if found:
-            raise TfexportError(f"these search options cannot be used: {'; '.join(found)}. Change them.")
+        return [conflict for conflict, present in conflicts.items() if present]
 
     @classmethod
-    def for_profile(cls, profile: ProfileName, **given: Any) -> SearchOptions:
-        """The options that are `given`; those that are None are the profile's own.
+    def of(cls, given: Mapping[str, Any], token_ids: Callable[[str], tuple[int, ...]] | None = None) -> Self:
+        """The options that are `given` by name; what is not given, or None, is the profile's own.
+
+        Args:
+            token_ids: turns tokens of the target vocabulary, separated by spaces, into ids; for options that are tokens.
 
         Raises:
-            TfexportError: an option is out of range.
+            TfexportError: there is no such option, its value has another type or is out of range, or a token is unknown.
         """
-        if profile not in PROFILES:
-            raise TfexportError(f"there is no search profile {profile!r}. Use one of {', '.join(PROFILES)}.")
-        theirs = PROFILES[profile]
+        chosen = {name: value for name, value in checked(cls, given).items() if value is not None}
+        for name, value in chosen.items():
+            if isinstance(value, str) and declared(cls)[name].about.tokens:
+                if token_ids is None:
+                    raise TfexportError(f"{name} is {value!r}, and there is no vocabulary. Give ids.")
+                chosen[name] = token_ids(value)
+        theirs = PROFILES[chosen.get("profile", "tfexport")]
         own = {
             "length_penalty": theirs.length_penalty,
             # A limit of one token leaves eos no later place than the first.
-            "min_length": min(theirs.min_length, max(0, given.get("max_length", cls.max_length) - 1)),
+            "min_length": min(theirs.min_length, max(0, chosen.get("max_length", cls.max_length) - 1)),
         }
-        chosen = {name: own.get(name) if value is None else value for name, value in given.items()}
-        return cls(**{**own, **chosen, "profile": profile})
+        return cls(**{**own, **chosen})
+
+    @classmethod
+    def for_profile(cls, profile: ProfileName, **given: Any) -> Self:
+        """`of`, with the profile first."""
+        return cls.of({"profile": profile, **given})
 
     @property
     def width(self) -> int:
@@ -151,212 +189,55 @@ class SearchOptions:
         return self.samples or self.beam
 
     @property
-    def ranks_alone(self) -> bool:
-        """Whether it asks of a step which tokens are best and no more: no scores to tell or to compare, and no logits for
+    def best_only(self) -> bool:
+        """Whether the search only needs to know which tokens are best: no scores to return or to compare, and no logits for
         rules of its own."""
-        asks = self.scores or self.beam > 1 or self.samples > 0 or self.alternatives > 0 or self.tells_attention
-        has_rules = self.repetition_penalty != 1 or self.no_repeat_ngram > 0 or self.rules.renormalises
-        return not (asks or has_rules or self.force_eos or self.rules.at_limit == "eos")
+        compares = self.scores or self.beam > 1 or self.samples > 0 or self.alternatives > 0 or self.reads_attention
+        has_rules = bool(self.active_rules) or self.search_profile.renormalises
+        return not (compares or has_rules or self.force_eos or self.search_profile.at_limit == "eos")
 
     @property
-    def needs(self) -> Needs:
-        """What the search asks of a runtime."""
-        return Needs(self.width, self.ranks_alone, self.tells_attention)
-
-    @property
-    def tells_attention(self) -> bool:
-        """Whether the search asks its runtime for cross-attention."""
+    def reads_attention(self) -> bool:
+        """Whether the search reads the cross-attention of its runtime."""
         return self.attention or self.coverage_penalty > 0
 
     @property
-    def rules(self) -> Profile:
-        """What the profile does otherwise."""
-        return PROFILES[self.profile]
+    def active_rules(self) -> list[type[HistoryRule]]:
+        """The rules about past tokens that the options ask for, in the order in which they run."""
+        rules = [one for one in reversed(type(self).__mro__) if issubclass(one, HistoryRule)]
+        return [one for one in rules if one not in (HistoryRule, type(self)) and one.is_active(self)]  # type: ignore[arg-type]
 
-    def limits(self, config: ModelConfig, src_len: IntArray) -> IntArray:
-        """Most tokens to generate for sources of `src_len` [batch] ids."""
-        limit = np.full(len(src_len), min(self.max_length, config.max_target_length))
-        if self.max_length_ratio is not None:
-            # Rounded first: in binary 50 * 1.1 is a little more than 55. Compared as floats: the product may be infinite.
-            most = np.ceil(np.round(np.minimum(src_len * self.max_length_ratio, limit), 9))
-            limit = np.minimum(limit, most.astype(np.int64))
-        return np.maximum(limit, 1)
+    @property
+    def needs(self) -> Needs:
+        """What the search needs of a runtime."""
+        from tfexport.runtimes.base import Needs
+
+        return Needs(self.width, self.best_only, self.reads_attention)
+
+    @property
+    def search_profile(self) -> SearchProfile:
+        """Where the profile's search departs from the others."""
+        return PROFILES[self.profile]
 
     @property
     def length_exponent(self) -> float:
         """The exponent A, as the profile takes it."""
-        return max(self.length_penalty, self.rules.least_length_penalty)
+        return max(self.length_penalty, self.search_profile.least_length_penalty)
 
     def normalise(self, log_prob: float, length: int) -> float:
         """The score of a hypothesis of `length` tokens."""
-        base = (5.0 + length) / 6.0 if self.rules.google_length else float(length)
+        base = (5.0 + length) / 6.0 if self.search_profile.google_length else float(length)
         return log_prob / base**self.length_exponent
 
 
-class SearchSettings(TypedDict, total=False):
-    """The fields of `SearchOptions` as keyword arguments, in the forms in which people write them; of what is not said the
-    profile has values of its own."""
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions(
+    NoRepeatNgram,
+    RepetitionPenalty,
+    BaseSearchOptions,
+):
+    """How to search. Lengths count generated tokens, eos included. A rule of `decoding/rules` is a line above.
 
-    beam: int
-    nbest: int
-    length_penalty: float
-    min_length: int
-    max_length: int
-    max_length_ratio: float | None
-    scores: bool
-    token_scores: bool
-    attention: bool
-    alignment_layer: int
-    coverage_penalty: float
-    profile: ProfileName
-    early_stopping: EarlyStopping | bool
-    force_eos: bool
-    repetition_penalty: float
-    no_repeat_ngram: int
-    suppress: tuple[int, ...] | str
-    """Ids, or tokens of the target vocabulary separated by spaces."""
-    suppress_first: tuple[int, ...] | str
-    alternatives: int
-    min_alternative_prob: float
-    samples: int
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """What is to be decoded, where its ids do not say it all."""
-
-    ids: Sequence[int]
-    """The encoder's, at least one."""
-    prefix: tuple[int, ...] = ()
-    """Ids that every output begins with; their log-probabilities count."""
-    most: int | None = None
-    """Most tokens of its outputs, beside the limits of the search."""
-    least: int = 0
-    """Fewest tokens before eos may come, beside that of the search."""
-    candidates: IntArray | None = field(default=None, compare=False)
-    """Target ids that may come in its outputs, beside eos and those of `prefix`; None for all."""
-    line: int = 0
-    """Its number, which decides with the seed what is drawn for it."""
-    tokens: SourceTokens | None = None
-    """Its ids as a person reads them, where who writes outputs asks for them."""
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """One output of a search."""
-
-    ids: tuple[int, ...]
-    """Without bos, with eos when it came."""
-    score: float
-    """The log-probability after length normalisation; n-best lists are sorted by it. NaN, as `log_prob`, where greedy search
-    was to tell none."""
-    log_prob: float
-    """Sum of the tokens' log-probabilities, eos included when it came."""
-    finished: bool
-    """False where the length limit, not eos, ended it."""
-    token_log_probs: tuple[float, ...] = ()
-    """Of each token, which sum up to `log_prob`; empty where they were not asked for."""
-    attention: FloatArray | None = field(default=None, compare=False)
-    """What each token attended to when it was chosen, [tokens, source ids]: cross-attention of one layer, the mean of its
-    heads; None where it was not asked for."""
-
-    @classmethod
-    def of(
-        cls,
-        ids: tuple[int, ...],
-        log_prob: float,
-        options: SearchOptions,
-        *,
-        done: bool,
-        steps: Iterable[float],
-        attention: FloatArray | None = None,
-    ) -> Hypothesis:
-        """Scored; `steps` are the log-probabilities of its tokens, where they are asked for."""
-        told = tuple(float(step) for step in steps) if options.token_scores else ()
-        score = options.normalise(log_prob, len(ids))
-        if options.coverage_penalty:
-            assert attention is not None
-            score += options.coverage_penalty * coverage(attention)
-        return cls(ids, score, log_prob, done, told, attention if options.attention else None)
-
-
-class Finished:
-    """The hypotheses of one sentence that are finished, best first."""
-
-    def __init__(self, options: SearchOptions, limit: int):
-        self._options, self._limit = options, limit
-        self._found: list[Hypothesis] = []
-        self._top_ended = False
-        self._ended_places: set[int] = set()
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-    def add(
-        self,
-        ids: tuple[int, ...],
-        log_prob: float,
-        *,
-        rank: int,
-        done: bool,
-        again: bool = False,
-        steps: Iterable[float] = (),
-        attention: FloatArray | None = None,
-    ) -> None:
-        """A hypothesis that was candidate `rank` of its step, ended by eos if it is `done`. An earlier one wins a tie.
-
-        Args:
-            again: it goes on behind an eos, at which it was added before.
-        """
-        options, keeps = self._options, self._options.rules.keeps
-        self._top_ended |= rank == 0
-        self._ended_places.add(rank)
-        if again or (keeps == "first" and len(self._found) == options.beam):
-            return
-        self._found.append(Hypothesis.of(ids, log_prob, options, done=done, steps=steps, attention=attention))
-        self._found.sort(key=lambda hypothesis: -hypothesis.score)
-        if keeps == "best":
-            del self._found[options.beam :]
-
-    def is_done(self, best_live: float, length: int) -> bool:
-        """Whether the sentence is, when its best live hypothesis of `length` tokens has log-probability `best_live`."""
-        options, rules = self._options, self._options.rules
-        if best_live == -np.inf or self._is_decided(best_live, length):
-            return True
-        if rules.done == "all":
-            return False
-        if rules.done == "places":
-            return len(self._ended_places) == options.beam
-        if rules.top_ends and options.length_penalty == options.coverage_penalty == 0:
-            return self._top_ended and len(self._found) >= options.nbest
-        if len(self._found) < options.beam:
-            return False
-        if rules.done == "enough" or options.early_stopping == "true":
-            return True
-        if options.early_stopping == "never" and options.length_penalty > 0:
-            length = self._limit
-        # A coverage penalty takes from the scores of live ones too, and is none at best.
-        return options.normalise(best_live, length) <= self._found[-1].score
-
-    def _is_decided(self, best_live: float, length: int) -> bool:
-        """Whether what goes on can come to nothing that would be among the best, so that it need not.
-
-        Log-probabilities only fall, and a coverage penalty is none at best. What length makes of them is best at the limit,
-        where the exponent is above 0, and with the next token elsewhere.
-        """
-        options = self._options
-        if len(self._found) < options.nbest:
-            return False
-        best_length = self._limit if options.length_exponent > 0 else min(length + 1, self._limit)
-        return options.normalise(best_live, best_length) <= self._found[options.nbest - 1].score
-
-    def best(self) -> list[Hypothesis]:
-        """The `nbest` ones, best first."""
-        return self._found[: self._options.nbest]
+    Raises:
+        TfexportError: an option is out of range, or two of them exclude each other.
+    """

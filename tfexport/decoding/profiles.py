@@ -1,9 +1,9 @@
-"""The beam searches of other toolkits, as what they do otherwise at the few points where they differ.
+"""Search profiles: the points at which the beam searches of other toolkits differ from ours.
 
-All but one of them look at the best 2 * beam continuations of a sentence, finish those among the first `beam` that end in
-eos, and go on with the best `beam` of the others. They differ in how a finished hypothesis is scored, which are kept, when a
-sentence is done, and what happens to hypotheses that the length limit ends. JoeyNMT goes on with the best `beam`, whether
-they end in eos or not, so that an output and what might follow it compete with the others.
+All but one of them take the best 2 * beam continuations of a sentence, finish those among the first `beam` that end in eos,
+and continue with the best `beam` of the others. They differ in how they score a finished hypothesis, in which ones they
+keep, in when a sentence is done, and in what they do at the length limit. JoeyNMT continues with the best `beam`, whether
+they end in eos or not, so that an output and its continuations compete with the others.
 
 | profile | score of n tokens with log-probability p | a sentence is done when | at the limit |
 |---|---|---|---|
@@ -28,72 +28,78 @@ from typing import Literal
 
 ProfileName = Literal["tfexport", "hf", "opennmt", "fairseq", "marian", "joeynmt"]
 EarlyStopping = Literal["false", "true", "never"]
-"""When the profile `hf` is done with a sentence that has `beam` finished hypotheses: `false`: when the best live one, scored
-at its present length, is no better than the worst of them; `never`: scored at the length limit, where A is above 0; `true`:
-at once."""
+"""When the profile `hf` is done with a sentence that has `beam` finished hypotheses. `true`: at once. `false`: when the best
+live hypothesis, scored at its present length, is no better than the worst finished one. `never`: the same, but scored at the
+length limit if A is above 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile:
-    """Where a toolkit's search departs from ours."""
+class SearchProfile:
+    """How a toolkit searches."""
 
     length_penalty: float
-    """The exponent A where none is given."""
+    """The default of the exponent A."""
     google_length: bool = False
     """Divide by ((5 + n) / 6) ** A (Wu et al. 2016, section 7) instead of n ** A."""
     least_length_penalty: float = -math.inf
-    """An exponent below it counts as this one."""
+    """Lower exponents are raised to it."""
     done: Literal["no_better", "enough", "all", "places"]
-    """`no_better`: `beam` are finished, and no live hypothesis may beat the worst of them; `enough`: `beam` are finished;
-    `all`: none is live; `places`: in each place of the beam, which are the ranks of a step's candidates, an eos has come at
-    some step, whatever came there since."""
+    """When a sentence is done. `no_better`: `beam` are finished, and no live hypothesis can beat the worst of them.
+    `enough`: `beam` are finished. `all`: none is live. `places`: each rank among a step's candidates, from 0 to `beam` - 1,
+    has had an eos at some step."""
     keeps: Literal["best", "first", "every"]
     """Which finished hypotheses are kept: the `beam` best, the `beam` first, or every one."""
     top_ends: bool = False
-    """Without a length penalty, be done once the best candidate of a step has ended and `nbest` are finished."""
+    """Without a length penalty, a sentence is done once the best candidate of a step has ended and `nbest` are finished."""
     at_limit: Literal["compete", "end", "eos"]
-    """What the length limit does: finished and live hypotheses `compete`; the first `beam` candidates `end`, whatever their
-    last token; `eos` is the only token left."""
-    narrows: bool = False
-    """Whether a finished hypothesis leaves its place in the beam empty."""
-    goes_past_end: bool = False
-    """Whether a finished hypothesis stays in the beam, with eos a token like any other. It is no output a second time."""
+    """What happens at the length limit. `compete`: the live hypotheses compete with the finished ones. `end`: the first
+    `beam` candidates are finished, whatever their last token is. `eos`: the last token can only be eos."""
+    narrows_beam: bool = False
+    """Each finished hypothesis makes the beam of its sentence narrower by one."""
+    continues_past_eos: bool = False
+    """A finished hypothesis stays in the beam, as if eos were an ordinary token. Its continuations are not outputs."""
     min_length: int = 0
-    """Fewest tokens before eos where no number is given."""
-    never: tuple[Literal["bos", "pad", "unk"], ...] = ()
-    """Special tokens that are no output."""
-    bos_came: bool = True
-    """Whether bos is one of the tokens that came before, for the rules about repetition."""
+    """The default of the smallest number of tokens before eos."""
+    suppresses: tuple[Literal["bos", "pad", "unk"], ...] = ()
+    """Special tokens that are never generated."""
+    bos_counts: bool = True
+    """The rules about repetition count bos as a token of the output."""
     scores_continuation: bool = False
-    """Whether an alternative's score is the log-probability of its first token and the score of what follows, by itself."""
+    """The score of an alternative is the log-probability of its first token plus the score of the continuation alone."""
     renormalises: bool = False
-    """Whether tokens that may not come leave their probability to the others; a forced token then costs nothing."""
+    """Tokens that may not come leave their probability to the others. A forced token then has log-probability 0."""
 
 
-PROFILES: dict[ProfileName, Profile] = {
-    "tfexport": Profile(length_penalty=0.6, google_length=True, done="no_better", keeps="best", at_limit="compete"),
-    "hf": Profile(length_penalty=1.0, done="no_better", keeps="best", at_limit="end"),
-    "opennmt": Profile(
+PROFILES: dict[ProfileName, SearchProfile] = {
+    "tfexport": SearchProfile(
+        length_penalty=0.6, google_length=True, done="no_better", keeps="best", at_limit="compete"
+    ),
+    "hf": SearchProfile(length_penalty=1.0, done="no_better", keeps="best", at_limit="end"),
+    "opennmt": SearchProfile(
         length_penalty=1.0,
         done="enough",
         keeps="every",
         top_ends=True,
         at_limit="end",
-        bos_came=False,
+        bos_counts=False,
         scores_continuation=True,
         renormalises=True,
     ),
-    "fairseq": Profile(length_penalty=1.0, done="enough", keeps="first", at_limit="eos", min_length=1, never=("pad",)),
-    "marian": Profile(length_penalty=0.0, done="all", keeps="every", at_limit="end", narrows=True, never=("unk",)),
-    "joeynmt": Profile(
+    "fairseq": SearchProfile(
+        length_penalty=1.0, done="enough", keeps="first", at_limit="eos", min_length=1, suppresses=("pad",)
+    ),
+    "marian": SearchProfile(
+        length_penalty=0.0, done="all", keeps="every", at_limit="end", narrows_beam=True, suppresses=("unk",)
+    ),
+    "joeynmt": SearchProfile(
         length_penalty=0.0,
         google_length=True,
         least_length_penalty=0.0,
         done="places",
         keeps="every",
         at_limit="end",
-        goes_past_end=True,
+        continues_past_eos=True,
         min_length=1,
-        never=("bos", "pad"),
+        suppresses=("bos", "pad"),
     ),
 }

@@ -28,7 +28,7 @@ from typing import Literal
 import numpy as np
 
 from tfexport.config import ModelConfig
-from tfexport.decoding.options import Source
+from tfexport.decoding.hypothesis import Source
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import IntArray
 from tfexport.text.tokenizers import TextTokenizer

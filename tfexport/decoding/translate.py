@@ -10,21 +10,21 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
 from tfexport.decoding.alignments import NO_ALIGNER, Aligner
-from tfexport.decoding.batches import Team, decode_windows
-from tfexport.decoding.line_reader import InputFormat, Reader, Status, TargetReader, Unreadable, ids_in, without_bom
+from tfexport.decoding.batches import decode_windows
+from tfexport.decoding.line_reader import Reader, Status, TargetReader, Unreadable, ids_in, without_bom
+from tfexport.decoding.request_options import InputFormat, OutputFormat
 from tfexport.decoding.search import Hypothesis, SearchOptions, Source
 from tfexport.decoding.shortlist import Shortlist
+from tfexport.decoding.workers import WorkerPool
 from tfexport.errors import TfexportError, TokenizerError
 from tfexport.runtimes.base import Capacity, Runtime
 from tfexport.system.json_text import json_text
 from tfexport.text.tokenizers import TextTokenizer
-
-OutputFormat = Literal["text", "tokens", "ids", "jsonl"]
 
 WINDOW_BATCHES = 16
 """Batches of a window: enough lines that those of a batch are of about one length."""
@@ -187,7 +187,7 @@ def translate(
     Args:
         batch_size: sentences decoded together, at most: long ones come in smaller batches.
         window: lines read before any is decoded; by default `window_size`. 1 answers each line at once.
-        workers: that search at once, as `batching.Team` has them; more than 1 only over a runtime that takes them.
+        workers: that search at once, as `workers.WorkerPool` has them; more than 1 only over a runtime that takes them.
         done: lines to pass over, whose results are there already.
         outputs: what the outputs begin with.
         shortlist: the words that may come in them; all where there is none.
@@ -208,8 +208,8 @@ def translate(
             under_way.append((known, readable))
             yield list(readable.values())
 
-    with Team(runtime, workers, options) as team:
-        for decoded in decode_windows(team, windows(), options, batch_size=batch_size):
+    with WorkerPool(runtime, workers, options) as pool:
+        for decoded in decode_windows(pool, windows(), options, batch_size=batch_size):
             known, readable = under_way.popleft()
             sources = zip(readable.items(), decoded, strict=True)
             known |= {number: replace(result_of(number, found), source=source) for (number, source), found in sources}

@@ -80,6 +80,27 @@ class Exported:
     """What stays in float32 for a budget."""
 
 
+def automatic_precisions(given: str) -> tuple[str, tuple[contract.Precision, ...]]:
+    """`fp32,auto-int8` to `fp32,int8` and the precisions that had `auto-` before them."""
+    names = [name.strip() for name in given.split(",")]
+    plain = [name.removeprefix("auto-") for name in names]
+    automatic = [name.removeprefix("auto-") for name in names if name.startswith("auto-")]
+    for name in automatic:
+        if name not in ("fp16", "int8", "int4"):
+            raise TfexportError(f"there is no auto-{name}. Give auto-fp16, auto-int8 or auto-int4.")
+        if plain.count(name) > 1:
+            raise TfexportError(f"a bundle has one {name}. Give {name} or auto-{name}.")
+    return ",".join(plain), contract.precisions_of(",".join(automatic)) if automatic else ()
+
+
+def bundle_beside(checkpoint: Path) -> Path:
+    """Where the bundle of a checkpoint lies when no other place is given: beside it."""
+    directory = checkpoint.with_suffix("")
+    if directory == checkpoint or checkpoint.is_dir():
+        return checkpoint.with_name(f"{checkpoint.name}.bundle")
+    return directory
+
+
 def export(
     checkpoint: Checkpoint,
     directory: Path,

@@ -7,7 +7,7 @@ The graphs of the dialect `ort` call functions of the domain `tfexport`, each de
 
 So a bundle runs wherever ONNX Runtime does, and faster where this package was installed on a machine with a C++ compiler
 (GCC 12 or newer, or Clang). TFEXPORT_KERNELS=0 in the environment leaves the kernels out. Those of matrix products are for
-CPUs with AVX-512 and VNNI.
+CPUs with AVX-512 and VNNI. `status` returns whether this process can use them, and why not otherwise.
 
 A kernel takes the place of a definition by its name alone: a function that is to compute something else gets another name,
 or bundles another format.
@@ -18,16 +18,32 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import json
 import logging
 import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tfexport.bundle.reader import FORMAT
 from tfexport.config import ModelConfig
 
 LARGEST_HEAD = 128
+SWITCH = "TFEXPORT_KERNELS"
+"""An environment variable: 0 switches the kernels off."""
+RECORD = "build.json"
+"""What setup.py writes beside the library."""
+
+_noted = False
+"""Whether the note of `note_if_missing` was logged in this process."""
+
+State = Literal["ready", "disabled", "not-built", "no-onnxruntime", "other-format", "cannot-load"]
+
+AGAIN = "Install tfexport again."
+INSTALL_ONNXRUNTIME = "Install it: pip install 'tfexport[cpu]'."
 
 
 def take_attention(config: ModelConfig) -> bool:
@@ -36,51 +52,118 @@ def take_attention(config: ModelConfig) -> bool:
     return config.head_dim % 16 == 0 and config.head_dim <= LARGEST_HEAD and config.positions != "relative"
 
 
+@dataclass(frozen=True)
+class Status:
+    """Whether sessions of this process can use the kernels, and why not otherwise."""
+
+    state: State
+    reason: str = ""
+    """A clause, where they are not ready: `there was no C++ compiler (g++ was not found)`."""
+    remedy: str = ""
+    """A sentence, where they are not ready."""
+    path: Path | None = None
+    """The library, where there is one."""
+    build: Mapping[str, Any] = field(default_factory=dict)
+    """What setup.py recorded; empty for a library that was built by an earlier version, or a source tree that was not."""
+
+
 def library() -> Path | None:
-    """The library of the kernels; None where it was not built, cannot be taken, or is not wanted."""
-    if os.environ.get("TFEXPORT_KERNELS") == "0":
-        return None
-    return _built()
+    """The library of the kernels; None where it was not built, cannot be loaded, or is switched off."""
+    found = status()
+    return found.path if found.state == "ready" else None
+
+
+def status() -> Status:
+    """Whether this process can use the kernels. Only the environment is read again at each call."""
+    found = _status_here()
+    if os.environ.get(SWITCH) != "0":
+        return found
+    return replace(found, state="disabled", reason=f"{SWITCH}=0 is set", remedy=f"Unset {SWITCH} to use them.")
 
 
 @functools.cache
-def _built() -> Path | None:
-    """The library if it was built, for bundles of this version, and can be loaded, which is said once if not."""
-    folder = Path(__file__).parent
-    for suffix in EXTENSION_SUFFIXES:
-        path = folder / f"_library{suffix}"
-        if path.exists():
-            return path if _loads(path) else None
-    return None
+def _status_here() -> Status:
+    return status_of(Path(__file__).parent)
 
 
-def _loads(path: Path) -> bool:
+def status_of(folder: Path) -> Status:
+    """The status of the library in `folder`, whatever the environment says."""
+    build = _build_record(folder)
+    path = next((path for suffix in EXTENSION_SUFFIXES if (path := folder / f"_library{suffix}").exists()), None)
+    if path is None:
+        reason = f"they were not built: {build['message']}" if "message" in build else "they were not built"
+        return Status("not-built", reason, _remedy_of_build(build), None, build)
     try:
         import onnxruntime
-    except ImportError:
-        return False
+    except ImportError as error:
+        return Status("no-onnxruntime", f"onnxruntime cannot be imported: {error}", INSTALL_ONNXRUNTIME, path, build)
     try:
-        is_ours = bool(ctypes.CDLL(str(path)).tfexport_bundle_format() == FORMAT)
-    except AttributeError:  # before there was such a number
-        is_ours = False
+        bundle_format = int(ctypes.CDLL(str(path)).tfexport_bundle_format())
+    except AttributeError:  # of a version that did not number formats
+        bundle_format = 0
     except OSError:
-        is_ours = True  # it is no library at all, which ONNX Runtime says
-    if not is_ours:
-        logging.getLogger(__name__).warning(
-            "warning: the kernels in %s are another version's. Decoding is slower without them; install tfexport again.",
-            path,
-        )
-        return False
+        bundle_format = FORMAT  # this is not a library, and ONNX Runtime says below why
+    if bundle_format != FORMAT:
+        reason = f"{path} is of another version: it was built for bundle format {bundle_format}, not {FORMAT}"
+        if "message" in build:  # and an older library stayed where it was
+            reason += f", and it could not be built again: {build['message']}"
+        return Status("other-format", reason, _remedy_of_build(build), path, build)
     try:
         onnxruntime.SessionOptions().register_custom_ops_library(str(path))
     except Exception as error:  # the library's errors have no common base
-        logging.getLogger(__name__).warning(
-            "warning: the kernels in %s cannot be loaded: %s. Decoding is slower without them; install tfexport again.",
-            path,
-            str(error).splitlines()[0],
-        )
-        return False
-    return True
+        reason = f"{path} cannot be loaded: {str(error).splitlines()[0].rstrip('.')}"
+        return Status("cannot-load", reason, AGAIN, path, build)
+    return Status("ready", path=path, build=build)
+
+
+def _build_record(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _remedy_of_build(build: Mapping[str, Any]) -> str:
+    if build.get("reason") in ("no-compiler", "compiler-too-old", "other-compiler"):
+        return f"Install GCC 12 or newer, or Clang. {AGAIN}"
+    if build.get("reason") == "compile-error":
+        return "Report it with the output of tfexport version --json, or try another compiler: CC=clang CXX=clang++."
+    return AGAIN
+
+
+def supports_this_machine() -> bool:
+    """Whether kernels can be built for this system and CPU: Linux and macOS, on x86-64 and 64-bit ARM."""
+    is_unix = platform.system() in ("Linux", "Darwin")
+    return is_unix and platform.machine().lower() in ("x86_64", "amd64", "aarch64", "arm64")
+
+
+def note_if_missing() -> None:
+    """Log one note, once in a process, where decoding has to do without kernels that this machine could use."""
+    global _noted
+    found = status()
+    if _noted or found.state == "ready" or not supports_this_machine():
+        return
+    _noted = True
+    logging.getLogger(__name__).warning(
+        "note: decoding without tfexport's kernels, as %s. This is slower, and in int8 and int4 a few outputs may differ "
+        "from those with kernels. %s",
+        *(found.reason, found.remedy),
+    )
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """The CPU's instruction sets that the kernels use, such as `("AVX2", "FMA")`; empty where there are no kernels."""
+    path = library()
+    if path is None:
+        return ()
+    try:
+        found = ctypes.CDLL(str(path)).tfexport_instruction_sets
+    except AttributeError:  # built before it could be asked
+        return ()
+    found.restype = ctypes.c_char_p
+    of_vectors = tuple(name for name in found().decode().split(",") if name)
+    return (*of_vectors, "AVX-512 VNNI") if has_products() else of_vectors
 
 
 def has_products() -> bool:
@@ -94,10 +177,15 @@ def _has_products(path: Path) -> bool:
     return bool(ctypes.CDLL(str(path)).tfexport_has_products())
 
 
-def identity() -> str:
-    """` with kernels 1a2b3c4d`, the first digits of the library's sha256; empty where there is none."""
+def digest() -> str:
+    """The first 8 digits of the library's sha256; empty where there is none."""
     path = library()
-    return "" if path is None else f" with kernels {hashlib.sha256(path.read_bytes()).hexdigest()[:8]}"
+    return "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+
+
+def identity() -> str:
+    """` with kernels 1a2b3c4d`, by `digest`; empty where there is no library."""
+    return f" with kernels {digest()}" if library() is not None else ""
 
 
 def register(options: Any) -> None:

@@ -9,12 +9,32 @@
 
 // A function that is compiled for several CPUs, of which the one that runs is taken when the library is loaded.
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
+#define COMPILED_FOR_EACH_CPU 1
 #define FOR_EACH_CPU static __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define FOR_EACH_CPU static
 #endif
 
 namespace tfexport {
+
+// The instruction sets that these functions use on this CPU, for `tfexport version`.
+inline const char* instruction_sets() {
+#if defined(COMPILED_FOR_EACH_CPU)
+  if (__builtin_cpu_supports("x86-64-v4")) return "AVX-512";
+  if (__builtin_cpu_supports("x86-64-v3")) return "AVX2,FMA";
+  return "SSE2";
+#elif defined(__AVX512F__)
+  return "AVX-512";
+#elif defined(__AVX2__)
+  return "AVX2,FMA";
+#elif defined(__SSE2__)
+  return "SSE2";
+#elif defined(__ARM_NEON)
+  return "NEON";
+#else
+  return "";
+#endif
+}
 
 constexpr int kLanes = 16;
 

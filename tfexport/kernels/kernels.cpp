@@ -15,6 +15,8 @@ extern "C" __attribute__((visibility("default"))) int tfexport_bundle_format() {
 
 extern "C" __attribute__((visibility("default"))) int tfexport_has_products() { return has_products(); }
 
+extern "C" __attribute__((visibility("default"))) const char* tfexport_instruction_sets() { return instruction_sets(); }
+
 extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(OrtSessionOptions* options,
                                                                               const OrtApiBase* base) {
   static Operator operators[] = {

@@ -7,7 +7,7 @@ from typing import Any
 from tfexport.bundle.reader import Bundle
 from tfexport.contract import QUANTIZED, Precision, short_name
 from tfexport.errors import RuntimeUnavailable, TfexportError
-from tfexport.runtimes.base import Classifier, Runtime
+from tfexport.runtimes.base import ClassifierRuntime, Runtime
 
 RUNTIMES = {
     "ort-cpu": "cpu",
@@ -64,7 +64,7 @@ def _missing(name: str, error: ImportError) -> RuntimeUnavailable:
 
 def load_classifier(
     name: str, bundle: Bundle, *, precision: Precision | None = None, threads: int | None = None
-) -> Classifier:
+) -> ClassifierRuntime:
     """The runtime `name`, `ort-cpu` or `torch`, on the bundle of an encoder classifier; see `load_runtime`.
 
     Raises:

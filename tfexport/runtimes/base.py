@@ -1,10 +1,10 @@
-"""What a search needs of a runtime: `encode` once per batch, then `step` after `step`."""
+"""The interface between searches and runtimes: `encode` once per batch, then `step` after `step`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,15 @@ class Best(NamedTuple):
     """[rows, count]"""
 
 
+class Argmax(NamedTuple):
+    """The most likely next token of each row, without its probability."""
+
+    logits: NDArray[Any]
+    """[rows, 1]: not comparable between rows or steps; -inf where every token is impossible."""
+    ids: IntArray
+    """[rows, 1]"""
+
+
 @dataclass(frozen=True)
 class Capacity:
     """The sizes that a runtime takes; None where only memory sets a limit."""
@@ -40,32 +49,43 @@ class Capacity:
 
     @classmethod
     def of_model(cls, config: ModelConfig) -> Capacity:
-        """What the model's positions allow."""
+        """The limits of the model's positions."""
         return cls(config.max_source_length, config.max_target_length)
 
     def batch_size(self, wanted: int, beam: int) -> int:
-        """The number of sentences, up to `wanted`, that are taken at once with a beam; at least one."""
+        """The number of sentences in a batch, up to `wanted`, for a beam of this width; at least one."""
         sizes = (wanted, self.batch, None if self.rows is None else self.rows // beam)
         return max(1, min(size for size in sizes if size is not None))
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a search asks of a runtime, known before its first batch, so that the graphs for it are loaded once."""
+    """What a search requests from a runtime. It is known before the first batch, so that graphs are loaded once."""
 
     width: int = 1
     """Hypotheses of a sentence that are decoded at once."""
     best_only: bool = False
-    """Only which tokens are best: no scores and no logits."""
+    """The search needs the ids of the best tokens only: no probabilities and no logits."""
     attention: bool = False
-    """Cross-attention weights too."""
+    """The search needs cross-attention weights."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a runtime does beyond `encode`, `step` and `best`. A search works without any of it, only slower."""
+
+    argmax: bool = False
+    """`Runtime.argmax` is implemented."""
+    shortlists: bool = False
+    """`Runtime.encode_shortlisted` is implemented."""
+    fork: bool = False
+    """After `prepare` the process may fork, and the children may search."""
 
 
 class DecoderState(Protocol):
-    """Where a batch stands: cross keys/values of `batch` sentences and the self-attention cache of `rows` hypotheses.
+    """A batch during decoding: cross keys/values of `batch` sentences and the self-attention cache of `rows` hypotheses.
 
-    A state is a value to the search, spent by the `step` or `select` that returns the next one: a runtime may write
-    the next state into the buffers of the last.
+    A search uses a state once: `step` and `select` return the next state, and may write it into the buffers of this one.
     """
 
     @property
@@ -80,15 +100,15 @@ class DecoderState(Protocol):
 
     @property
     def attention(self) -> FloatArray:
-        """The cross-attention weights [layers, rows, heads, src] of the tokens of the last step, in the order of their rows;
-        to be read before the next step or `select`, and only where `encode` was asked for it."""
+        """The cross-attention weights [layers, rows, heads, src] of the last step's tokens, in the order of the rows. Read
+        them before the next `step` or `select`, and only if `encode` was called with `attention=True`."""
         ...
 
     def select(self, rows: IntArray) -> Self:
         """The state whose row r continues row `rows[r]` of this one.
 
-        `rows` [batch' * beam] keeps the beams of a sentence together and on that sentence, and has no sentence twice: so it
-        reorders beams, drops sentences and lets sentences change places; cross keys/values move only in the last two.
+        `rows` [batch' * beam] keeps the beams of a sentence together, and has no sentence twice. So it reorders beams, drops
+        sentences and moves sentences; cross keys/values move only in the last two cases.
         """
         ...
 
@@ -97,7 +117,7 @@ State = TypeVar("State", bound=DecoderState)
 
 
 class Runtime(Protocol[State]):
-    """One way to execute a model."""
+    """One way to execute a model. `BaseRuntime` has defaults for the members that few runtimes implement."""
 
     @property
     def name(self) -> str: ...
@@ -112,23 +132,40 @@ class Runtime(Protocol[State]):
 
     @property
     def capacity(self) -> Capacity:
-        """The sizes that it takes; beyond them `encode` and `step` raise TfexportError."""
+        """The sizes that the runtime takes; beyond them `encode` and `step` raise TfexportError."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def prepare(self, needs: Needs) -> None:
+        """Load what such a search needs. A search that was not prepared for loads it later."""
         ...
 
     def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> State:
-        """`src_ids` [batch, src], of which the first `src_len` [batch] of a row count, to the state before any token.
+        """Encode `src_ids` [batch, src], of which the first `src_len` [batch] count; returns the state before any token.
 
         Args:
-            attention: let states tell their `attention`.
+            attention: the states have `attention`.
 
         Raises:
-            RuntimeUnavailable: this runtime cannot.
-            BundleError: the bundle has no graphs for it.
+            RuntimeUnavailable: this runtime has no cross-attention weights to give.
+            BundleError: the bundle has no graphs for them.
+        """
+        ...
+
+    def encode_shortlisted(
+        self, src_ids: IntArray, src_len: IntArray, candidates: Sequence[IntArray], *, beam: int = 1
+    ) -> State:
+        """`encode` for sentences whose outputs consist of their `candidates` (sorted ids, for each sentence) alone.
+
+        All other tokens have logit and log-probability -inf; log-probabilities are normalised over the candidates. Only if
+        `capabilities.shortlists`.
         """
         ...
 
     def step(self, state: State, tokens: IntArray) -> tuple[FloatArray, State]:
-        """The next `tokens` [rows] to logits [rows, vocab] float32 and the state that includes these tokens."""
+        """Feed the next `tokens` [rows]; returns logits [rows, vocab] float32, and the state that includes these tokens."""
         ...
 
     def best(self, state: State, tokens: IntArray, count: int) -> tuple[Best, State]:
@@ -138,41 +175,33 @@ class Runtime(Protocol[State]):
         """
         ...
 
+    def argmax(self, state: State, tokens: IntArray, banned: Sequence[int]) -> tuple[Argmax, State]:
+        """`step`, of whose logits only the largest of each row leaves the device, the ids `banned` excluded. This is faster
+        than `best`. Only if `capabilities.argmax`.
+        """
+        ...
 
-@runtime_checkable
-class Ranking(Protocol):
-    """A runtime that may find the best token without its log-probability, which is faster."""
+
+class BaseRuntime:
+    """The members of `Runtime` as a runtime without `Capabilities` has them."""
 
     @property
-    def ranks(self) -> bool:
-        """Whether it does, with the graphs that it has."""
-        ...
+    def capabilities(self) -> Capabilities:
+        return Capabilities()
 
-    def best_alone(self, state: Any, tokens: IntArray, banned: Sequence[int]) -> tuple[Best, Any]:
-        """`step`, of whose logits only the largest of each row leaves the device, those of the ids `banned` aside.
-
-        Returns:
-            The best tokens [rows, 1], with logits or log-probabilities (-inf where nothing may come), and the next state.
-        """
-        ...
-
-
-@runtime_checkable
-class Shortlisting(Protocol):
-    """A runtime that computes logits of a shortlist alone."""
+    def prepare(self, needs: Needs) -> None:
+        """Everything is loaded already."""
 
     def encode_shortlisted(
-        self, src_ids: IntArray, src_len: IntArray, candidates: Sequence[IntArray], *, beam: int
+        self, src_ids: IntArray, src_len: IntArray, candidates: Sequence[IntArray], *, beam: int = 1
     ) -> Any:
-        """`encode` for sentences in whose outputs only their `candidates` (sorted ids, of each sentence) may come.
+        raise NotImplementedError(f"{type(self).__name__} has no shortlists; use MaskedShortlistRuntime")
 
-        Logits of others are -inf, and so are log-probabilities where others fill up a row; those of the candidates are
-        normalised over them.
-        """
-        ...
+    def argmax(self, state: Any, tokens: IntArray, banned: Sequence[int]) -> tuple[Argmax, Any]:
+        raise NotImplementedError(f"{type(self).__name__} has no argmax; use best")
 
 
-class Classifier(Protocol):
+class ClassifierRuntime(Protocol):
     """One way to execute an encoder classifier."""
 
     @property
@@ -189,10 +218,10 @@ class Classifier(Protocol):
         ...
 
 
-def best_of(logits: FloatArray, count: int) -> Best:
-    """The `count` best tokens of `logits` [rows, vocab], the lower id first among equals, in float64."""
+def best_from_logits(logits: FloatArray, count: int) -> Best:
+    """The `count` best tokens of `logits` [rows, vocab], the lower id first among equals; log-probabilities in float64."""
     peak = logits.max(axis=1)
-    if not np.isfinite(peak).all():  # nothing to sort by: the search refuses it
+    if not np.isfinite(peak).all():  # nothing to sort by; the search raises an error
         nothing = np.full((len(logits), count), np.nan)
         return Best(nothing, np.zeros(nothing.shape, dtype=np.int64))
     ids = top_k(logits, min(count, logits.shape[1]))

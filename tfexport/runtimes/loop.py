@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
 from tfexport.contract import BEST, ITEM_SIZES, Precision, cache_names
-from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, best_of
+from tfexport.runtimes.base import BaseRuntime, Best, Capacity, FloatArray, IntArray, best_from_logits
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.device import Call, Device, DeviceTensor, Mirror, to_float32
 from tfexport.runtimes.device_pool import Pool, Region
@@ -98,7 +98,7 @@ def _kept(values: OrderedDict[Any, Value], key: Any, make: Callable[[], Value]) 
     return values[key]
 
 
-class LoopRuntime:
+class LoopRuntime(BaseRuntime):
     """A runtime over `Graphs`."""
 
     def __init__(self, name: str, config: ModelConfig, graphs: Graphs):
@@ -270,7 +270,7 @@ class LoopState:
     def best(self, tokens: IntArray, count: int) -> Best:
         """The `count` best tokens of each row after `tokens` [rows]; only they leave the device, up to `BEST`."""
         if min(count, self._runtime.config.tgt_vocab_size) > BEST:
-            return best_of(self.step(tokens), count)
+            return best_from_logits(self.step(tokens), count)
         self._run(tokens, self._log_probs, self._ids)
         return Best(self._taken(self._log_probs)[:, :count], self._taken(self._ids)[:, :count])
 

@@ -1,6 +1,6 @@
-"""Any runtime with a shortlist: all logits are computed, and those of words that may not come are taken away.
+"""Shortlists for any runtime: it computes all logits, and those of words outside of the shortlist are masked.
 
-It is what a shortlist means; `ort_cpu` has graphs that compute no other logits.
+This defines what a shortlist means. `ort_cpu/shortlist.py` has graphs that compute the logits of the shortlist alone.
 """
 
 from __future__ import annotations
@@ -14,12 +14,22 @@ from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
-from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, Runtime, best_of
+from tfexport.runtimes.base import (
+    BaseRuntime,
+    Best,
+    Capabilities,
+    Capacity,
+    FloatArray,
+    IntArray,
+    Needs,
+    Runtime,
+    best_from_logits,
+)
 
 
 @dataclass
 class MaskedState:
-    """A state of the runtime within, and the words of its sentences, [batch, vocab]."""
+    """A state of the inner runtime, and the words that its sentences may have, [batch, vocab]."""
 
     inner: Any
     allowed: NDArray[np.bool_]
@@ -42,8 +52,8 @@ class MaskedState:
         return MaskedState(self.inner.select(rows), self.allowed[sentences])
 
 
-class Masked:
-    """A runtime whose logits are -inf for words that a shortlist leaves out."""
+class MaskedShortlistRuntime(BaseRuntime):
+    """A runtime whose logits are -inf for words outside of the shortlist."""
 
     def __init__(self, inner: Runtime[Any]):
         self._inner = inner
@@ -64,16 +74,28 @@ class Masked:
     def capacity(self) -> Capacity:
         return self._inner.capacity
 
-    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, **asked: bool) -> MaskedState:
-        """Without a shortlist: every word may come. What more is `asked` is the inner runtime's."""
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(shortlists=True, fork=self._inner.capabilities.fork)
+
+    def prepare(self, needs: Needs) -> None:
+        self._inner.prepare(needs)
+
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> MaskedState:
+        """Without a shortlist: every word may come."""
         every = np.ones((len(src_len), self.config.tgt_vocab_size), dtype=bool)
-        return MaskedState(self._inner.encode(src_ids, src_len, beam=beam, **asked), every)
+        return MaskedState(self._inner.encode(src_ids, src_len, beam=beam, attention=attention), every)
 
     def encode_shortlisted(
-        self, src_ids: IntArray, src_len: IntArray, candidates: Sequence[IntArray], *, beam: int, **asked: bool
+        self,
+        src_ids: IntArray,
+        src_len: IntArray,
+        candidates: Sequence[IntArray],
+        *,
+        beam: int = 1,
+        attention: bool = False,
     ) -> MaskedState:
-        """`encode` for sentences in whose outputs only their `candidates` (ids, of each sentence) may come."""
-        state = self.encode(src_ids, src_len, beam=beam, **asked)
+        state = self.encode(src_ids, src_len, beam=beam, attention=attention)
         state.allowed[:] = False
         for row, ids in zip(state.allowed, candidates, strict=True):
             row[ids] = True
@@ -86,4 +108,4 @@ class Masked:
 
     def best(self, state: MaskedState, tokens: IntArray, count: int) -> tuple[Best, MaskedState]:
         logits, state = self.step(state, tokens)
-        return best_of(logits, count), state
+        return best_from_logits(logits, count), state

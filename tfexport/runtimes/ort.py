@@ -72,17 +72,22 @@ def ort_cuda(bundle: Bundle, *, precision: Precision = "float32", threads: int |
         RuntimeUnavailable: there is no GPU, or the installed onnxruntime has no CUDA provider.
         BundleError: the bundle has no such graphs, or ONNX Runtime cannot load them.
     """
-    if CUDA not in onnxruntime.get_available_providers():
-        raise RuntimeUnavailable(
-            "the runtime ort-cuda needs onnxruntime-gpu, but the onnxruntime installed here is for the CPU: "
-            "pip uninstall onnxruntime; pip install 'tfexport[cuda]'."
-        )
+    require_cuda_provider()
     from tfexport.runtimes.cuda import CudaDevice
 
     onnxruntime.preload_dlls()  # the libraries of CUDA and cuDNN that pip installed are on no search path
     dialect = bundle.dialect("ort-cuda", precision)
     graphs = OrtGraphs(bundle, precision, CudaDevice(), dialect, cuda_buckets(bundle, precision), threads=threads)
     return LoopRuntime("ort-cuda", bundle.config, graphs)
+
+
+def require_cuda_provider() -> None:
+    """Raises RuntimeUnavailable where the installed onnxruntime is for the CPU alone."""
+    if CUDA not in onnxruntime.get_available_providers():
+        raise RuntimeUnavailable(
+            "the runtime ort-cuda needs onnxruntime-gpu, but the onnxruntime installed here is for the CPU: "
+            "pip uninstall onnxruntime; pip install 'tfexport[cuda]'."
+        )
 
 
 def cpu_buckets(max_target_length: int, block: int = CACHE_BLOCK) -> Buckets:

@@ -22,7 +22,7 @@ from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.float64 import InFloat64, WithRandomRounding
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import KeyValue, Transformer
-from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, best_of
+from tfexport.runtimes.base import BaseRuntime, Best, Capacity, FloatArray, IntArray, best_from_logits
 from tfexport.runtimes.pytorch_in_place import StaticDecoder, StaticState, full_memory_is_an_error
 
 CACHE_BLOCK = 32
@@ -71,7 +71,7 @@ class TorchState:
         return replace(self, past=[KeyValue(*(torch.nn.functional.pad(t, pad) for t in kv)) for kv in self.past])
 
 
-class TorchRuntime:
+class TorchRuntime(BaseRuntime):
     """Runs a `Transformer` on its own device; the model is put into evaluation mode.
 
     Args:
@@ -196,7 +196,7 @@ class TorchRuntime:
         if isinstance(state, StaticState):
             return state.best(tokens, count), state
         logits, state = self._step(state, tokens)
-        return best_of(logits, count), state
+        return best_from_logits(logits, count), state
 
     @torch.inference_mode()
     def teacher_forced(self, src_ids: IntArray, src_len: IntArray, tgt_ids: IntArray) -> FloatArray:

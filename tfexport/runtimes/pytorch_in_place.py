@@ -19,7 +19,7 @@ from tfexport.config import ModelConfig
 from tfexport.contract import BEST
 from tfexport.errors import TfexportError
 from tfexport.models.transformer import KeyValue, Transformer, best_tokens, write_in_place
-from tfexport.runtimes.base import Best, FloatArray, IntArray, best_of
+from tfexport.runtimes.base import Best, FloatArray, IntArray, best_from_logits
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.slots import Slots, fill_sources
 
@@ -150,7 +150,7 @@ class StaticDecoder:
 
     Args:
         compiled: with `torch.compile`, on a GPU with CUDA graphs.
-        best_on_device: rank tokens there, in float32, ties in any order; else on the host as `best_of` does. On a GPU
+        best_on_device: rank tokens there, in float32, ties in any order; else on the host by `best_from_logits`. On a GPU
             when None.
         buckets: other sizes than the usual ones.
     """
@@ -258,7 +258,7 @@ class StaticState:
         """The `count` best tokens of each row after `tokens` [rows]."""
         ranked = self._decoder.best_count
         if not ranked:
-            return best_of(self.step(tokens), count)
+            return best_from_logits(self.step(tokens), count)
         logits, *best = self._run(tokens)
         count = min(count, logits.shape[1])
         if count > ranked:

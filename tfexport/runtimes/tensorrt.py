@@ -32,7 +32,7 @@ def tensorrt(bundle: Bundle, *, precision: Precision | None = None) -> LoopRunti
         RuntimeUnavailable: neither library is installed, or there is no GPU.
         EngineError: the bundle has no engines for this GPU, precision and library version.
     """
-    libraries = _installed()
+    libraries = installed_libraries()
     if not libraries:
         raise RuntimeUnavailable(
             "the runtime tensorrt needs tensorrt or tensorrt_rtx, neither of which is installed: pip install "
@@ -46,7 +46,8 @@ def tensorrt(bundle: Bundle, *, precision: Precision | None = None) -> LoopRunti
     return LoopRuntime("tensorrt", bundle.config, graphs)
 
 
-def _installed() -> dict[str, Any]:
+def installed_libraries() -> dict[str, Any]:
+    """Those of `LIBRARIES` that can be imported, by name."""
     found = {}
     for name in LIBRARIES:
         with suppress(ImportError):

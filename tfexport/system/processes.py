@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+CPU_FACTS = Path("/proc/cpuinfo")
 PR_SET_PDEATHSIG = 1
 
 RETURN_EVERY = 1.0
@@ -27,16 +28,50 @@ def usable_cpus() -> int:
 def cpu_name() -> str:
     """The processor's model, as it calls itself."""
     try:
-        found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+        found = re.search(r"^model name\s*: (.+)$", CPU_FACTS.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
         found = None
     return found[1] if found else platform.processor()
 
 
+INSTRUCTION_SETS = {
+    **{"avx": "AVX", "fma": "FMA", "avx2": "AVX2", "avx_vnni": "AVX-VNNI", "avx512f": "AVX-512"},
+    **{"avx512_vnni": "AVX-512 VNNI", "amx_int8": "AMX-INT8"},
+    **{"asimd": "NEON", "asimddp": "NEON dot product", "i8mm": "I8MM", "sve": "SVE", "sve2": "SVE2"},
+}
+"""Of those that matrix products use, the names that Linux has and the usual ones."""
+
+APPLE_SETS = {
+    **{"hw.optional.AdvSIMD": "NEON", "hw.optional.arm.FEAT_DotProd": "NEON dot product"},
+    **{"hw.optional.arm.FEAT_I8MM": "I8MM", "hw.optional.avx1_0": "AVX", "hw.optional.fma": "FMA"},
+    **{"hw.optional.avx2_0": "AVX2", "hw.optional.avx512f": "AVX-512", "hw.optional.avx512vnni": "AVX-512 VNNI"},
+}
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """This CPU's instruction sets for matrix products, such as `("AVX", "FMA", "AVX2")`; empty where they are not known."""
+    if platform.system() == "Darwin":
+        return tuple(name for key, name in APPLE_SETS.items() if system_number(key) == 1)
+    try:
+        text = CPU_FACTS.read_text(encoding="utf-8")
+    except OSError:
+        return ()
+    found = re.search(r"^(?:flags|Features)\s*: (.+)$", text, re.MULTILINE)
+    flags = set(found[1].split()) if found else set()
+    return tuple(name for flag, name in INSTRUCTION_SETS.items() if flag in flags)
+
+
+def system_number(key: str) -> int:
+    """A number that macOS has by this name (`sysctl`); 0 where it has none."""
+    value, size = ctypes.c_int64(0), ctypes.c_size_t(8)
+    failed = ctypes.CDLL(None).sysctlbyname(key.encode(), ctypes.byref(value), ctypes.byref(size), None, 0)
+    return 0 if failed else value.value
+
+
 def cpu_identity() -> str:
     """What programs that choose code by the processor look at: its model and its instruction sets."""
     try:
-        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
+        first = CPU_FACTS.read_text(encoding="utf-8").partition("\n\n")[0]
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
     telling = r"^(?:vendor_id|cpu family|model|model name|stepping|flags|Features|CPU \w+)\s*:.*$"

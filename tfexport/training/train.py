@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import lightning.pytorch as lightning
 import sacrebleu
@@ -34,6 +34,7 @@ from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.system.atomic_files import whole_file
 from tfexport.system.file_locks import lock_folder
 from tfexport.training.data import Batch, IdPair, TextPair, encode_pairs, loader
+from tfexport.training.options import TrainOptions
 from tfexport.training.state import Measurements, WholeCheckpoints
 from tfexport.training.vocabulary import BPE_SPECIALS, train_bpe, train_words
 
@@ -72,32 +73,6 @@ PRESETS = {
         lr_factor=1.0,
     ),
 }  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainOptions:
-    """How to train; the schedule is the paper's (section 5.3)."""
-
-    preset: str = "small"
-    vocabulary: Literal["bpe", "word"] = "bpe"
-    vocab_size: int | None = None
-    """The preset's where None."""
-    min_frequency: int = 2
-    lowercase: bool = False
-    epochs: int = 20
-    max_tokens: int = 1024
-    """Tokens of a batch, padding included."""
-    max_length: int = 128
-    """Positions of encoder and decoder; longer pairs are left out and counted."""
-    label_smoothing: float = 0.1
-    ema_decay: float = 0.999
-    """Decay, per step, of the averaged weights that are validated and kept."""
-    seed: int = 0
-    precision: str = "32-true"
-    """Lightning's name of the arithmetic: 32-true, bf16-mixed, ..."""
-    weights: Literal["float32", "float16"] = "float32"
-    """Storage of the final model's weights."""
-    accelerator: str = "auto"
 
 
 def build_tokenizers(texts: Sequence[TextPair], options: TrainOptions) -> Tokenizers:

@@ -10,6 +10,7 @@ Every trial is the real thing: graphs with these modules in float32 are emitted,
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -26,13 +27,16 @@ from tfexport.decoding.line_reader import Reader, read_pairs
 from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.decoding.translate import Writer
 from tfexport.errors import TfexportError
+from tfexport.exporter.options import BudgetOptions
 from tfexport.graphs import portable
 from tfexport.graphs.projections import decoder_projections, encoder_projections
 from tfexport.graphs.stored_weights import StoredWeights
+from tfexport.models.checkpoints.load import Checkpoint
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.base import FloatArray, IntArray, Runtime
 from tfexport.runtimes.ort_cpu.load import ort_cpu
 from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.system.input_files import opened
 from tfexport.verification.bleu_chrf import Quality
 from tfexport.verification.compare import as_inputs
 from tfexport.verification.report import kl_divergence
@@ -405,3 +409,37 @@ def modules_of(model: Transformer, precision: Precision, folder: Path) -> dict[s
         path: sum(2 * tensor.numel() for name, tensor in model.state_dict().items() if name.rpartition(".")[0] == path)
         for path in dict.fromkeys(paths)
     }
+
+
+def choosers_of(
+    checkpoint: Checkpoint, precisions: Sequence[Precision], options: BudgetOptions, say: Callable[[str], None]
+) -> dict[Precision, BudgetChooser]:
+    """What chooses the float32 modules of each of these precisions.
+
+    Raises:
+        TfexportError: there is no budget or no text to hold it on, or the model decodes no text.
+    """
+    budget, source, targets = options.budget, options.budget_input, options.budget_targets
+    if not precisions:
+        if budget or source or targets:
+            raise TfexportError("--budget is for auto- precisions. Give one, as in --precision fp32,auto-int8.")
+        return {}
+    if budget is None or source is None:
+        raise TfexportError(
+            "an auto- precision is held to a budget on real text. Give both, as in --budget top1=0.999 --budget-input FILE."
+        )
+    parsed = Budget.parse(budget)
+    if parsed.needs_targets and targets is None:
+        raise TfexportError(f"{parsed.metric} compares with translations. Give them with --budget-targets FILE.")
+    model, tokenizers = checkpoint.build_model(), checkpoint.tokenizers
+    if not isinstance(model, Transformer):
+        raise TfexportError("encoder classifiers decode nothing that a budget could hold. Leave auto- out.")
+    if parsed.needs_targets and tokenizers.target is None:
+        raise TfexportError(
+            f"{parsed.metric} is of text, and there is no target vocabulary. Give --tgt-vocab, or top1."
+        )
+    reader = Reader(model.config, tokenizers.source, "ids" if tokenizers.source is None else "text")
+    writer = Writer(model.config, tokenizers.target, "text")
+    with opened(source) as lines, contextlib.nullcontext() if targets is None else opened(targets) as wanted:
+        text = Text.read(model, reader, writer, lines, wanted if parsed.needs_targets else None, say)
+    return dict.fromkeys(precisions, BudgetChooser(parsed, text))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
 from tfexport.decoding.search import Hypothesis, SearchOptions, pad, search
-from tfexport.decoding.token_rules import log_softmax, suppressed
+from tfexport.decoding.token_rules import log_softmax, suppressed_ids
 from tfexport.errors import TfexportError
 from tfexport.graph_checks.rounding import EPS, SAMPLES
 from tfexport.runtimes.base import FloatArray, IntArray, Runtime
@@ -270,7 +270,7 @@ def _spread(
 ) -> _Spread:
     config, shape, rows = runtime.config, along.tgt_ids.shape, np.arange(len(src_len))
     spread = _Spread(np.zeros(shape), np.zeros(shape), np.zeros(shape))
-    never = suppressed(config, options)
+    never = suppressed_ids(config, options)
     is_forced = config.forced_first_id >= 0
     for position, logits in enumerate(_steps(runtime, src_ids, src_len, along.tgt_ids, options.beam)):
         difference = along.logits[:, position] - logits

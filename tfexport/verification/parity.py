@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from tfexport import contract, kernels
 from tfexport.bundle.reader import MANIFEST, Bundle, open_bundle
 from tfexport.contract import Precision
-from tfexport.decoding.line_reader import InputFormat, Reader, read_pairs
+from tfexport.decoding.line_reader import Reader, read_pairs
 from tfexport.decoding.search import SearchOptions
 from tfexport.decoding.translate import Writer
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
@@ -25,6 +25,7 @@ from tfexport.graph_checks.definition import Definition
 from tfexport.models.checkpoints.load import Checkpoint, load_checkpoint
 from tfexport.models.checkpoints.recognise import Chosen
 from tfexport.models.transformer import Transformer
+from tfexport.option import checked
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Runtime
 from tfexport.runtimes.pytorch import TorchRuntime
@@ -39,6 +40,7 @@ from tfexport.verification.files import (
     tokenizer_mismatches,
     weights_mismatches,
 )
+from tfexport.verification.options import CompareOptions
 from tfexport.verification.report import ParityReport
 from tfexport.verification.structure import structure_mismatches
 
@@ -89,8 +91,17 @@ class Comparison:
         )
 
 
-Load = Callable[..., Checkpoint]
-"""`load_checkpoint`, or one that knows more of the checkpoint's text."""
+@dataclass(frozen=True)
+class Reference:
+    """A checkpoint that is read afresh: the comparison then also finds what went wrong between it and the bundle."""
+
+    checkpoint: Path
+    family: Chosen = None
+    """Where it is the user's own; the bundle has no more than its name."""
+    hints: Mapping[str, Any] = field(default_factory=dict)
+    """What the checkpoint does not say itself; what is not here comes from the manifest."""
+    load: Callable[..., Checkpoint] = load_checkpoint
+    """Reads the checkpoint: gets its path, hints and `family`."""
 
 
 def check(
@@ -99,38 +110,24 @@ def check(
     runtimes: Sequence[str],
     *,
     targets: Iterable[bytes] | None = None,
-    checkpoint: Path | None = None,
-    family: Chosen = None,
-    hints: Mapping[str, Any] | None = None,
-    load: Load = load_checkpoint,
-    float64: bool = False,
-    beams: Sequence[int] = (1,),
-    max_length: int = 256,
-    batch_size: int = 32,
-    tolerance: float | None = None,
-    precisions: Sequence[Precision] | None = None,
-    input_format: InputFormat | None = None,
-    threads: int | None = None,
+    checkpoint: Path | Reference | None = None,
     say: Callable[[str], None] = print,
+    **compared: Any,
 ) -> Comparison:
     """Compare the files, the graphs and the runtimes of a bundle with PyTorch, on `lines` or on random ids.
 
-    The reference is the bundle's own weights, or `checkpoint` read afresh: the second also finds what went wrong between
-    the checkpoint and the bundle.
-
     Args:
         targets: a translation of each line, for BLEU and chrF beside the reference's.
-        family: that of the checkpoint, where it is the user's own; the bundle has no more than its name.
-        hints: what the checkpoint does not tell itself; what is not here is taken from the manifest.
-        load: reads the checkpoint, of this path, with what it does not tell itself, and of this family.
-        float64: the reference decodes in float64 too.
-        tolerance: a fixed limit in the place of what follows from rounding.
-        precisions: those that each runtime is compared in; by default all of the bundle that it can run.
+        checkpoint: the reference; by default the bundle's own weights.
+        say: gets notes for the user.
+        compared: options of `CompareOptions`; greedy search alone where no beams are given.
 
     Raises:
         TfexportError: the bundle or the checkpoint cannot be read, or no line can be decoded, or the targets are not as many
             as the lines.
     """
+    options = CompareOptions(**checked(CompareOptions, {"beams": (1,), **compared}))
+    threads, tolerance = options.threads, options.tolerance
     bundle = open_bundle(directory)
     if targets is not None and lines is None:
         raise TfexportError("targets are translations of the input, and there is none. Give INPUT too.")
@@ -142,24 +139,25 @@ def check(
     if others:
         say(f"note: another version of tfexport wrote {', '.join(others)}: what it computes is compared, not its nodes")
     if checkpoint is not None:
-        afresh = _read_afresh(bundle, checkpoint, family, hints or {}, load, say)
+        read = checkpoint if isinstance(checkpoint, Reference) else Reference(checkpoint)
+        afresh = _read_afresh(bundle, read, say)
         reference, source, unknown = TorchRuntime(afresh.model), afresh.sha256, afresh.unknown
         mismatches += afresh.mismatches
     mismatches += weights_mismatches(bundle, reference.model)
-    model, reference = reference.model, reference.in_float64() if float64 else reference
+    model, reference = reference.model, reference.in_float64() if options.float64 else reference
     wanted: list[str] = []
     if lines is None:
         say(f"note: no input was given: comparing on {RANDOM_SENTENCES} sentences of random ids")
         sources = random_sources(bundle.config, RANDOM_SENTENCES)
     else:
-        sources, wanted = read_pairs(lines, targets, Reader.of(bundle, input_format), say)
-    loaded = _loaded(bundle, runtimes, precisions, threads, say)
-    searches = [SearchOptions(beam=beam, max_length=max_length) for beam in beams]
+        sources, wanted = read_pairs(lines, targets, Reader.of(bundle, options.input_format), say)
+    loaded = _loaded(bundle, runtimes, options.precisions, threads, say)
+    searches = [SearchOptions(beam=beam, max_length=options.max_length) for beam in options.beams]
     reports = compare_all(
-        reference, loaded, sources, searches, batch_size=batch_size, tolerance=tolerance, random=lines is None
+        reference, loaded, sources, searches, batch_size=options.batch_size, tolerance=tolerance, random=lines is None
     )
     for report in reports:
-        report.reference = "fp64" if float64 else "fp32"
+        report.reference = "fp64" if options.float64 else "fp32"
     if writer is not None:
         for report in reports:
             report.quality = quality_of(report, writer, wanted)
@@ -255,7 +253,7 @@ def gate(directory: Path, model: Model, *, tolerance: float | None = None) -> No
 def _loaded(
     bundle: Bundle,
     names: Sequence[str],
-    precisions: Sequence[Precision] | None,
+    precisions: Sequence[Precision],
     threads: int | None,
     say: Callable[[str], None],
 ) -> list[Runtime[Any]]:
@@ -267,7 +265,7 @@ def _loaded(
             try:
                 loaded.append(load_runtime(name, bundle, precision=precision, threads=threads))
             except (RuntimeUnavailable, BundleError) as error:
-                if precisions is not None:
+                if precisions:
                     raise
                 refused[precision] = error
         if len(refused) == len(bundle.precisions):
@@ -292,10 +290,9 @@ _SPELT = ("pad_id", "bos_id", "eos_id", "unk_id")
 """Which vocabularies have, too, and are compared with."""
 
 
-def _read_afresh(
-    bundle: Bundle, path: Path, family: Chosen, hints: Mapping[str, Any], load: Load, say: Callable[[str], None]
-) -> _Afresh:
-    loaded = load(path, {**bundle.origin.given, **hints}, family=family or bundle.origin.family)
+def _read_afresh(bundle: Bundle, read: Reference, say: Callable[[str], None]) -> _Afresh:
+    path, hints = read.checkpoint, read.hints
+    loaded = read.load(path, {**bundle.origin.given, **hints}, family=read.family or bundle.origin.family)
     if loaded.sha256 != bundle.origin.sha256:
         say(f"note: {path} is not the file that {bundle.directory} was exported from")
     model = loaded.build_model()

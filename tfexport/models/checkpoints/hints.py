@@ -14,6 +14,7 @@ from tokenizers import models
 
 from tfexport.config import ModelConfig
 from tfexport.errors import ConfigError
+from tfexport.models.checkpoints.options import USAGE
 from tfexport.models.families.family import Family
 from tfexport.models.formats.native import Tokenizers
 from tfexport.text.sentencepiece import Pieces
@@ -21,19 +22,6 @@ from tfexport.text.subword_nmt import has_subwords
 
 ALWAYS = ("n_heads", "pad_id", "bos_id", "eos_id")
 """Fields that every model needs, and that files of few families tell."""
-
-FLAGS = {
-    "n_heads": "--heads N",
-    "pad_id": "--pad N",
-    "bos_id": "--bos N",
-    "eos_id": "--eos N",
-    "norm_first": "--norm-first (or --no-norm-first)",
-    "activation": "--activation relu (or gelu)",
-    "embedding_scale": "--embedding-scale sqrt (or a number)",
-    "max_source_length": "--max-length N",
-    "max_target_length": "--max-length N",
-}
-"""The flag that gives a field which a file may not tell."""
 
 PARTS = ("src_embedding", "tgt_embedding", "output_layer")
 """What may stand in a configuration beside the fields of `ModelConfig`: names of the user's own layers."""
@@ -57,7 +45,7 @@ def complete(
         unused = {name for name in ("bos", "eos") if not fields[f"source_{name}"]}
         fields = {**{f"{name}_id": -1 for name in unused}, **fields}
     needed = (*ALWAYS, *(family.asked if family else ()))
-    return fields, {name: FLAGS.get(name, f"{name} with --config") for name in needed if name not in fields}
+    return fields, {name: USAGE.get(name, f"{name} with --config") for name in needed if name not in fields}
 
 
 def asking(path: Path, missing: Mapping[str, str], family: Family | None) -> str:
@@ -72,7 +60,7 @@ def asking(path: Path, missing: Mapping[str, str], family: Family | None) -> str
 
 
 def _said(name: str, value: object) -> str:
-    flag = FLAGS[name].split()[0]
+    flag = USAGE[name].split()[0]
     if isinstance(value, bool):
         return flag if value else flag.replace("--", "--no-", 1)
     return f"{flag} {value}"
@@ -141,7 +129,7 @@ def check_told(path: Path, told: Mapping[str, Any], hints: Mapping[str, Any], as
             math.isclose(ours, theirs) if isinstance(ours, float) and isinstance(theirs, float) else ours == theirs
         )
         if not (is_none or is_same):
-            flag = FLAGS.get(name, "").split(" ")[0] or f"{name} of --config"
+            flag = USAGE.get(name, "").split(" ")[0] or f"{name} of --config"
             raise ConfigError(f"{path} says that {name} is {theirs}, not {hints[name]}. Leave out {flag}.")
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tfexport.contract import ATTENTION_ROLES, SHORTLIST_ROLES, Role, cache_names
 from tfexport.errors import BundleError
-from tfexport.runtimes.base import Best, FloatArray, IntArray
+from tfexport.runtimes.base import Argmax, Best, FloatArray, IntArray
 from tfexport.runtimes.ort_cpu.context import Context
 
 
@@ -177,10 +177,10 @@ class GreedyStepGraph(_BoundGraph):
         self.binding.output("best.ids", self._ids)
         self._banned: tuple[int, ...] | None = None
 
-    def best(self, tokens: IntArray, position: int, banned: Sequence[int]) -> Best:
+    def argmax(self, tokens: IntArray, position: int, banned: Sequence[int]) -> Argmax:
         """The best token of each row that is not `banned`, with its logit, each [rows, 1]."""
         if self._banned != tuple(banned):
             self._banned = tuple(banned)
             self.binding.input("banned", np.array(self._banned, dtype=np.int64))
         self._run(tokens, position)
-        return Best(self._logits.copy(), self._ids.copy())
+        return Argmax(self._logits.copy(), self._ids.copy())

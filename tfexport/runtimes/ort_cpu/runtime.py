@@ -11,10 +11,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tfexport import kernels
 from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import ATTENTION_ROLES, Precision
-from tfexport.runtimes.base import Best, Capacity, FloatArray, IntArray, Needs
+from tfexport.runtimes.base import Argmax, BaseRuntime, Best, Capabilities, Capacity, FloatArray, IntArray, Needs
 from tfexport.runtimes.ort_cpu.bound_graphs import BatchShortlist, Binding
 from tfexport.runtimes.ort_cpu.context import DEFAULT_LAYOUT, CacheLayout, Context
 from tfexport.runtimes.ort_cpu.states import BeamState, GreedyState
@@ -24,7 +25,7 @@ ENCODED_AT_ONCE = 512
 is faster with more rows than these."""
 
 
-class OrtCpuRuntime:
+class OrtCpuRuntime(BaseRuntime):
     """The runtime `ort-cpu` for bundles with graphs in the dialect `ort`."""
 
     def __init__(
@@ -38,8 +39,9 @@ class OrtCpuRuntime:
     ):
         self.context = Context(bundle, precision=precision, threads=threads, share_weights=share_weights, layout=layout)
         self._greedy: Literal["decoder_step", "beam_step"]
+        kernels.note_if_missing()
         self._greedy = "decoder_step" if self.context.has_graph("decoder_step") else "beam_step"
-        self.ranks = self._greedy == "decoder_step" and self.context.has_graph("greedy_step")
+        self._has_argmax = self._greedy == "decoder_step" and self.context.has_graph("greedy_step")
         self.context.session("encoder")
 
     @property
@@ -58,18 +60,18 @@ class OrtCpuRuntime:
     def capacity(self) -> Capacity:
         return Capacity.of_model(self.config)
 
-    def prepare(self, needs: Needs) -> bool:
-        """Load the graphs that such a search runs; returns whether this process may fork after that.
+    @property
+    def capabilities(self) -> Capabilities:
+        # Sessions of one thread start no threads, which a fork would lack.
+        return Capabilities(argmax=self._has_argmax, fork=self.context.threads == 1)
 
-        Sessions of one thread start no threads, which a fork would lack.
-        """
+    def prepare(self, needs: Needs) -> None:
         self.context.session("encoder")
         step = self.step_role(needs.width)
-        if needs.best_only and self.ranks:
+        if needs.best_only and self._has_argmax:
             self.context.session("greedy_step")
         else:
             self.context.session(ATTENTION_ROLES[step] if needs.attention else step)
-        return self.context.threads == 1
 
     def step_role(self, beam: int) -> Literal["decoder_step", "beam_step"]:
         """The step graph of searches with this beam, in its plain variant."""
@@ -124,8 +126,8 @@ class OrtCpuRuntime:
     def step(self, state: Any, tokens: IntArray) -> tuple[FloatArray, Any]:
         return state.step(tokens), state
 
-    def best_alone(self, state: Any, tokens: IntArray, banned: Sequence[int]) -> tuple[Best, Any]:
-        return state.best_alone(tokens, banned), state
+    def argmax(self, state: Any, tokens: IntArray, banned: Sequence[int]) -> tuple[Argmax, Any]:
+        return state.argmax(tokens, banned), state
 
     def best(self, state: Any, tokens: IntArray, count: int) -> tuple[Best, Any]:
         return state.best(tokens, min(count, self.config.tgt_vocab_size)), state

@@ -7,12 +7,13 @@ own -inf is added. So the words of a sentence are its own, and so are its probab
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tfexport.contract import SHORTLIST_ROLES, Role, shape
-from tfexport.runtimes.base import Best, IntArray, Needs, best_of
+from tfexport.runtimes.base import Best, Capabilities, IntArray, Needs, best_from_logits
 from tfexport.runtimes.ort_cpu.bound_graphs import BatchShortlist, Binding
 from tfexport.runtimes.ort_cpu.context import Context
 from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
@@ -27,16 +28,20 @@ products of narrow matrices in another order, and the last bits of a sentence's 
 class ShortlistRuntime(OrtCpuRuntime):
     """The runtime `ort-cpu` for bundles with graphs for shortlists. Searches without one are as ever."""
 
-    def prepare(self, needs: Needs) -> bool:
-        if needs.attention:  # which these graphs do not
-            return super().prepare(needs)
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, shortlists=True)
+
+    def prepare(self, needs: Needs) -> None:
+        if needs.attention:  # which these graphs do not have
+            super().prepare(needs)
+            return
         roles: tuple[Role, ...] = ("encoder", "shortlist", SHORTLIST_ROLES[self.step_role(needs.width)])
         for role in roles:
             self.context.session(role)
-        return self.context.threads == 1
 
     def encode_shortlisted(
-        self, src_ids: IntArray, src_len: IntArray, candidates: Sequence[IntArray], *, beam: int
+        self, src_ids: IntArray, src_len: IntArray, candidates: Sequence[IntArray], *, beam: int = 1
     ) -> GreedyState | BeamState:
         cross, lengths = self.encode_sources(src_ids, src_len)
         return self.first_state(cross, lengths, beam, shortlist=gather_shortlist(self.context, candidates))
@@ -44,7 +49,7 @@ class ShortlistRuntime(OrtCpuRuntime):
     def best(self, state: Any, tokens: IntArray, count: int) -> tuple[Best, Any]:
         if count > min(FEWEST, self.config.tgt_vocab_size):  # there may be fewer candidates
             logits, state = self.step(state, tokens)
-            return best_of(logits, count), state
+            return best_from_logits(logits, count), state
         return super().best(state, tokens, count)
 
 

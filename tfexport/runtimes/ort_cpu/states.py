@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import Best, FloatArray, IntArray
+from tfexport.runtimes.base import Argmax, Best, FloatArray, IntArray
 from tfexport.runtimes.ort_cpu.bound_graphs import BatchShortlist, GreedyStepGraph, StepGraph
 from tfexport.runtimes.ort_cpu.context import Context
 
@@ -83,13 +83,13 @@ class GreedyState:
         self._step.run(tokens, self._next_slot())
         return self._step.logits()
 
-    def best_alone(self, tokens: IntArray, banned: Sequence[int]) -> Best:
+    def argmax(self, tokens: IntArray, banned: Sequence[int]) -> Argmax:
         """The best token of each row, `banned` ids excluded, with its logit, by the graph that computes no more."""
         if self._bound_greedy_step is None:
             self._bound_greedy_step = GreedyStepGraph(self._context, self._cross, self._src_len)
             self._bound_greedy_step.binding.input("total", self._total)
             self._bound_greedy_step.bind_cache(self._cache)
-        return self._bound_greedy_step.best(tokens, self._next_slot(), banned)
+        return self._bound_greedy_step.argmax(tokens, self._next_slot(), banned)
 
     def _next_slot(self) -> int:
         """Make room for one more token; returns its position."""

@@ -1,0 +1,1 @@
+"""The Python API: what `import tfexport` offers."""

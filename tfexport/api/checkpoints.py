@@ -1,0 +1,155 @@
+"""Checkpoints in Python: `tfexport.inspect`, `tfexport.export` and `tfexport.parity`.
+
+Notes that the command line prints go to the logger `tfexport`, as information.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tfexport.bundle.writer import refuse_to_overwrite
+from tfexport.contract import precisions_of
+from tfexport.exporter.options import BudgetOptions
+from tfexport.exporter.pipeline import Exported, automatic_precisions, bundle_beside
+from tfexport.exporter.pipeline import export as run_export
+from tfexport.models.checkpoints.load import Inspection, inspect_checkpoint
+from tfexport.models.checkpoints.options import CheckpointOptions, ModelOptions, ReferenceOptions
+from tfexport.models.checkpoints.reading import chosen_family, hints_of, open_checkpoint, read_with_text
+from tfexport.option import checked, declared
+from tfexport.verification.budget import choosers_of
+from tfexport.verification.options import CompareOptions
+from tfexport.verification.parity import Comparison, Reference, check, gate
+
+_note = logging.getLogger("tfexport").info
+
+
+def inspect(checkpoint: str | Path, **described: Any) -> Inspection:
+    """What a checkpoint is: its family, its sizes, and what is missing to export it.
+
+    Args:
+        checkpoint: a state_dict (`.pt`, `.pth`, `.ckpt`, `.safetensors`), or a toolkit's file or folder.
+        described: options of `tfexport inspect`, such as `heads=8, norm_first=True`.
+
+    Raises:
+        CheckpointError: the file cannot be read or is of no known family.
+        TfexportError: there is no such option.
+    """
+    path, options = Path(checkpoint), ModelOptions(**checked(ModelOptions, described))
+    return inspect_checkpoint(path, hints_of(options, path, _note), family=chosen_family(options))
+
+
+def export(
+    checkpoint: str | Path,
+    directory: str | Path | None = None,
+    *,
+    precision: str = "fp32",
+    alignments: bool = False,
+    shortlist: bool = False,
+    parity: bool = True,
+    tolerance: float | None = None,
+    force: bool = False,
+    **described: Any,
+) -> Exported:
+    """Export a checkpoint to a bundle: ONNX graphs, weights, tokenizers and a manifest, checked against PyTorch.
+
+    Args:
+        checkpoint: see `inspect`.
+        directory: the bundle; by default beside the checkpoint, with its name.
+        precision: fp32, fp16, bf16, int8, int4, or several, as in `fp32,int8`; `auto-int8` keeps in float32 what a budget
+            needs (options `budget`, `budget_input`, `budget_targets`).
+        alignments: add graphs that return what outputs attend to.
+        shortlist: add graphs that compute the logits of a shortlist alone.
+        parity: compute every value and decode a few sentences as PyTorch does, or export nothing.
+        tolerance: the largest absolute difference that `parity` accepts; by default what follows from rounding.
+        force: replace an existing bundle.
+        described: options of `tfexport export` that describe the checkpoint or a budget, such as
+            `heads=8, src_vocab="de.json"`.
+
+    Raises:
+        CheckpointError: the file cannot be read, is of no known family, or its weights are not those of its config.
+        ConfigError: what the file does not say is not given, or contradicts it.
+        BundleError: the bundle exists already or cannot be written.
+        TfexportError: the graphs do not compute what PyTorch computes, or an option cannot be used.
+    """
+    path = Path(checkpoint)
+    of_budget = {name: described.pop(name) for name in declared(BudgetOptions) if name in described}
+    options = CheckpointOptions(**checked(CheckpointOptions, described, others=(*declared(BudgetOptions), "precision")))
+    budgets = BudgetOptions(**checked(BudgetOptions, of_budget))
+    place = bundle_beside(path) if directory is None else Path(directory)
+    names, automatic = automatic_precisions(precision)
+    loaded = open_checkpoint(path, options, _note)
+    refuse_to_overwrite(place.resolve(), force)  # before a budget's text is decoded
+    return run_export(
+        loaded,
+        place,
+        precisions=precisions_of(names),
+        choosers=choosers_of(loaded, automatic, budgets, _note),
+        alignments=alignments,
+        shortlist=shortlist,
+        force=force,
+        check=parity,
+        tolerance=tolerance,
+        verify=partial(gate, tolerance=tolerance) if parity else None,
+    )
+
+
+def parity(
+    bundle: str | Path,
+    texts: Iterable[str] | str | Path | None = None,
+    *,
+    runtimes: Sequence[str] = ("ort-cpu",),
+    checkpoint: str | Path | None = None,
+    targets: Iterable[str] | str | Path | None = None,
+    **options: Any,
+) -> Comparison:
+    """Compare a bundle with PyTorch: every graph value by value, every weight and setting, and what its runtimes decode.
+
+    Args:
+        texts: sentences, or the path of a file with one a line; random ids by default.
+        runtimes: those to compare.
+        checkpoint: the reference, read afresh; by default the bundle's own weights.
+        targets: a translation of each sentence, for BLEU and chrF.
+        options: of `tfexport parity`: how it compares, as in `beams=(1, 4), precisions=("int8",)`, and how the checkpoint is
+            read, as in `src_vocab="de.json"`.
+
+    Raises:
+        TfexportError: the bundle or the checkpoint cannot be read, no sentence can be decoded, or an option cannot be used.
+    """
+    of_reading = {name: options.pop(name) for name in declared(ReferenceOptions) if name in options}
+    checked(CompareOptions, options, others=tuple(declared(ReferenceOptions)))
+    reference = None
+    if checkpoint is not None:
+        path, described = Path(checkpoint), ReferenceOptions(**checked(ReferenceOptions, of_reading))
+        text, _ = described.or_recorded(_recorded_text(Path(bundle)), path)
+        reference = Reference(
+            path, chosen_family(described), hints_of(described, path, _note), partial(read_with_text, text=text)
+        )
+    with contextlib.ExitStack() as files:
+        return check(
+            Path(bundle),
+            _lines(texts, files),
+            list(runtimes),
+            targets=_lines(targets, files),
+            checkpoint=reference,
+            say=_note,
+            **options,
+        )
+
+
+def _recorded_text(bundle: Path) -> dict[str, Any]:
+    from tfexport.bundle.reader import open_bundle
+
+    return dict(open_bundle(bundle).origin.text)
+
+
+def _lines(texts: Iterable[str] | str | Path | None, files: contextlib.ExitStack) -> Iterable[bytes] | None:
+    if texts is None:
+        return None
+    if isinstance(texts, str | Path):
+        return files.enter_context(Path(texts).open("rb"))
+    return [text.encode("utf-8", "surrogatepass") for text in texts]

@@ -1,0 +1,23 @@
+"""`tfexport inspect`."""
+
+from __future__ import annotations
+
+from tfexport.commands.console import print_inspection, say
+from tfexport.commands.flags import AsJson, Checkpoint
+from tfexport.commands.signature import with_options
+from tfexport.models.checkpoints.options import ModelOptions
+from tfexport.system.json_text import json_text
+
+
+@with_options
+def inspect(checkpoint: Checkpoint, described: ModelOptions, as_json: AsJson = False) -> None:
+    """Print what a checkpoint is: its family, its sizes, and what is missing to export it."""
+    from tfexport.models.checkpoints.load import inspect_checkpoint
+    from tfexport.models.checkpoints.reading import chosen_family, hints_of
+
+    hints = hints_of(described, checkpoint, say)
+    inspection = inspect_checkpoint(checkpoint, hints, family=chosen_family(described))
+    if as_json:
+        print(json_text({**vars(inspection), "path": str(inspection.path)}, indent=1))
+    else:
+        print_inspection(inspection)

@@ -1,0 +1,81 @@
+"""Declared options as flags: what `tfexport.option` declares, Typer reads from a command's signature."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin
+
+import typer
+
+from tfexport.option import Declared, checked, declared
+
+Group = TypeVar("Group")
+
+
+class Given(dict[str, Any], Generic[Group]):
+    """The options of a group that the user gave, by name; those left out are not in it."""
+
+
+def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with a flag for each option of its parameters that are groups of options.
+
+    A parameter of type `Given[Group]` gets what the user gave by name, one of type `Group` an instance of it. Flags keep the
+    order of the parameters.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    groups: dict[str, tuple[type, bool, list[str]]] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        origin = get_origin(parameter.annotation)
+        group = get_args(parameter.annotation)[0] if origin is Given else parameter.annotation
+        if not (isinstance(group, type) and is_dataclass(group)):
+            parameters.append(parameter)
+            continue
+        flags = list(_flags(group))
+        groups[name] = (group, origin is Given, [flag.name for flag in flags])
+        parameters += flags
+
+    @functools.wraps(command)
+    def expanded(**values: Any) -> Any:
+        for name, (group, as_given, fields) in groups.items():
+            given = {field: value for field in fields if (value := values.pop(field)) is not None}
+            values[name] = Given(given) if as_given else group(**checked(group, given))
+        return command(**values)
+
+    named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    expanded.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
+    expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in named}
+    return expanded
+
+
+def _flags(group: type) -> Iterator[inspect.Parameter]:
+    """The parameters, in Typer's terms, of the options that the command line has; None where one is not given."""
+    for name, found in declared(group).items():
+        if found.about.flag == "":
+            continue
+        yield inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[_type(found) | None, _flag(found)]
+        )
+
+
+def _type(found: Declared) -> Any:
+    return str if found.about.tokens or found.about.parse else found.hint
+
+
+def _flag(found: Declared) -> Any:
+    about = found.about
+    default = about.default_text or (None if found.default in (None, False, "", ()) else str(found.default))
+    bounds: dict[str, Any] = {}
+    if {int, float} & {found.hint, *get_args(found.hint)} and not found.about.parse and about.above is None:
+        bounds = {"min": about.minimum, "max": about.maximum}
+    return typer.Option(
+        found.flag,
+        metavar=about.metavar,
+        help=about.help,
+        show_default=default if default is not None else False,
+        rich_help_panel=about.panel,
+        **bounds,
+    )

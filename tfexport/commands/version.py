@@ -1,0 +1,137 @@
+"""`tfexport version`: what is installed, what can run here, and why not what cannot."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError, requires
+from importlib.metadata import version as version_of
+from typing import Any
+
+from tfexport.commands.console import working
+from tfexport.commands.flags import AsJson
+from tfexport.system.json_text import json_text
+from tfexport.system.processes import cpu_name, instruction_sets, usable_cpus
+from tfexport.system.version import version as own_version
+
+CHECKED = (("ort-cpu", "kernels", "ort-cuda"), ("tensorrt",), ("torch", "torch-cuda"))
+"""What one process checks: each library is imported once, and if one ends its process, the others are still checked."""
+
+SECONDS = 120
+"""The longest that a process may take, on a machine that reads PyTorch from a slow disk."""
+
+
+def version(as_json: AsJson = False) -> None:
+    """Print the version, the runtimes that can be used here, and whether the kernels are in use; if not, why.
+
+    A bug report should contain the output of `tfexport version --json`.
+    """
+    if as_json:
+        print(json_text({**facts(), **checks()}, indent=1))
+        return
+    print("\n".join(about_machine(facts())), flush=True)  # the checks import PyTorch, which takes seconds
+    with working("looking for runtimes"):
+        found = checks()
+    print("\n".join(about_checks(found)))
+
+
+def facts() -> dict[str, Any]:
+    """The versions and the CPU: what is known without importing any library."""
+    return {
+        "tfexport": own_version(),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cpu": {"name": cpu_name(), "usable": usable_cpus(), "instruction_sets": list(instruction_sets())},
+        "packages": packages(),
+    }
+
+
+def checks() -> dict[str, Any]:
+    """Which runtimes can be used here, and the kernels."""
+    with ThreadPoolExecutor(len(CHECKED)) as pool:
+        found = {name: result for results in pool.map(checked, CHECKED) for name, result in results.items()}
+    kernels = found.pop("kernels")
+    return {"runtimes": found, "kernels": kernels}
+
+
+def checked(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What a process of its own finds of runtimes, and of `kernels`; see `tfexport/runtimes/availability.py`."""
+    command = [sys.executable, "-m", "tfexport.runtimes.availability", *names]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False)
+        output, lost = done.stdout, _ending(done.returncode, done.stderr)
+    except subprocess.TimeoutExpired as error:
+        output, lost = error.stdout or b"", f"there was no answer within {SECONDS} seconds"
+    found: dict[str, dict[str, Any]] = {}
+    for line in output.decode(errors="replace").splitlines():
+        if line.startswith('{"name": '):  # libraries print, too
+            result = json.loads(line)
+            found[result.pop("name")] = result
+    unknown = {
+        name: {"state": "unknown"} if name == "kernels" else {"available": False, "libraries": {}} for name in names
+    }
+    return {name: found.get(name) or {**unknown[name], "reason": lost} for name in names}
+
+
+def _ending(code: int, messages: bytes) -> str:
+    """Why a process printed less than it should have."""
+    last = messages.decode(errors="replace").strip().splitlines()[-1:]
+    how = f"signal {-code} ended its process" if code < 0 else "its process failed"
+    return ": ".join([how, *last])
+
+
+def packages() -> dict[str, str]:
+    """Those of the packages that tfexport and its extras name that are installed, with their versions."""
+    try:
+        wanted = requires("tfexport") or []
+    except PackageNotFoundError:
+        return {}
+    found = {}
+    for requirement in wanted:
+        if name := re.match(r"[A-Za-z0-9._-]+", requirement):
+            try:
+                found[name[0]] = version_of(name[0])
+            except PackageNotFoundError:
+                continue
+    return dict(sorted(found.items()))
+
+
+def about_machine(found: Mapping[str, Any]) -> list[str]:
+    """`facts()` in lines for people."""
+    cpu = found["cpu"]
+    sets = ", ".join(cpu["instruction_sets"]) or "instruction sets not known"
+    return [
+        f"tfexport {found['tfexport']}",
+        f"python {found['python']} on {found['system']}",
+        f"cpu: {cpu['name'] or 'unknown'}, {cpu['usable']} usable; {sets}",
+    ]
+
+
+def about_checks(found: Mapping[str, Any]) -> list[str]:
+    """`checks()` in lines for people."""
+    lines = ["runtimes:"]
+    width = max(map(len, found["runtimes"]))
+    for name, runtime in found["runtimes"].items():
+        libraries = ", ".join(f"{library} {number}" for library, number in runtime["libraries"].items())
+        state = libraries if runtime["available"] else f"not available: {runtime['reason']}"
+        lines.append(f"  {name:<{width}}  {state}")
+    return [*lines, *_about_kernels(found["kernels"])]
+
+
+def _about_kernels(found: Mapping[str, Any]) -> list[str]:
+    if found["state"] != "ready":
+        build = found.get("build", {})
+        details = build.get("details", []) if build.get("reason") == "compile-error" else []
+        reason = f"kernels: not in use, as {found['reason']}. {found.get('remedy', '')}".rstrip()
+        return [reason, *(f"  {line}" for line in details)]
+    compiler = found["build"].get("compiler")
+    sets = ", ".join(found["instruction_sets"]) or "instruction sets not known"
+    lines = [f"kernels: in use, {sets}{f'; built by {compiler}' if compiler else ''}"]
+    if not found["matrix_products"]:
+        lines.append("  matrix products are computed by ONNX Runtime: their kernels need AVX-512 VNNI")
+    return lines

@@ -1,0 +1,111 @@
+"""What a search decodes, `Source`, and what it finds, `Hypothesis`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tfexport.decoding.attention_trace import coverage
+from tfexport.runtimes.base import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from tfexport.config import ModelConfig
+    from tfexport.decoding.options import SearchOptions
+    from tfexport.text.tokenizers import TextTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTokens:
+    """The encoder's input as a person reads it."""
+
+    words: tuple[str, ...]
+    """Of each id: as the text has it, where it is one of the text's own; else as the vocabulary writes it."""
+    start: int
+    """Ids before the text's own."""
+    end: int
+    """Ids up to where the text's own end."""
+
+    @classmethod
+    def of(
+        cls, ids: Sequence[int], config: ModelConfig, tokenizer: TextTokenizer | None, text: Sequence[str] | None = None
+    ) -> SourceTokens:
+        """The tokens of the encoder's `ids`.
+
+        Args:
+            text: the own tokens as the text has them, where that is known.
+        """
+        before = [config.bos_id] * config.source_bos + [*(tokenizer.before if tokenizer else ())]
+        after = [*(tokenizer.after if tokenizer else ())] + [config.eos_id] * config.source_eos
+        start = len(before) if list(ids[: len(before)]) == before else 0
+        end = len(ids) - (len(after) if list(ids[max(start, len(ids) - len(after)) :]) == after else 0)
+        words = tokenizer.tokens(ids) if tokenizer else [str(index) for index in ids]
+        if text is not None and len(text) == end - start:
+            words[start:end] = [new or old for new, old in zip(text, words[start:end], strict=True)]
+        return cls(tuple(words), start, end)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is to be decoded, where its ids do not say it all."""
+
+    ids: Sequence[int]
+    """The encoder's, at least one."""
+    prefix: tuple[int, ...] = ()
+    """Ids that every output begins with; their log-probabilities count."""
+    most: int | None = None
+    """Most tokens of its outputs, beside the limits of the search."""
+    least: int = 0
+    """Fewest tokens before eos may come, beside that of the search."""
+    candidates: IntArray | None = field(default=None, compare=False)
+    """Target ids that may come in its outputs, beside eos and those of `prefix`; None for all."""
+    line: int = 0
+    """Its number, which decides with the seed what is drawn for it."""
+    tokens: SourceTokens | None = None
+    """Its ids as a person reads them, where who writes outputs asks for them."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One output of a search."""
+
+    ids: tuple[int, ...]
+    """Without bos, with eos when it came."""
+    score: float
+    """The log-probability after length normalisation; n-best lists are sorted by it. NaN, as `log_prob`, where greedy search
+    was to tell none."""
+    log_prob: float
+    """Sum of the tokens' log-probabilities, eos included when it came."""
+    finished: bool
+    """False where the length limit, not eos, ended it."""
+    token_log_probs: tuple[float, ...] = ()
+    """Of each token, which sum up to `log_prob`; empty where they were not asked for."""
+    attention: FloatArray | None = field(default=None, compare=False)
+    """What each token attended to when it was chosen, [tokens, source ids]: cross-attention of one layer, the mean of its
+    heads; None where it was not asked for."""
+
+    @classmethod
+    def scored(
+        cls,
+        ids: tuple[int, ...],
+        log_prob: float,
+        options: SearchOptions,
+        *,
+        finished: bool,
+        token_log_probs: Iterable[float],
+        attention: FloatArray | None = None,
+    ) -> Hypothesis:
+        """A hypothesis with its score, and without what the options do not request.
+
+        Args:
+            attention: needed if the score has a coverage penalty.
+        """
+        steps = tuple(float(step) for step in token_log_probs) if options.token_scores else ()
+        score = options.normalise(log_prob, len(ids))
+        if options.coverage_penalty:
+            assert attention is not None
+            score += options.coverage_penalty * coverage(attention)
+        return cls(ids, score, log_prob, finished, steps, attention if options.attention else None)

@@ -1,0 +1,196 @@
+"""The options that describe a checkpoint: what its file does not say, and its user does.
+
+`tfexport export`, `inspect`, `probe` and `parity` and the functions of the same names take them from here. A bundle records
+those about text, so that parity reads the checkpoint again as the export read it. `models/checkpoints/reading.py` reads with
+them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from tfexport.errors import TfexportError
+from tfexport.option import Options, declared, option
+
+_LAYOUT = "What a checkpoint of torch.nn.Transformer does not say"
+_TEXT, _IDS = "Text", "Special ids"
+
+
+def _scale(given: str) -> float | str:
+    """`sqrt`, or a number as text."""
+    try:
+        return given if given == "sqrt" else float(given)
+    except ValueError as error:
+        raise TfexportError(f"--embedding-scale is {given!r}. Give sqrt, or a number such as 1 or 22.6.") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyOptions(Options):
+    """How a checkpoint is read."""
+
+    family: str | None = option(
+        None,
+        metavar="NAME|FILE.py",
+        help="The checkpoint family; or a family file of your own, which is run as Python.",
+    )
+    config: Path | None = option(
+        None, help="JSON with model fields; by default the checkpoint's name with .json, if there."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutOptions(Options):
+    """What the shapes of the weights leave open."""
+
+    heads: int | None = option(None, minimum=1, gives=("n_heads",), help="Attention heads.")
+    norm_first: bool | None = option(
+        None,
+        flag="--norm-first/--no-norm-first",
+        gives=("norm_first",),
+        usage="--norm-first (or --no-norm-first)",
+        help="Norms before each sublayer, or after it.",
+        panel=_LAYOUT,
+    )
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu"] | None = option(
+        None, gives=("activation",), usage="--activation relu (or gelu)", help="Of the feed-forward.", panel=_LAYOUT
+    )
+    embedding_scale: float | str | None = option(
+        None,
+        gives=("embedding_scale",),
+        usage="--embedding-scale sqrt (or a number)",
+        parse=_scale,
+        metavar="sqrt|N",
+        help="Embeddings are multiplied by it: sqrt is that of d_model, 1 none.",
+        panel=_LAYOUT,
+    )
+    src_embedding: str | None = option(
+        None, gives=("src_embedding",), metavar="NAME", help="Your name of the source embedding.", panel=_LAYOUT
+    )
+    tgt_embedding: str | None = option(
+        None, gives=("tgt_embedding",), metavar="NAME", help="Your name of the target embedding.", panel=_LAYOUT
+    )
+    output_layer: str | None = option(
+        None,
+        gives=("output_layer",),
+        metavar="NAME",
+        help="Your name of the layer that gives the logits; a tied embedding too.",
+        panel=_LAYOUT,
+    )
+    positions: str | None = option(
+        None,
+        gives=("positions",),
+        metavar="NAME|sinusoidal",
+        help="Your name of the table of positions, or of two as in SRC,TGT; sinusoidal where the model computes them.",
+        panel=_LAYOUT,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSettings(Options):
+    """Vocabularies, subword codes and languages."""
+
+    src_vocab: Path | None = option(
+        None, help="tokenizer.json, SentencePiece model, JSON list or dict, or a word a line.", panel=_TEXT
+    )
+    tgt_vocab: Path | None = option(None, help="The same for the target.", panel=_TEXT)
+    src_tokenizer: str = option(
+        "whitespace",
+        help="How source text is split into the vocabulary's words: whitespace, or spacy:LANG.",
+        panel=_TEXT,
+    )
+    lowercase: bool = option(False, help="Lower-case source text before looking it up.", panel=_TEXT)
+    src_bpe: Path | None = option(
+        None, metavar="CODES", help="Split source text by these codes of subword-nmt.", panel=_TEXT
+    )
+    tgt_bpe: Path | None = option(
+        None, metavar="CODES", help="The same for given target text, as `score` reads it.", panel=_TEXT
+    )
+    src_lang: str | None = option(
+        None, help="Language of the sources, as a folder's vocabulary writes it: deu_Latn.", panel=_TEXT
+    )
+    tgt_lang: str | None = option(None, help="Language to translate to.", panel=_TEXT)
+    prefix: str = option(
+        "",
+        help="Put before every source text: 'translate German to English: ' for T5, '>>fra<< ' for Marian.",
+        panel=_TEXT,
+    )
+
+    def recorded(self, checkpoint: Path) -> dict[str, Any]:
+        """The settings that are not the default, JSON-ready; files relative to the checkpoint's folder."""
+        given = {
+            field.name: getattr(self, field.name)
+            for field in fields(TextSettings)
+            if getattr(self, field.name) != field.default
+        }
+        return {
+            name: os.path.relpath(value, checkpoint.parent) if name in _FILES else value
+            for name, value in given.items()
+        }
+
+    def or_recorded(self, recorded: Mapping[str, Any], checkpoint: Path) -> tuple[TextSettings, list[str]]:
+        """These settings, and of others those `recorded` of an export, with the files that are no longer where they were."""
+        chosen: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(TextSettings)}
+        lost, gone = [], set()
+        for field in fields(TextSettings):
+            value: Any = recorded.get(field.name)
+            is_open = chosen[field.name] == field.default and _NEEDS.get(field.name) not in gone
+            wanted = bool if isinstance(field.default, bool) else str
+            if not is_open or type(value) is not wanted:  # a manifest may have anything
+                continue
+            if field.name in _FILES:
+                value = checkpoint.parent / str(value)
+                if not value.is_file():
+                    lost.append(f"--{field.name.replace('_', '-')} {value}")
+                    gone.add(field.name)
+                    continue
+            chosen[field.name] = value
+        return TextSettings(**chosen), lost
+
+
+_FILES = ("src_vocab", "tgt_vocab", "src_bpe", "tgt_bpe")
+_NEEDS = {"src_tokenizer": "src_vocab", "lowercase": "src_vocab", "src_bpe": "src_vocab", "tgt_bpe": "tgt_vocab"}
+"""What a setting is used with. Where the export recorded it and it is lost, the setting is lost, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdOptions(Options):
+    """Special ids, and how long sequences may be."""
+
+    unk: int | None = option(None, minimum=0, gives=("unk_id",), help="Id of the unknown token.", panel=_IDS)
+    pad: int | None = option(None, minimum=0, gives=("pad_id",), help="Id of padding.", panel=_IDS)
+    bos: int | None = option(None, minimum=0, gives=("bos_id",), help="Id that begins a sequence.", panel=_IDS)
+    eos: int | None = option(None, minimum=0, gives=("eos_id",), help="Id that ends a sequence.", panel=_IDS)
+    max_length: int | None = option(
+        None,
+        minimum=1,
+        gives=("max_source_length", "max_target_length"),
+        help="Most source ids and generated tokens; by default the model's positions.",
+        panel=_IDS,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(LayoutOptions, FamilyOptions):
+    """What `inspect` takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceOptions(TextSettings, FamilyOptions):
+    """How parity reads a checkpoint again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions(IdOptions, TextSettings, ModelOptions):
+    """All that a user may say of a checkpoint."""
+
+
+USAGE: Mapping[str, str] = {
+    field: found.about.usage or f"{found.flag} {found.about.metavar or 'N'}"
+    for found in declared(CheckpointOptions).values()
+    for field in found.about.gives
+}
+"""The flag that gives a field of `ModelConfig`, as errors write it."""

@@ -1,0 +1,117 @@
+"""Checkpoints read with the options that describe them: settings beside the file, vocabularies and subword codes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tfexport.errors import ConfigError, TfexportError, TokenizerError
+from tfexport.models.checkpoints.hints import read_hints
+from tfexport.models.checkpoints.load import Checkpoint, load_checkpoint
+from tfexport.models.checkpoints.options import CheckpointOptions, FamilyOptions, TextSettings
+from tfexport.models.checkpoints.recognise import Chosen
+from tfexport.models.checkpoints.user_family import read_family_file
+from tfexport.models.formats.native import Tokenizers
+from tfexport.models.toolkits.toolkit import TextOptions
+from tfexport.option import declared
+from tfexport.text.tokenizers import TextTokenizer, read_vocabulary
+
+Say = Callable[[str], None]
+"""Gets a note for the user."""
+
+
+def open_checkpoint(checkpoint: Path, options: CheckpointOptions, say: Say) -> Checkpoint:
+    """A checkpoint, read with what its user says of it.
+
+    Raises:
+        TfexportError: the file cannot be read or is of no known family; or what it does not say is not given.
+    """
+    return read_with_text(checkpoint, hints_of(options, checkpoint, say), chosen_family(options), text=options)
+
+
+def chosen_family(options: FamilyOptions) -> Chosen:
+    """The name of a family, or the families of a file of the user's own, which is run."""
+    if options.family is None or not options.family.endswith(".py"):
+        return options.family
+    return read_family_file(Path(options.family))
+
+
+def hints_of(options: FamilyOptions, checkpoint: Path, say: Say) -> dict[str, Any]:
+    """The `ModelConfig` fields and names of layers that the user gives; options win over the JSON file.
+
+    Raises:
+        ConfigError: the JSON file cannot be read, or has an unknown field.
+    """
+    beside = checkpoint.parent / f"{checkpoint.stem}.json"
+    given: dict[str, Any] = {}
+    if options.config is not None:
+        given = read_hints(options.config)
+    elif beside.is_file() and beside != checkpoint:
+        try:
+            given = read_hints(beside)
+            say(f"note: using the configuration {beside}")
+        except ConfigError as error:
+            say(f"note: not using the file beside the checkpoint: {error}")
+    for name, found in declared(type(options)).items():
+        value = getattr(options, name)
+        if value is not None:
+            given |= dict.fromkeys(found.about.gives, value)
+    return given
+
+
+def read_with_text(
+    checkpoint: Path, hints: Mapping[str, Any], family: Chosen = None, *, text: TextSettings
+) -> Checkpoint:
+    """`load_checkpoint` with settings of text, which the result records.
+
+    Raises:
+        TfexportError: what `load_checkpoint` raises, or a vocabulary cannot be read.
+    """
+    spoken = TextOptions(text.src_lang, text.tgt_lang, text.prefix)
+    tokenizers = read_vocabularies(text, hints.get("unk_id"))
+    loaded = load_checkpoint(checkpoint, hints, tokenizers=tokenizers, family=family, text=spoken)
+    return replace(loaded, tokenizers=with_codes(loaded.tokenizers, text), text=text.recorded(checkpoint))
+
+
+def read_vocabularies(text: TextSettings, unk_id: int | None) -> Tokenizers | None:
+    """The tokenizers of the given vocabularies; None where there are none.
+
+    Raises:
+        TfexportError: a vocabulary cannot be read, or settings need one that is not given.
+    """
+    source, target, splitter = text.src_vocab, text.tgt_vocab, text.src_tokenizer
+    language = splitter.removeprefix("spacy:") if splitter.startswith("spacy:") else None
+    if language is None and splitter != "whitespace":
+        raise TfexportError(f"there is no tokeniser {splitter!r}. Use --src-tokenizer whitespace, or spacy:LANG.")
+    if source is None and (language is not None or text.lowercase):
+        raise TfexportError("--src-tokenizer and --lowercase say how --src-vocab is used. Give --src-vocab too.")
+    if source is None and target is None:
+        return None
+    return Tokenizers(
+        None
+        if source is None
+        else read_vocabulary(source, lowercase=text.lowercase, spacy_language=language, unk_id=unk_id),
+        None if target is None else read_vocabulary(target, unk_id=unk_id),
+    )
+
+
+def with_codes(tokenizers: Tokenizers, text: TextSettings) -> Tokenizers:
+    """The `tokenizers` for text that codes of subword-nmt split, on the sides that have some.
+
+    Raises:
+        TokenizerError: a side has no vocabulary, or splits text by itself, or a file has no codes.
+    """
+
+    def split(side: str, flag: str, tokenizer: TextTokenizer | None, codes: Path | None) -> TextTokenizer | None:
+        if codes is None:
+            return tokenizer
+        if tokenizer is None:
+            raise TokenizerError(f"there is no {side} vocabulary for the subwords of {codes}. Give {flag}.")
+        return tokenizer.with_codes(codes, where=f"the {side} vocabulary")
+
+    return Tokenizers(
+        split("source", "--src-vocab", tokenizers.source, text.src_bpe),
+        split("target", "--tgt-vocab", tokenizers.target, text.tgt_bpe),
+    )

@@ -1,0 +1,257 @@
+"""Options, each declared once: type, default, bounds, help text and scope.
+
+A group of options is a frozen dataclass, an `Options`, whose fields are made by `option`. From this one declaration follow
+the flags of the command line (`commands/signature.py`), the checks of keyword arguments in Python (`checked`) and the tables
+of the docs (`rows`).
+
+    @dataclass(frozen=True, kw_only=True)
+    class Sampling(Options):
+        top_k: int = option(0, minimum=0, help="Draw among the K most likely tokens; 0 for all.")
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from tfexport.errors import TfexportError
+
+Result = TypeVar("Result")
+_KEY = "tfexport.option"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """What is said of an option beside its name, type and default."""
+
+    help: str
+    """One sentence for the command line and the docs."""
+    flag: str | None = None
+    """On the command line, as in `--no-repeat-ngram`; by default from the name; empty for an option of Python alone."""
+    metavar: str | None = None
+    """What the command line calls its value."""
+    minimum: float | None = None
+    maximum: float | None = None
+    above: float | None = None
+    """A lower bound that is itself out of range."""
+    finite: bool = True
+    """Whether infinity is out of range."""
+    tokens: bool = False
+    """Ids of target tokens, which are also given as text: tokens of the target vocabulary, separated by spaces."""
+    parse: Callable[[str], Any] | None = None
+    """Turns text into the value, where text is not the value itself, as in `1,4` for two numbers."""
+    gives: tuple[str, ...] = ()
+    """The fields of `ModelConfig`, or names of layers, that it sets."""
+    usage: str | None = None
+    """The flag with a value, as errors write it."""
+    default_text: str | None = None
+    """What help says of the default, where it depends on something."""
+    panel: str | None = None
+    """The heading of the command's help under which it stands."""
+
+    def problem(self, name: str, value: Any) -> str | None:
+        """What is wrong with a value of the right type, in words; None where it is within bounds."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        low, above, high = self.minimum, self.above, self.maximum
+        within = (low is None or value >= low) and (above is None or value > above) and (high is None or value <= high)
+        if within and (value < math.inf or not self.finite):
+            return None
+        if low is not None and high is not None:
+            return f"{name} is {value}, not between {low} and {high}"
+        if low is not None:
+            return f"{name} is {value}, below {low}" if value < low else f"{name} is {value}, not a number"
+        return f"{name} is {value}, not above {above}" + ("" if high is None else f" and at most {high}")
+
+
+@dataclass(frozen=True)
+class Declared:
+    """An option of a group."""
+
+    name: str
+    """As Python has it."""
+    hint: Any
+    """Its type."""
+    default: Any
+    about: Option
+
+    @property
+    def flag(self) -> str:
+        """The flag of the command line, also where there is none."""
+        return self.about.flag or f"--{self.name.replace('_', '-')}"
+
+
+def option(default: Any, **about: Any) -> Any:
+    """A field of a group of options; see `Option` for what `about` may hold."""
+    return field(default=default, metadata={_KEY: Option(**about)})
+
+
+_known: dict[type, Mapping[str, Declared]] = {}
+
+
+def declared(group: type) -> Mapping[str, Declared]:
+    """The options of a group, by name."""
+    if group not in _known:
+        _known[group] = _read(group)
+    return _known[group]
+
+
+def _read(group: type) -> Mapping[str, Declared]:
+    hints = get_type_hints(group)
+    return {
+        found.name: Declared(found.name, hints[found.name], found.default, found.metadata[_KEY])
+        for found in fields(group)
+        if _KEY in found.metadata
+    }
+
+
+def with_keywords(group: type) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Show the options of `group`, which a function takes as `**options`, in its signature: for `help` and completion."""
+
+    def show(function: Callable[..., Result]) -> Callable[..., Result]:
+        signature = inspect.signature(function)
+        own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        options = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=found.default, annotation=found.hint)
+            for name, found in declared(group).items()
+        ]
+        function.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+        return function
+
+    return show
+
+
+def out_of_bounds(options: Any) -> list[str]:
+    """What is out of bounds in an instance of a group, in words."""
+    problems = (found.about.problem(name, getattr(options, name)) for name, found in declared(type(options)).items())
+    return [problem for problem in problems if problem is not None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """A group of options.
+
+    Raises:
+        TfexportError: an option is out of range, or two of them exclude each other.
+    """
+
+    def __post_init__(self) -> None:
+        if found := [*out_of_bounds(self), *self.conflicts()]:
+            raise TfexportError(f"these options cannot be used: {'; '.join(found)}. Change them.")
+
+    def conflicts(self) -> list[str]:
+        """Options that exclude each other, in words."""
+        return []
+
+
+def checked(group: type, given: Mapping[str, Any], *, others: Sequence[str] = ()) -> dict[str, Any]:
+    """Values that someone gives by name, in the types of their options.
+
+    Whole numbers stand for floating-point numbers, strings for paths, lists for tuples, and strings for `tokens`.
+
+    Args:
+        others: names that the caller takes beside them, for the hint at a misspelt one.
+
+    Raises:
+        TfexportError: there is no such option, or its value has another type.
+    """
+    known = declared(group)
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, [*known, *others], n=1, cutoff=0.5)
+            hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."
+            raise TfexportError(f"there is no option {name!r}. {hint}")
+    return {name: _converted(known[name], value) for name, value in given.items()}
+
+
+def _converted(found: Declared, value: Any) -> Any:
+    if value is None or (found.about.tokens and isinstance(value, str)):
+        return value  # None stands for the default, as if it were not given
+    if found.about.parse is not None and isinstance(value, str):
+        return found.about.parse(value)
+    for hint in _alternatives(found.hint):
+        converted = _as(hint, value)
+        if converted is not None:
+            return converted
+    raise TfexportError(f"{found.name} is {value!r}. Give {_said(found)}.")
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    """The types of a union, without None; of another type itself."""
+    if get_origin(hint) in (types.UnionType, typing.Union):
+        return tuple(part for part in get_args(hint) if part is not type(None))
+    return (hint,)
+
+
+def _as(hint: Any, value: Any) -> Any:
+    """`value` in the type `hint`; None where it is no such value."""
+    if get_origin(hint) is Literal:
+        if isinstance(value, bool) and str(value).lower() in get_args(hint):
+            return str(value).lower()  # Transformers writes True where others write "true"
+        return value if isinstance(value, str) and value in get_args(hint) else None
+    if get_origin(hint) is tuple:
+        if isinstance(value, Integral | Real):
+            value = (value,)
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            return None
+        items = [_as(get_args(hint)[0], item) for item in value]
+        return None if None in items else tuple(items)
+    if hint is bool:
+        return value if isinstance(value, bool) else None
+    if hint is int:
+        return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
+    if hint is float:
+        return float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
+    if hint is Path:
+        return Path(value) if isinstance(value, str | Path) else None
+    return value if isinstance(value, hint) else None
+
+
+def _said(found: Declared) -> str:
+    """The values that an option takes, in words."""
+    words = {bool: "True or False", int: "a whole number", float: "a number", str: "a string", Path: "a path"}
+    said = []
+    for hint in _alternatives(found.hint):
+        if get_origin(hint) is Literal:
+            said.append("one of " + ", ".join(get_args(hint)))
+        elif get_origin(hint) is tuple:
+            said.append("a list of " + {int: "whole numbers"}.get(get_args(hint)[0], "strings"))
+        else:
+            said.append(words[hint])
+    if found.about.tokens:
+        said.append("tokens separated by spaces")
+    return " or ".join(said)
+
+
+def numbers(flag: str, given: str) -> tuple[int, ...]:
+    """`1,8` to numbers above 0.
+
+    Raises:
+        TfexportError: it is something else.
+    """
+    words = [word.strip() for word in given.split(",")]
+    if not all(word.isascii() and word.isdecimal() and len(word) < 10 and int(word) > 0 for word in words):
+        raise TfexportError(f"{flag} is {given!r}, not numbers above 0. Give them as in 1,8.")
+    return tuple(dict.fromkeys(int(word) for word in words))
+
+
+def rows(group: type) -> list[tuple[str, str, str, str, str]]:
+    """The options of a group for a table: name, flag, type, default and help."""
+    return [
+        (
+            name,
+            "" if found.about.flag == "" else found.flag,
+            _said(found),
+            found.about.default_text or ("" if found.default in (None, "", ()) else str(found.default)),
+            found.about.help,
+        )
+        for name, found in declared(group).items()
+    ]

@@ -1,0 +1,127 @@
+"""Which runtimes can be used here. `python -m tfexport.runtimes.availability NAME ..` prints a line of JSON for each.
+
+A check imports the library of a runtime. A library that was built for another CPU or driver can end the process, so
+`tfexport version` runs the checks in processes of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tfexport.errors import RuntimeUnavailable
+from tfexport.runtimes import RUNTIMES
+
+KERNELS = "kernels"
+"""In place of a runtime: the status of the kernels, which are loaded for it."""
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether a runtime can be used here."""
+
+    available: bool
+    reason: str = ""
+    """Why not, and what to do."""
+    libraries: dict[str, str] = field(default_factory=dict)
+    """What was imported for it, and the versions."""
+
+
+def availability(runtime: str) -> Availability:
+    """Import what `runtime` needs, and look for the GPU if it needs one. No bundle is opened.
+
+    Args:
+        runtime: one of `RUNTIMES`.
+    """
+    libraries: dict[str, str] = {}
+    try:
+        CHECKS[runtime](libraries)
+    except ModuleNotFoundError as error:
+        return Availability(False, f"{error.name} is not installed: pip install 'tfexport[{RUNTIMES[runtime]}]'.")
+    except RuntimeUnavailable as error:
+        return Availability(False, str(error), libraries)
+    except Exception as error:  # a broken installation, which can raise anything
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        return Availability(False, f"the import of its library failed: {first}", libraries)
+    return Availability(True, "", libraries)
+
+
+def _ort_cpu(libraries: dict[str, str]) -> None:
+    import onnxruntime
+
+    libraries["onnxruntime"] = onnxruntime.__version__
+
+
+def _ort_cuda(libraries: dict[str, str]) -> None:
+    _ort_cpu(libraries)
+    from tfexport.runtimes.ort import require_cuda_provider
+    from tfexport.system.gpu import find_gpu
+
+    require_cuda_provider()
+    find_gpu()
+
+
+def _tensorrt(libraries: dict[str, str]) -> None:
+    from tfexport.runtimes.tensorrt import installed_libraries
+    from tfexport.system.gpu import find_gpu
+
+    found = installed_libraries()
+    if not found:
+        raise RuntimeUnavailable(
+            "neither tensorrt nor tensorrt_rtx is installed: pip install 'tfexport[tensorrt-rtx]', or 'tfexport[tensorrt]'."
+        )
+    libraries.update((name, library.__version__) for name, library in found.items())
+    find_gpu()
+
+
+def _torch(libraries: dict[str, str]) -> None:
+    import torch
+
+    libraries["torch"] = torch.__version__
+
+
+def _torch_cuda(libraries: dict[str, str]) -> None:
+    _torch(libraries)
+    from tfexport.runtimes.pytorch import require_gpu
+
+    require_gpu()
+
+
+CHECKS = {
+    "ort-cpu": _ort_cpu,
+    "ort-cuda": _ort_cuda,
+    "tensorrt": _tensorrt,
+    "torch": _torch,
+    "torch-cuda": _torch_cuda,
+}
+"""For each of `RUNTIMES`."""
+
+
+def kernels_status() -> dict[str, Any]:
+    """What `tfexport version --json` says of the kernels."""
+    from tfexport import kernels
+
+    found = kernels.status()
+    return {
+        "state": found.state,
+        "built": found.path is not None,
+        "reason": found.reason,
+        "remedy": found.remedy,
+        "for_this_machine": kernels.supports_this_machine(),
+        "instruction_sets": list(kernels.instruction_sets()),
+        "matrix_products": kernels.has_products(),
+        "library": kernels.digest(),
+        "build": dict(found.build),
+    }
+
+
+def main() -> None:
+    for name in sys.argv[1:]:
+        found = kernels_status() if name == KERNELS else asdict(availability(name))
+        print(json.dumps({"name": name, **found}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
