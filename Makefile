@@ -10,7 +10,7 @@ KILLS ?= 200
 EXAMPLES = per_head_conv1d tutorial_spacy annotated_transformer base_model_tied attention_and_positions
 KERNELS = setup.py $(wildcard tfexport/kernels/*.h tfexport/kernels/*.cpp)
 
-.PHONY: setup demo test engines fuzz faults kills load gpu examples constraints clean
+.PHONY: setup demo test docs engines fuzz faults kills load gpu examples constraints clean
 
 # For contributors: the virtual environment, the kernels, and hooks that check each commit (not where git keeps no hooks,
 # as in a folder that was unpacked from an archive).
@@ -26,27 +26,31 @@ test: $(VENV)/dev.done
 	$(VENV)/bin/mypy
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n 2 --dist loadfile
 
+# The documentation as a site, build/docs/index.html. Broken links and pages that no menu names are errors.
+docs: $(VENV)/docs.done
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+
 # Builds TensorRT engines ahead of time, without a GPU, and lists their sizes and seconds.
 engines: $(VENV)/dev.done
-	OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/engines.py
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.engines
 
 # Mutated bytes into every reader of files, and random models through export and decoding; figures are printed.
 fuzz: $(VENV)/dev.done
-	OMP_NUM_THREADS=1 $(VENV)/bin/python fuzz/readers.py --inputs $(INPUTS)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python fuzz/models.py --models $(MODELS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.readers --inputs $(INPUTS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.models --models $(MODELS)
 
 # Plants faults in bundles, with corrected checksums, and lists those that parity does not find; takes half an hour.
 faults: $(VENV)/dev.done
-	OMP_NUM_THREADS=1 $(VENV)/bin/python fuzz/faults.py --jobs 2 --quick
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.faults --jobs 2 --quick
 
 # Ends export, decode and train at random moments, and checks that nothing was lost; figures are printed.
 kills: $(VENV)/dev.done
-	OMP_NUM_THREADS=1 $(VENV)/bin/python fuzz/kills.py --kills $(KILLS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.kills --kills $(KILLS)
 
 # Memory under load: eight commands over one bundle, and 100,000 lines of TEXT (repeated) through one; takes half an hour.
 load: $(VENV)/dev.done
 	$(VENV)/bin/tfexport export tfexport/assets/de-en.safetensors -o build/load/de-en --precision fp32,int8 --force
-	OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/load.py $(TEXT) --bundle embedded=build/load/de-en --out build/load
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.load $(TEXT) --bundle embedded=build/load/de-en --out build/load
 
 # Parity, then speed, with the packages of $(PYTHON) itself: a machine with a GPU brings the PyTorch that fits it.
 # Without a GPU every test is skipped, and the second command says so and fails. It runs also after tests that failed.
@@ -55,8 +59,8 @@ load: $(VENV)/dev.done
 #   make gpu BUNDLE=ckpt GPU_FLAGS="--input test.de --references test.en --sentences 1000"
 gpu:
 	status=0; \
-	PYTHONPATH=. $(PYTHON) -m pytest -m gpu -rs -v tests/gpu || status=$$?; \
-	PYTHONPATH=. $(PYTHON) benchmarks/gpu.py $(if $(BUNDLE),$(BUNDLE),--export build/gpu --input benchmarks/sentences.de) \
+	$(PYTHON) -m pytest -m gpu -rs -v tests/gpu || status=$$?; \
+	$(PYTHON) -m benchmarks.gpu $(if $(BUNDLE),$(BUNDLE),--export build/gpu --input benchmarks/sentences.de) \
 		$(GPU_FLAGS) || status=$$?; \
 	exit $$status
 
@@ -74,7 +78,12 @@ $(VENV)/dev.done: pyproject.toml constraints.txt $(KERNELS)
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[export,cpu,tensorrt-rtx,train,spacy,dev]'
 	touch $@
 
-constraints: $(VENV)/dev.done
+$(VENV)/docs.done: pyproject.toml constraints.txt $(KERNELS)
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+constraints: $(VENV)/dev.done $(VENV)/docs.done
 	(head -1 constraints.txt; $(VENV)/bin/pip freeze --exclude-editable | sed 's/+cpu//') > constraints.new
 	mv constraints.new constraints.txt
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from peers import Peer, RuntimePeer
 
+from benchmarks.peers import Peer, RuntimePeer
 from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.decoding.token_rules import log_softmax
 from tfexport.graph_checks.rounding import Rounding

@@ -1,7 +1,7 @@
 """The model of a bundle as other engines read it, with the same weights in float32.
 
-    python benchmarks/converters.py BUNDLE --ctranslate2 DIR --hugging-face DIR
-    python benchmarks/converters.py BUNDLE --hugging-face DIR --optimum DIR --optimum-python VENV/bin/python
+    python -m benchmarks.converters BUNDLE --ctranslate2 DIR --hugging-face DIR
+    python -m benchmarks.converters BUNDLE --hugging-face DIR --optimum DIR --optimum-python VENV/bin/python
 
 Optimum exports the Hugging Face folder, so it needs one. It wants an older Transformers than the rest, and is therefore run
 by another interpreter (benchmarks/optimum.txt says what to install there); what its export cost is printed.
@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hugging_face
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from benchmarks import hugging_face
 from tfexport.bench.peers import TARGET_LIMIT
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.errors import RuntimeUnavailable, TfexportError

@@ -1,6 +1,6 @@
 """The whole matrix of `tfexport bench` for several bundles: every number, tables and a plot.
 
-    python benchmarks/cpu.py BUNDLE... --optimum-python VENV/bin/python
+    python -m benchmarks.cpu BUNDLE... --optimum-python VENV/bin/python
 
 A bundle's other forms lie beside it, as benchmarks/converters.py writes them: BUNDLE.ct2, BUNDLE.hf and BUNDLE.optimum. Two
 parts: `forced`, where every output has the same number of tokens, and `mixed`, where the model ends them and each contestant
@@ -18,18 +18,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import cpu_report
-
+from benchmarks import cpu_report
 from tfexport.bench.contestants import OWN, Contestant
 from tfexport.bench.plan import Cell, Plan
 from tfexport.bench.report import cell_lines, heading
 from tfexport.bench.run import peaks_of, run
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.commands.bench import sentences_of
-from tfexport.commands.flags import numbers_of
 from tfexport.contract import precisions_of
 from tfexport.decoding.profiles import PROFILES
 from tfexport.errors import TfexportError
+from tfexport.option import numbers
 
 RESULTS = Path(__file__).parent / "results"
 SENTENCES = Path(__file__).with_name("sentences.de")
@@ -88,12 +87,12 @@ def plans_of(bundle: Bundle, options: argparse.Namespace) -> Iterator[tuple[str,
     """The parts of one bundle's matrix."""
     shared: dict[str, Any] = {
         "precisions": precisions_of(options.precision),
-        "threads": numbers_of("--threads", options.threads),
-        "beams": numbers_of("--beam", options.beam),
+        "threads": numbers("--threads", options.threads),
+        "beams": numbers("--beam", options.beam),
         "rounds": options.rounds,
         "profile": options.search_profile,
     }
-    yield "forced", Plan(**shared, batches=numbers_of("--batch-size", options.batch_size), tokens=options.tokens)
+    yield "forced", Plan(**shared, batches=numbers("--batch-size", options.batch_size), tokens=options.tokens)
     if bundle.tokenizer("source") is not None:
         yield "mixed", Plan(**shared, batches=(None,), tokens=None, sentences=options.sentences)
     else:
@@ -113,7 +112,7 @@ def _parts(name: str) -> set[str]:
 def measure(bundles: Sequence[Path], options: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> None:
     """Measure the matrix of each bundle; `keep` is given every cell, with its model and part."""
     say("measuring the machine")
-    peaks = peaks_of(numbers_of("--threads", options.threads))
+    peaks = peaks_of(numbers("--threads", options.threads))
     for directory in bundles:
         bundle = open_bundle(directory)
         source = options.input if bundle.tokenizer("source") is not None else None

@@ -1,4 +1,4 @@
-"""Build TensorRT for RTX engines ahead of time, on any machine, and list them: `python benchmarks/engines.py`.
+"""Build TensorRT for RTX engines ahead of time, on any machine, and list them: `python -m benchmarks.engines`.
 
 Two models, the embedded default and a random one of 6+6 layers and d_model 512, in every precision, for two GPU
 generations and portable. Engines cannot be run without a GPU: this shows that they are built, how long that takes and how
@@ -13,8 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from base_model import BASE, random_checkpoint
-
+from benchmarks.base_model import BASE, random_checkpoint
 from tfexport.bundle.reader import Engine
 from tfexport.commands.demo import embedded_checkpoint
 from tfexport.contract import FLOATS, short_name

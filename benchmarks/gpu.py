@@ -1,8 +1,8 @@
 """Parity and speed of every runtime that a machine has, in one process: tables and all raw numbers.
 
-    PYTHONPATH=. python benchmarks/gpu.py BUNDLE                    # on a machine with an NVIDIA GPU
-    PYTHONPATH=. python benchmarks/gpu.py --export DIR              # of the embedded model, exported first
-    PYTHONPATH=. python benchmarks/gpu.py BUNDLE --device cpu       # the CPU's runtimes
+    python -m benchmarks.gpu BUNDLE                    # on a machine with an NVIDIA GPU
+    python -m benchmarks.gpu --export DIR              # of the embedded model, exported first
+    python -m benchmarks.gpu BUNDLE --device cpu       # the CPU's runtimes
 
 A runtime that is not installed, cannot run here or fails is a row with its error. Exit codes: 0 done, 1 a runtime failed
 parity or crashed in it, 2 nothing could be run.
@@ -20,11 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import report
-from agreement import Outputs, Reference, agreement
-from peers import NAMES, Peer, load_peer, one_line
-from timing import Meter, Runs, Setting, measure, summary
-
+from benchmarks import report
+from benchmarks.agreement import Outputs, Reference, agreement
+from benchmarks.peers import NAMES, Peer, load_peer, one_line
+from benchmarks.timing import Meter, Runs, Setting, measure, summary
 from tfexport.bundle.reader import MANIFEST, Bundle, open_bundle
 from tfexport.contract import FLOATS, WEIGHTS_FILE, Precision
 from tfexport.decoding.line_reader import Reader, Unreadable, without_bom

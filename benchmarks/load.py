@@ -1,6 +1,6 @@
 """Memory under load: many `tfexport decode` commands over one bundle, and one command over very many lines.
 
-    python benchmarks/load.py TEXT --bundle base=DIR --bundle embedded=DIR [--processes 8] [--sentences 100000]
+    python -m benchmarks.load TEXT --bundle base=DIR --bundle embedded=DIR [--processes 8] [--sentences 100000]
 
 `processes`  N commands decode at once. What of their memory is nobody else's (USS) is compared with all that one command
              takes when it is alone, each with packed weights of its own: a whole copy.

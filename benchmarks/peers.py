@@ -6,8 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from hugging_face import HuggingFace
-
+from benchmarks.hugging_face import HuggingFace
 from tfexport.bundle.reader import Bundle
 from tfexport.contract import Precision
 from tfexport.decoding.search import SearchOptions, search

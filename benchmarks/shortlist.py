@@ -1,7 +1,7 @@
 """What a shortlist saves: a random base model with a vocabulary of 32,000, decoded without one, with its logits masked, and
 with the output projection of the listed words alone.
 
-    python benchmarks/shortlist.py FOLDER
+    python -m benchmarks.shortlist FOLDER
 
 The three take turns, on one thread; told are medians of wall time and of this process' CPU time, which other processes
 disturb less, of a whole search to 24 tokens. Each sentence has 1,000 words, of so many that the batch has together.
@@ -14,10 +14,10 @@ import sys
 import time
 from pathlib import Path
 
-import base_model
 import numpy as np
 import torch
 
+from benchmarks import base_model
 from tfexport.bundle.reader import MANIFEST, Bundle, open_bundle
 from tfexport.decoding.search import SearchOptions, Source, search
 from tfexport.exporter.pipeline import export

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from peers import Peer, one_line
 
+from benchmarks.peers import Peer, one_line
 from tfexport.decoding.search import SearchOptions
 from tfexport.errors import TfexportError
 

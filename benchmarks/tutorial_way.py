@@ -1,6 +1,6 @@
 """A tutorial's way of decoding beside ours, in one run: one sentence at a time, in PyTorch, without a cache.
 
-    python benchmarks/tutorial_way.py BUNDLE REFERENCE.jsonl
+    python -m benchmarks.tutorial_way BUNDLE REFERENCE.jsonl
 
 REFERENCE has a line {"src": ids, "out": ids} for each sentence; both ways must give exactly these outputs.
 """

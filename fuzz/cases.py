@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 WORDS = ["<unk>", "<pad>", "<sos>", "<eos>", *(f"word{index}" for index in range(27))]
 PAIR = np.array([[4, 5, 6], [7, 8, 1]]), np.array([3, 2])
@@ -34,12 +31,12 @@ class Reader:
 
 def prepare(folder: Path) -> None:
     """Write the valid files to `folder`, which `readers` then finds there."""
-    import folders
     import torch
-    from ort_bundles import CONFIG, random_model, write_bundle
-    from tiny import tiny_transformer
-    from torch_models import made
 
+    from fuzz import folders
+    from tests.support.ort_bundles import CONFIG, random_model, write_bundle
+    from tests.support.tiny import tiny_transformer
+    from tests.support.torch_models import made
     from tfexport.bundle.reader import open_bundle
     from tfexport.config import ModelConfig
     from tfexport.exporter.pipeline import export
@@ -88,10 +85,9 @@ def prepare(folder: Path) -> None:
 
 def readers(folder: Path) -> list[Reader]:
     """All of them, over the files that `prepare` wrote to `folder`."""
-    import folders
-    from tiny import HINTS
-    from torch_models import Tutorial
-
+    from fuzz import folders
+    from tests.support.tiny import HINTS
+    from tests.support.torch_models import Tutorial
     from tfexport.decoding.alignments import read_dictionary
     from tfexport.models.checkpoints.load import inspect_checkpoint, load_checkpoint, read_hints
     from tfexport.text.tokenizers import TextTokenizer, read_vocabulary, word_tokenizer

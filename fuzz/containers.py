@@ -18,7 +18,8 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from values import other_value
+
+from fuzz.values import other_value
 
 YAML = re.compile(rb'[-\w"</>]+:\s')
 """How the files of YAML that mutations begin with begin, and no others."""

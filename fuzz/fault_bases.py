@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +21,6 @@ from tfexport.config import ModelConfig
 from tfexport.models.formats import native
 from tfexport.models.transformer import Transformer
 from tfexport.text.tokenizers import read_vocabulary
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 SPECIALS = ["<unk>", "<pad>", "<sos>", "<eos>"]
 UNK, PAD, BOS, EOS = range(4)
@@ -124,7 +121,7 @@ def write_text(path: Path, rows: Iterable[list[int]], stem: str | None) -> Path:
 
 def words(folder: Path, *, steps: int = 700) -> Base:
     """A tutorial's state_dict with JSON vocabularies and text: post-norm, learned positions, ReLU, heads of 16."""
-    from references.tutorial import TutorialTransformer
+    from tests.support.references.tutorial import TutorialTransformer
 
     path, flags = folder / "words.pt", vocabularies(folder, 90, 83)
     if not path.exists():

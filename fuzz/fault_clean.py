@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import fault_bases
 import numpy as np
 import torch
-from fault_bases import BUILDERS, Base, write_text
-from fault_gate import ALL, certified, export, parity, reason, run
-from models import random_config, random_model
 from rich.console import Console
 from rich.table import Table
 
+from fuzz import fault_bases
+from fuzz.fault_bases import BUILDERS, Base, write_text
+from fuzz.fault_gate import ALL, certified, export, parity, reason, run
+from fuzz.models import random_config, random_model
 from tfexport.config import ModelConfig
 from tfexport.models.formats import native
 from tfexport.models.transformer import Transformer
@@ -111,7 +111,7 @@ def _torch(name: str) -> Make:
     """A state_dict around torch.nn.Transformer."""
 
     def make(folder: Path) -> Base:
-        from torch_models import HEADS, IDS, LENGTH, MODELS, SRC_VOCAB, TGT_VOCAB, made
+        from tests.support.torch_models import HEADS, IDS, LENGTH, MODELS, SRC_VOCAB, TGT_VOCAB, made
 
         torch.save(made(name).state_dict(), folder / "model.pt")
         hints = {"n_heads": HEADS, **IDS, **MODELS[name].hints}  # type: ignore[attr-defined]
@@ -292,7 +292,7 @@ def _made(folder: Path) -> Path:
 def _own_outputs(base: Base, rows: list[list[int]], limit: int) -> tuple[list[list[int]], float]:
     """What the checkpoint's own code gives greedily, to eos or the limit, and how far its float32 is from float64."""
     if base.name == "loud":
-        from references.tutorial import TutorialTransformer
+        from tests.support.references.tutorial import TutorialTransformer
 
         sizes = {"d_model": 48, "n_heads": 3, "d_ffn": 80, "n_encoder_layers": 2, "n_decoder_layers": 2}
         module = TutorialTransformer(src_vocab=90, tgt_vocab=83, max_len=40, **sizes).eval()

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import typer
-from fault_bases import Base
 from typer.testing import CliRunner
 
 import tfexport.exporter.pipeline
+from fuzz.fault_bases import Base
 from tfexport.bundle.reader import CERTIFICATES
 from tfexport.cli import app
 from tfexport.contract import PRECISIONS

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from fault_edits import (
+from onnx import helper
+
+from fuzz.fault_edits import (
     Array,
     Nodes,
     Plant,
@@ -32,8 +34,7 @@ from fault_edits import (
     with_input,
     with_operator,
 )
-from fault_plan import D0, D1, E0, E1, Fault, slower_sinusoids
-from onnx import helper
+from fuzz.fault_plan import D0, D1, E0, E1, Fault, slower_sinusoids
 
 ONE, ONE32 = np.int64(1), np.int32(1)
 NEVER = "within what the kernels of this machine compute; wrong where there are none"
@@ -369,7 +370,7 @@ def planted_into(folder: Path, fault: Fault) -> None:
     Raises:
         AssertionError: nothing changed.
     """
-    from fault_edits import signed
+    from fuzz.fault_edits import signed
 
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".partial"}
     fault.plant(folder)

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fault_edits import (
+from safetensors.numpy import load_file
+
+from fuzz.fault_edits import (
     Array,
     Plant,
     Tensors,
@@ -24,8 +26,6 @@ from fault_edits import (
     transposed,
     words_swapped,
 )
-from safetensors.numpy import load_file
-
 from tfexport.bundle.reader import MANIFEST
 from tfexport.contract import WEIGHTS_FILE
 from tfexport.graphs.screening import FILE as SCREENING_FILE

@@ -1,8 +1,8 @@
 """How many planted faults does `tfexport parity` find, and does it pass what is right?
 
-    python fuzz/faults.py [--work FOLDER] [--jobs 2] [--only TEXT] [--no-bisect] [--quick] [--shared ../shared]
-    python fuzz/faults.py --clean
-    python fuzz/faults.py --hard [--t5-base]
+    python -m fuzz.faults [--work FOLDER] [--jobs 2] [--only TEXT] [--no-bisect] [--quick] [--shared ../shared]
+    python -m fuzz.faults --clean
+    python -m fuzz.faults --hard [--t5-base]
 
 A fault is a changed weight, node, definition, tokenizer or setting in a copy of a bundle, whose manifest then tells the new
 sums; all are listed in `fault_plan.py` and `fault_graphs.py`. It counts as found where the plain verdict on the copy is not
@@ -22,16 +22,14 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
 import torch
-from fault_bases import BUILDERS, Base, real
-from fault_gate import Prepared, certified, copied, parity, prepare, reason, without_numbers
-from fault_graphs import graph_faults, planted_into
-from fault_plan import Fault, planned
 from rich.console import Console
 from rich.table import Table
+
+from fuzz.fault_bases import BUILDERS, Base, real
+from fuzz.fault_gate import Prepared, certified, copied, parity, prepare, reason, without_numbers
+from fuzz.fault_graphs import graph_faults, planted_into
+from fuzz.fault_plan import Fault, planned
 
 WANTED = 0.95
 """Of the faults that can change an output, so many are to be found by the plain verdict."""
@@ -225,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         work = options.work or Path(temporary)
         if options.clean or options.hard:
-            from fault_clean import check_clean, check_hard
+            from fuzz.fault_clean import check_clean, check_hard
 
             bad = check_clean(work, console) if options.clean else 0
             bad += check_hard(work, console, t5_base=options.t5_base) if options.hard else 0

@@ -83,10 +83,8 @@ def prepare(folder: Path) -> None:
 
 def _prepare_toolkits(folder: Path) -> None:
     """The folders `npz`, `opus`, `joeynmt`, `joeynmt-bpe`, `fairseq`, `opennmt` and `opennmt-parts`."""
-    import joeynmt_models
-    import marian_models
-    from originals import DATA
-
+    from tests.support import joeynmt_models, marian_models
+    from tests.support.paths import DATA
     from tfexport.text.sentencepiece import PieceModel
 
     options = marian_models.options_of("pre-norm")
@@ -120,8 +118,8 @@ def _prepare_toolkits(folder: Path) -> None:
 
 
 def _readers_of_toolkits(folder: Path) -> list[Any]:
-    import marian_models
-    from originals import DATA
+    from tests.support import marian_models
+    from tests.support.paths import DATA
 
     def saved(toolkit: str, *names: str) -> tuple[bytes, ...]:
         return tuple((DATA / toolkit / f"{name}.pt").read_bytes() for name in names)
@@ -175,7 +173,7 @@ def readers(folder: Path) -> list[Any]:
 
 def _of(folder: Path, name: str, file: str, bases: Sequence[str], more: tuple[bytes, ...] = (), given: str = "") -> Any:
     """The reader `name` of a `file` of folders; `given` is the file that a command is given, where it is not the folder."""
-    from cases import Reader
+    from fuzz.cases import Reader
 
     seeds = (*((folder / base / file).read_bytes() for base in bases), *more)
     return Reader(name, seeds, _in_folder([folder / base for base in bases], file, given), Path(file).suffix)

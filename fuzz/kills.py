@@ -1,6 +1,6 @@
 """Ends export, decode and train at random moments, again and again, and checks after each time that nothing was lost.
 
-    python fuzz/kills.py [--kills 200] [--seed 0] [--jobs 2] [--only export,decode,train]
+    python -m fuzz.kills [--kills 200] [--seed 0] [--jobs 2] [--only export,decode,train]
 
 The commands are real ones, in processes of their own. Most of the signals are SIGKILL, some SIGTERM and SIGINT. Half of
 them come at a time drawn from the whole life of the command, half within milliseconds after a file was written to.

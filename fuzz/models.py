@@ -1,6 +1,6 @@
 """Random models through export and decoding, against PyTorch: the same tokens, greedy and with beams, in every dialect.
 
-    python fuzz/models.py [--models 300] [--seed 0]
+    python -m fuzz.models [--models 300] [--seed 0]
 
 Sizes, norms, positions, ties, biases, activations and depths are drawn at random, and so are weights and sources. Each
 model is written as a bundle whose graphs are checked as those of an export are; then ONNX Runtime decodes over two of its
@@ -28,7 +28,7 @@ from tfexport.exporter.pipeline import check_written, write_graphs, write_weight
 from tfexport.graph_checks.definition import Definition
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.ort import ort_cpu_portable
-from tfexport.runtimes.ort_cpu.runtime import ort_cpu
+from tfexport.runtimes.ort_cpu.load import ort_cpu
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.verification.parity import compare_all, random_sources
 

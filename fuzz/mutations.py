@@ -7,8 +7,8 @@ import json
 import random
 from collections.abc import Sequence
 
-from containers import YAML, other_archive, other_pickles, other_yaml
-from values import other_value
+from fuzz.containers import YAML, other_archive, other_pickles, other_yaml
+from fuzz.values import other_value
 
 INTERESTING = (
     b"\x00",

@@ -1,6 +1,6 @@
 """Random and mutated bytes into every reader of files: each gives a result or an error of ours, and nothing else.
 
-    python fuzz/readers.py [--inputs 50000] [--seed 0] [--only checkpoint,manifest]
+    python -m fuzz.readers [--inputs 50000] [--seed 0] [--only checkpoint,manifest]
 
 Each reader runs in a process of its own that may use 2 GiB of addresses, and 20 seconds for an input. What escapes (another
 exception, a signal, a hang, something that was run, a file that was opened or written where none should be) is kept in --out
@@ -26,9 +26,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cases import Reader, prepare, readers
-from mutations import mutated
-from watch import Watch
+from fuzz.cases import Reader, prepare, readers
+from fuzz.mutations import mutated
+from fuzz.watch import Watch
 
 SECONDS = 20
 """For one input: more is a hang."""

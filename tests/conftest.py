@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import HINTS, TinyCheckpoint, tiny_classifier, write_tiny_checkpoint
 
+from tests.support.tiny import HINTS, TinyCheckpoint, tiny_classifier, write_tiny_checkpoint
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import Checkpoint, load_checkpoint
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.paths import ROOT
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.commands.demo import embedded_checkpoint
 from tfexport.contract import FLOATS, Precision
@@ -46,7 +47,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not has_gpu(), reason=NOT_RUN)
 RUNTIMES = ("torch-cuda", "torch-cuda-compiled", "ort-cuda", "tensorrt")
 LARGEST = {"float16": 0.1, "bfloat16": 1.0}
 """Distance of a logit of the embedded model from float64: rounding moves it by less, another hypothesis' past by more."""
-SENTENCES = Path(__file__).parents[2] / "benchmarks" / "sentences.de"
+SENTENCES = ROOT / "benchmarks" / "sentences.de"
 
 
 def build_engines(directory: Path) -> str:

@@ -8,7 +8,7 @@ They compute what `models.transformer` computes, from the same weights file. Wha
     beams        the hypotheses of a sentence are queries to one cache that only grows (see `_beam_attention`)
     best tokens  log-softmax and top-k of as many as are asked for; without their scores, by `graphs/screening.py`
 
-What was measured for these choices is in docs/design.md.
+The reasons for these choices are in docs/decisions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Makes the checkpoints in this folder with OpenNMT-py itself, and what it computes with them.
 
-    PYTHONPATH=opennmt-py:../.. python make.py v1
+    PYTHONPATH=opennmt-py:../../.. python make.py v1
 
 `v1` needs OpenNMT-py 1.2.0 and torchtext 0.5.0, `v2` OpenNMT-py 2.3.0 and torchtext 0.5.0, `v3` and `v3-biases` OpenNMT-py
 3.5.1; `v3` also writes the same model as `v3-parts`, with save_format safetensors. Weights are random, norms and biases too;
@@ -23,8 +23,9 @@ from onmt.inputters import inputter
 from onmt.model_builder import build_base_model
 from onmt.models.model_saver import ModelSaver
 from onmt.utils.parse import ArgumentParser
-from references.decode import beam, greedy
 from safetensors.torch import load_file, save_file
+
+from tests.support.references.decode import beam, greedy
 
 HERE = Path(__file__).parent
 SPECIALS = ["<unk>", "<blank>", "<s>", "</s>"]

@@ -1,0 +1,93 @@
+"""What help costs: it imports nothing heavy. And the version."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.support.commands import (
+    ENVIRONMENT,
+    HEAVY,
+    NOT_FOR_DECODING,
+    TEXT,
+    TFEXPORT,
+    Run,
+    modules_after,
+    wanted_text,
+)
+from tests.support.tiny import (
+    TinyCheckpoint,
+)
+from tfexport import __version__
+from tfexport.cli import app
+
+COMMANDS = (
+    "inspect",
+    "export",
+    "build",
+    "triton",
+    "decode",
+    "score",
+    "attend",
+    "classify",
+    "parity",
+    "bench",
+    "train",
+    "demo",
+    "version",
+)
+
+
+@pytest.mark.parametrize("command", [None, *COMMANDS])
+def test_help_works(command: str | None) -> None:
+    result = CliRunner().invoke(app, [command, "--help"] if command else ["--help"])
+    assert result.exit_code == 0
+    assert "--help" in result.output
+    for name in COMMANDS if command is None else [command]:
+        assert name in result.output
+
+
+def test_help_says_the_exit_codes() -> None:
+    output = " ".join(CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output.split())
+    assert "0 done, 1 parity failed, 2 wrong use or input, 3 a fault of tfexport itself, 130 interrupted" in output
+
+
+def test_help_imports_nothing_heavy() -> None:
+    modules, _ = modules_after(["--help"], *([command, "--help"] for command in COMMANDS), ["version"])
+    assert "typer" in modules
+    assert not modules & HEAVY
+
+
+def test_help_is_quick() -> None:
+    """A generous bound, the best of three: PyTorch alone would take most of it."""
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run([TFEXPORT, "--help"], check=True, capture_output=True, env=ENVIRONMENT)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 2
+
+
+def test_decoding_with_onnxruntime_needs_no_torch(tiny_bundle: Path, tiny_checkpoint: TinyCheckpoint) -> None:
+    commands = [["decode", tiny_bundle, "--threads", "1", *beam] for beam in ([], ["--beam", "2"])]
+    modules, output = modules_after(*commands, stdin=TEXT)
+    assert "onnxruntime" in modules
+    assert not modules & NOT_FOR_DECODING
+    assert output.decode() == wanted_text(tiny_checkpoint)  # the second command finds stdin at its end
+
+
+def test_version(run: Run) -> None:
+    found = run("version")
+    assert (found.code, found.stderr) == (0, "")
+    first, *more = found.lines
+    assert first == f"tfexport {__version__}"
+    assert [line.split(" ")[0] for line in more if not line.startswith(" ")] == [
+        "python",
+        "cpu:",
+        "runtimes:",
+        "kernels:",
+    ]

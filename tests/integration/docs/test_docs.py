@@ -1,0 +1,40 @@
+"""The Python examples of the documentation run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+from tfexport.commands.demo import embedded_checkpoint
+from tfexport.exporter.pipeline import export
+from tfexport.models.checkpoints.load import load_checkpoint
+
+PAGES = [*(ROOT / name for name in ("README.md", "examples/README.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+PYTHON = [
+    pytest.param(code, id=f"{page.relative_to(ROOT)}-{number}")
+    for page in PAGES
+    for number, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL))
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What examples name: the embedded German-English model as two bundles, and text for it."""
+    folder = tmp_path_factory.mktemp("docs")
+    export(load_checkpoint(embedded_checkpoint(), {}), folder / "bundle")
+    (folder / "ckpt").symlink_to("bundle")
+    (folder / "model.safetensors").symlink_to(embedded_checkpoint())
+    (folder / "input.txt").write_text("Ein Hund läuft.\nZwei Kinder spielen.\n", encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("code", PYTHON)
+def test_python_examples_run(code: str, folder: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()

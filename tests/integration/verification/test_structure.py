@@ -1,0 +1,115 @@
+"""Whether the nodes of a bundle's graphs are those that this version writes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from tests.support.ort_bundles import CONFIG, random_model, write_bundle
+from tfexport import contract
+from tfexport.bundle.reader import Bundle, file_sha256, open_bundle
+from tfexport.verification.parity import check
+from tfexport.verification.structure import structure_mismatches
+
+Change = Callable[[onnx.ModelProto], None]
+PRECISIONS: tuple[contract.Precision, ...] = tuple(contract.PRECISIONS.values())
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """In all precisions. Not to be changed."""
+    return write_bundle(random_model(CONFIG), tmp_path_factory.mktemp("clean") / "bundle", PRECISIONS)
+
+
+def mutant(clean: Bundle, folder: Path, file: str, change: Change) -> Bundle:
+    """A copy of the bundle with a change to one graph, whose checksum is right."""
+    shutil.copytree(clean.directory, folder)
+    model = onnx.load(folder / file, load_external_data=False)
+    change(model)
+    onnx.save(model, folder / file)
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    manifest["files"][file]["sha256"] = file_sha256(folder / file)
+    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    return open_bundle(folder)
+
+
+def one_word_for_another(model: onnx.ModelProto) -> None:
+    """Source id 20 is read as 21."""
+    for name, number in (("one", 20), ("other", 21)):
+        model.graph.initializer.append(numpy_helper.from_array(np.array(number, np.int64), name))
+    for node in model.graph.node:
+        node.input[:] = ["replaced" if name == "src_ids" and node.op_type == "Gather" else name for name in node.input]
+    model.graph.node.insert(0, helper.make_node("Equal", ["src_ids", "one"], ["is_one"], name="planted/Equal"))
+    where = helper.make_node("Where", ["is_one", "other", "src_ids"], ["replaced"], name="planted/Where")
+    model.graph.node.insert(1, where)
+
+
+def other_epsilon(model: onnx.ModelProto) -> None:
+    node = next(node for node in model.graph.node if "norms.0" in node.name and node.attribute)
+    (attribute,) = [attribute for attribute in node.attribute if attribute.name == "epsilon"]
+    attribute.f = 2e-5
+
+
+def other_function(model: onnx.ModelProto) -> None:
+    del model.functions[-1]
+
+
+def one_output_less(model: onnx.ModelProto) -> None:
+    del model.graph.output[-1]
+
+
+def test_clean_graphs_are_as_this_version_writes_them(clean: Bundle) -> None:
+    assert {graph.precision for graph in clean.graphs} == set(PRECISIONS)
+    assert structure_mismatches(clean) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "about"),
+    [
+        ("encoder.onnx", one_word_for_another, "the number of its initializers"),
+        ("encoder.int8.ort.onnx", one_word_for_another, "the number of its initializers"),
+        ("decoder_step.fp16.onnx", other_epsilon, "node decoder.layers.0.norms.0/"),
+        ("beam_step.ort.onnx", other_function, "the number of its functions"),
+        ("encoder.bf16.onnx", one_output_less, "the number of its outputs"),
+    ],
+)
+def test_a_changed_graph_is_told_with_what_differs(
+    clean: Bundle, tmp_path: Path, file: str, change: Change, about: str
+) -> None:
+    found, others = structure_mismatches(mutant(clean, tmp_path / "mutant", file, change))
+    assert [mismatch.file for mismatch in found] == [file]
+    assert found[0].about.startswith(about)
+    assert found[0].about.endswith("is not as this version writes it")
+    assert not others
+
+
+def test_parity_fails_for_a_word_that_no_line_has(clean: Bundle, tmp_path: Path) -> None:
+    bundle = mutant(clean, tmp_path / "mutant", "encoder.ort.onnx", one_word_for_another)
+    lines = [b"4 5 6", b"7 8"]
+    found = check(bundle.directory, lines, ["ort-cpu"], precisions=("float32",), input_format="ids", say=lambda _: None)
+    assert all(report.passed for report in found.reports)
+    assert [mismatch.file for mismatch in found.mismatches] == ["encoder.ort.onnx"]
+    assert not found.passed
+
+
+def test_graphs_of_another_version_are_not_compared_and_named(clean: Bundle, tmp_path: Path) -> None:
+    def change(model: onnx.ModelProto) -> None:
+        model.producer_version = "0.0.9"
+        other_epsilon(model)
+
+    assert structure_mismatches(mutant(clean, tmp_path / "mutant", "encoder.onnx", change)) == ([], ["encoder.onnx"])
+
+
+def test_a_graph_that_cannot_be_read_is_told(clean: Bundle, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(clean.directory, tmp_path / "broken"))
+    (folder / "encoder.onnx").write_bytes(b"no graph")
+    (found,), _ = structure_mismatches(replace(clean, directory=folder))
+    assert found.about.startswith("cannot be compared with what this version writes: ")

@@ -1,0 +1,34 @@
+"""Pickles within pickles, that say what no toolkit writes."""
+
+from __future__ import annotations
+
+import io
+import struct
+
+import pytest
+import torch
+
+from tfexport.models.formats.pickled_options import InertObject, plain
+from tfexport.models.formats.pickles import Refused, read_pickle
+
+
+def test_tensors_without_numbers_have_small_sizes() -> None:
+    def pickled(sizes: tuple[int, int]) -> bytes:
+        numbers = b"".join(b"\x8a\x08" + struct.pack("<q", size) for size in sizes) + b"\x86"
+        storage = b"(U\x07storagectorch\nFloatStorage\nU\x010U\x03cpuK\x00tQ"
+        return (
+            b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"K\x00" + numbers + b"K\x01K\x01\x86\x89NtR."
+        )
+
+    def empty(key: str, n_bytes: int) -> torch.Tensor:
+        return torch.empty(n_bytes, dtype=torch.uint8)
+
+    assert read_pickle(io.BytesIO(pickled((0, 24))), empty).shape == (0, 24)
+    with pytest.raises(Refused, match="an empty tensor of sizes"):
+        read_pickle(io.BytesIO(pickled((0, 2**40))), empty)
+
+
+def test_a_tensor_among_arguments_is_not_computed_with() -> None:
+    (found,) = plain([torch.ones(3)], "args")
+    assert isinstance(found, InertObject)
+    assert found.of == "torch.Tensor"

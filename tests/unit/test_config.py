@@ -1,0 +1,52 @@
+"""The configuration: every problem is named, and what a person writes is read or refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from tests.support.checkpoints import (
+    NATIVE,
+)
+from tfexport.config import ModelConfig
+from tfexport.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("changes", "problems"),
+    [
+        ({"d_model": 13}, ["d_model 13 is not a multiple of n_heads 3"]),
+        ({"d_model": 0, "n_heads": -1}, ["d_model is 0, not above 0", "n_heads is -1, not above 0"]),
+        ({"n_decoder_layers": 0, "tgt_vocab_size": 0}, ["n_decoder_layers is 0", "tgt_vocab_size is 0"]),
+        ({"pad_id": -1, "bos_id": 99}, ["pad_id -1 is not in the target", "bos_id 99 is not in the target"]),
+        ({"src_vocab_size": 3}, ["eos_id 3 is not in the source vocabulary", "of one size, not 3 and 37"]),
+        ({"unk_id": 40}, ["unk_id 40 is not in the source vocabulary"]),
+        ({"unk_id": -7}, ["unk_id"]),
+        ({"norm_eps": math.nan, "dropout": 1.0}, ["norm_eps is nan", "dropout is 1.0"]),
+        ({"embedding_scale": math.inf, "position_offset": -1}, ["embedding_scale", "position_offset is -1"]),
+        ({"embedding_scale": 10**400}, ["embedding_scale"]),
+        ({"n_classes": 2}, ["n_decoder_layers 0", "no embeddings to tie"]),
+        ({"d_model": "12", "norm_first": 1, "dropout": "0"}, ["d_model is '12', not int", "norm_first is 1, not bool"]),
+        ({"n_heads": True, "d_ff": 20.0, "norm_eps": None}, ["n_heads is True", "d_ff is 20.0", "norm_eps is None"]),
+        ({"activation": "tanh", "positions": []}, ["activation is 'tanh', not one of relu, gelu", "positions is []"]),
+    ],
+)
+def test_every_problem_of_a_configuration_is_named(changes: dict[str, Any], problems: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ModelConfig.from_dict({**NATIVE.to_dict(), **changes})
+    for problem in problems:
+        assert problem in str(caught.value)
+
+
+def test_configuration_round_trip() -> None:
+    assert ModelConfig.from_dict(json.loads(json.dumps(NATIVE.to_dict()))) == NATIVE
+
+
+def test_unknown_and_missing_fields_are_named_together() -> None:
+    fields = NATIVE.to_dict()
+    del fields["d_ff"], fields["eos_id"]
+    with pytest.raises(ConfigError, match=r"here .*unknown: colour, heads; missing: d_ff, eos_id"):
+        ModelConfig.from_dict({**fields, "heads": 3, "colour": "red"}, where="here")

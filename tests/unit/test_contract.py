@@ -1,0 +1,170 @@
+"""The table of all tensors: names of files, types by precision, axes by model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.fakes import tiny_config
+from tfexport import contract
+from tfexport.bundle.writer import float32_islands
+
+CONFIG = tiny_config(d_model=24, n_heads=3, n_decoder_layers=2, tgt_vocab_size=100)
+CLASSIFIER = tiny_config(
+    n_classes=5, n_decoder_layers=0, tgt_vocab_size=0, max_target_length=0, bos_id=-1, tie_source_target=False
+)
+ORT_ROLES = ("encoder", "decoder_step", "beam_step", "greedy_step")
+
+
+def every_graph() -> Iterator[contract.GraphSpec]:
+    dialects: tuple[contract.Dialect, ...] = tuple(contract.DIALECTS)
+    for precision in contract.PRECISIONS.values():
+        for dialect in dialects:
+            yield from contract.graphs_of(CONFIG, precision, dialect)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dialect", "files"),
+    [
+        ("float32", "onnx24", ["encoder.onnx", "decoder_step.onnx", "select_rows.onnx"]),
+        ("float32", "onnx24-lengths", ["encoder.lengths.onnx", "decoder_step.lengths.onnx"]),
+        ("float16", "onnx24", ["encoder.fp16.onnx", "decoder_step.fp16.onnx", "select_rows.fp16.onnx"]),
+        ("bfloat16", "onnx24-lengths", ["encoder.bf16.lengths.onnx", "decoder_step.bf16.lengths.onnx"]),
+        ("float32", "ort", [f"{role}.ort.onnx" for role in ORT_ROLES]),
+        ("int8", "ort", [f"{role}.int8.ort.onnx" for role in ORT_ROLES]),
+        ("int4", "ort", [f"{role}.int4.ort.onnx" for role in ORT_ROLES]),
+    ],
+)
+def test_files_of_the_graphs_of_a_precision_and_dialect(precision: Any, dialect: Any, files: list[str]) -> None:
+    graphs = contract.graphs_of(CONFIG, precision, dialect)
+    assert [graph.file for graph in graphs] == files
+    assert {(graph.precision, graph.dialect) for graph in graphs} == {(precision, dialect)}
+
+
+@pytest.mark.parametrize(
+    ("precision", "dialect"),
+    [
+        *(("float16", "ort"), ("bfloat16", "ort")),
+        *((precision, dialect) for precision in ("int8", "int4") for dialect in ("onnx24", "onnx24-lengths")),
+    ],
+)
+def test_the_dialect_ort_is_the_only_one_of_quantized_graphs_and_has_no_half_precision(
+    precision: Any, dialect: Any
+) -> None:
+    assert contract.graphs_of(CONFIG, precision, dialect) == ()
+
+
+@pytest.mark.parametrize(("d_model", "has_one"), [(24, True), (48, True), (12, False), (36, False), (3, False)])
+def test_a_greedy_step_in_the_dialect_ort_needs_heads_of_a_multiple_of_8(d_model: int, has_one: bool) -> None:
+    graphs = contract.graphs_of(CONFIG.replace(d_model=d_model), "int8", "ort")
+    assert [graph.role for graph in graphs] == [
+        role for role in ORT_ROLES if has_one or role in ("encoder", "beam_step")
+    ]
+
+
+def test_no_two_graphs_have_one_file() -> None:
+    files = [graph.file for graph in every_graph()]
+    assert len(files) == len(set(files)) == 15 + 12
+
+
+@pytest.mark.parametrize(
+    ("precision", "dialect", "file"),
+    [
+        ("float32", "onnx24", "encoder_classifier.onnx"),
+        ("float16", "onnx24-lengths", "encoder_classifier.fp16.lengths.onnx"),
+    ],
+)
+def test_a_classifier_is_one_graph(precision: Any, dialect: Any, file: str) -> None:
+    (graph,) = contract.graphs_of(CLASSIFIER, precision, dialect)
+    assert graph.file == file
+    assert [tensor.name for tensor in graph.outputs] == ["logits"]
+    assert contract.graphs_of(CLASSIFIER, precision, "ort") == contract.graphs_of(CLASSIFIER, "int8", "ort") == ()
+    assert contract.shape(graph.outputs[0], CLASSIFIER) == ["batch", 5]
+
+
+def test_short_names_and_weights_files() -> None:
+    shorts = {precision: contract.short_name(precision) for precision in contract.PRECISIONS.values()}
+    assert shorts == {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int8": "int8", "int4": "int4"}
+    assert {contract.weights_file(precision) for precision in shorts} == {
+        "weights.safetensors",
+        "weights.fp16.safetensors",
+        "weights.bf16.safetensors",
+        "weights.int8.safetensors",
+        "weights.int4.safetensors",
+    }
+    assert contract.weights_file("float32") == contract.WEIGHTS_FILE
+
+
+def test_tensors_have_the_precision_of_their_graph_and_logits_float32() -> None:
+    always = {
+        "logits": "float32",
+        "best.log_probs": "float32",
+        "best.logits": "float32",
+        "mask": "bool",
+        "total": "int32",
+    }
+    always |= dict.fromkeys(
+        ["src_ids", "src_len", "tokens", "position", "index", "best.ids", "slot", "count", "banned"], "int64"
+    )
+    narrow = {"position": "int32", "src_len": "int32"}  # as ONNX Runtime's own operators take them
+    seen = set()
+    for graph in every_graph():
+        known = always | narrow if graph.dialect == "ort" else always
+        floats = "float32" if graph.precision in ("int8", "int4") else graph.precision
+        for tensor in (*graph.inputs, *graph.outputs):
+            assert tensor.dtype == known.get(tensor.name, floats), (graph.file, tensor.name)
+            seen.add(tensor.name)
+    assert set(always) < seen
+
+
+def test_layers_are_written_out_key_before_value() -> None:
+    _, step, _ = contract.graphs_of(CONFIG)
+    names = [tensor.name for tensor in step.inputs]
+    past, cross = contract.cache_names(CONFIG, "past"), contract.cache_names(CONFIG, "cross")
+    assert past == ["past.0.key", "past.0.value", "past.1.key", "past.1.value"]
+    assert names == ["tokens", "position", "src_len", *past, *cross]
+    assert [tensor.name for tensor in step.outputs][-4:] == contract.cache_names(CONFIG, "present")
+    for role in contract.graphs_of(CONFIG, "int4", "ort")[1:]:
+        names = [tensor.name for tensor in role.inputs]
+        assert names[-8:] == [*past, *cross]
+        assert [tensor.name for tensor in role.outputs][-4:] == contract.cache_names(CONFIG, "present")
+    assert not [tensor.name for graph in every_graph() for tensor in graph.inputs if "{" in tensor.name]
+
+
+@pytest.mark.parametrize(("vocab", "best"), [(100, 17), (17, 17), (5, 5)])
+def test_there_are_no_more_best_tokens_than_tokens(vocab: int, best: int) -> None:
+    config = tiny_config(tgt_vocab_size=vocab)
+    _, step, _ = contract.graphs_of(config)
+    shapes = {tensor.name: contract.shape(tensor, config) for tensor in step.outputs}
+    assert shapes["best.ids"] == shapes["best.log_probs"] == ["rows", best]
+    assert shapes["logits"] == ["rows", vocab]
+
+
+def test_only_half_precision_graphs_with_logits_have_islands() -> None:
+    for graph in every_graph():
+        has_one = graph.role == "decoder_step" and graph.precision in ("float16", "bfloat16")
+        assert bool(float32_islands(graph)) == has_one, graph.file
+
+
+@pytest.mark.parametrize("d_model", [2, 6, 24, 96, 256, 300, 512, 1000])
+@pytest.mark.parametrize(("precision", "item"), [("float32", 4), ("float16", 2), ("bfloat16", 2)])
+def test_an_aligned_length_is_the_smallest_that_ends_on_the_alignment(d_model: int, precision: Any, item: int) -> None:
+    found = contract.aligned_length(d_model, precision)
+    fitting = [length for length in range(1, 257) if length * d_model * item % contract.ALIGNMENT == 0]
+    assert found == fitting[0]
+
+
+def test_each_runtime_takes_the_first_of_its_dialects_that_there_is() -> None:
+    everything = list(every_graph())
+    found = contract.runtime_dialects(everything)
+    assert found["ort-cpu"] == {
+        **dict.fromkeys(("float32", "int8", "int4"), "ort"),
+        **dict.fromkeys(("float16", "bfloat16"), "onnx24"),
+    }
+    without = contract.runtime_dialects(graph for graph in everything if graph.dialect != "ort")
+    assert without["ort-cpu"] == dict.fromkeys(("float32", "float16", "bfloat16"), "onnx24")
+    for runtime in ("ort-cuda", "tensorrt"):
+        assert without[runtime] == found[runtime]
+    assert contract.runtime_dialects([]) == {"ort-cpu": {}, "ort-cuda": {}, "tensorrt": {}}
