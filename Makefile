@@ -7,9 +7,10 @@ INPUTS ?= 50000
 TEXT ?= benchmarks/sentences.de
 MODELS ?= 300
 KILLS ?= 200
+EXAMPLES = per_head_conv1d tutorial_spacy annotated_transformer base_model_tied attention_and_positions
 KERNELS = setup.py $(wildcard tfexport/kernels/*.h tfexport/kernels/*.cpp)
 
-.PHONY: setup demo test docs engines fuzz faults kills load gpu constraints clean
+.PHONY: setup demo test docs engines fuzz faults kills load gpu examples constraints clean
 
 # For contributors: the virtual environment, the kernels, and hooks that check each commit (not where git keeps no hooks,
 # as in a folder that was unpacked from an archive).
@@ -62,6 +63,10 @@ gpu:
 	$(PYTHON) -m benchmarks.gpu $(if $(BUNDLE),$(BUNDLE),--export build/gpu --input benchmarks/sentences.de) \
 		$(GPU_FLAGS) || status=$$?; \
 	exit $$status
+
+# Trains, exports and compares each of the systems in examples/; a minute each.
+examples: $(VENV)/dev.done
+	set -e; for example in $(EXAMPLES); do echo "== $$example"; $(VENV)/bin/python examples/$$example.py; done
 
 $(VENV)/export.done: pyproject.toml constraints.txt $(KERNELS)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
