@@ -141,7 +141,9 @@ def test_unknown_tokens_are_replaced_by_what_ctranslate2_replaces_them_with(
 @pytest.mark.thorough
 @pytest.mark.parametrize("beam", [1, 4, 8])
 @pytest.mark.parametrize("profile", ["fairseq", "marian", "joeynmt"])
-def test_fairseq_marian_and_joeynmt_find_what_their_documentation_says_with_real_models(profile: ProfileName, beam: int) -> None:
+def test_fairseq_marian_and_joeynmt_find_what_their_documentation_says_with_real_models(
+    profile: ProfileName, beam: int
+) -> None:
     """200 inputs for each setting, of four models."""
     options = SearchOptions.for_profile(profile, beam=beam, nbest=beam, max_length=5)
     best = set()
