@@ -9,9 +9,10 @@ MODELS ?= 300
 KILLS ?= 200
 # One thread for each of the two processes: small matrices gain nothing from more, and waiting threads cost minutes.
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n 2 --dist loadfile
+EXAMPLES = per_head_conv1d tutorial_spacy annotated_transformer base_model_tied attention_and_positions
 KERNELS = setup.py $(wildcard tfexport/kernels/*.h tfexport/kernels/*.cpp)
 
-.PHONY: setup demo test unit check engines fuzz faults kills load gpu constraints clean
+.PHONY: setup demo test unit check docs engines fuzz faults kills load gpu examples constraints clean
 
 # For contributors: the virtual environment, the kernels, and hooks that check each commit (not where git keeps no hooks,
 # as in a folder that was unpacked from an archive).
@@ -33,11 +34,15 @@ test: $(VENV)/dev.done
 unit: $(VENV)/dev.done
 	$(PYTEST) tests/unit
 
-# Everything: `make test`, then the thorough tests, engines, fuzzing and kills.
+# Everything: `make test`, then the thorough tests, engines, fuzzing, examples, the documentation and kills.
 check: test
 	$(PYTEST) -m thorough
-	$(MAKE) --jobs 2 --output-sync=target engines fuzz
-	$(MAKE) kills
+	$(MAKE) --jobs 2 --output-sync=target engines fuzz examples
+	$(MAKE) docs kills
+
+# The documentation as a site, build/docs/index.html. Broken links and pages that no menu names are errors.
+docs: $(VENV)/docs.done
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 # Builds TensorRT engines ahead of time, without a GPU, and lists their sizes and seconds.
 engines: $(VENV)/dev.done
@@ -73,6 +78,10 @@ gpu:
 		$(GPU_FLAGS) || status=$$?; \
 	exit $$status
 
+# Trains, exports and compares each of the systems in examples/; a minute each.
+examples: $(VENV)/dev.done
+	set -e; for example in $(EXAMPLES); do echo "== $$example"; $(VENV)/bin/python examples/$$example.py; done
+
 $(VENV)/export.done: pyproject.toml constraints.txt $(KERNELS)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[export,cpu]'
@@ -83,7 +92,12 @@ $(VENV)/dev.done: pyproject.toml constraints.txt $(KERNELS)
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[export,cpu,tensorrt-rtx,train,spacy,dev]'
 	touch $@
 
-constraints: $(VENV)/dev.done
+$(VENV)/docs.done: pyproject.toml constraints.txt $(KERNELS)
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+constraints: $(VENV)/dev.done $(VENV)/docs.done
 	(head -1 constraints.txt; $(VENV)/bin/pip freeze --exclude-editable | sed 's/+cpu//') > constraints.new
 	mv constraints.new constraints.txt
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.base_model import BASE, random_checkpoint
 from tfexport.bench.contestants import OWN, Contestant, Failed, Process, Setup, hire
-from tfexport.bench.lower_bound import floor
+from tfexport.bench.lower_bound import lower_bound
 from tfexport.bench.machine import Peaks, facts
 from tfexport.bench.plan import Plan
 from tfexport.bench.run import peaks_of
@@ -137,7 +137,7 @@ def measure(process: Process, config: ModelConfig, point: Point, repeats: int) -
 def least(config: ModelConfig, precision: str, peaks: Peaks, point: Point) -> dict[str, Any]:
     """The floor of a point."""
     lengths = {"sources": [point.source] * point.batch, "outputs": [point.tokens] * point.batch}
-    found = floor(config, precision, peaks, **lengths, batch=point.batch, beam=1)
+    found = lower_bound(config, precision, peaks, **lengths, batch=point.batch, beam=1)
     return {**asdict(found), "tokens_per_second": point.batch * point.tokens / found.seconds}
 
 

@@ -28,7 +28,7 @@ from tfexport.exporter.pipeline import check_written, write_graphs, write_weight
 from tfexport.graph_checks.definition import Definition
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.ort import ort_cpu_portable
-from tfexport.runtimes.ort_cpu.runtime import ort_cpu
+from tfexport.runtimes.ort_cpu.load import ort_cpu
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.verification.parity import compare_all, random_sources
 

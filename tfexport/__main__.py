@@ -43,7 +43,8 @@ def _signals_that_end() -> list[int]:
         sys.exit(128 + number)
 
     signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGHUP, end)
+    if hasattr(signal, "SIGHUP"):  # not on Windows
+        signal.signal(signal.SIGHUP, end)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as it is for what a shell runs in the background
         signal.signal(signal.SIGINT, end)
     return received

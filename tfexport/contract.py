@@ -1,4 +1,4 @@
-"""The one table of every tensor of every graph: export, manifest, runtimes, parity and docs/contract.md read it from here.
+"""The one table of every tensor of every graph. Export, manifest, runtimes, parity and docs/reference/contract.md read it.
 
 Axes: `batch` source sentences, `src` source ids, `rows` = batch * beam hypotheses (row = b * beam + k), `cache` slots of
 the self-attention cache; `blocks` tensors of one cache that lie one after the other, `width` numbers of one row of one of

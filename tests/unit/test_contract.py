@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.contract_table import markdown_table
 from tests.support.fakes import tiny_config
 from tfexport import contract
 from tfexport.bundle.writer import float32_islands
@@ -155,16 +154,6 @@ def test_an_aligned_length_is_the_smallest_that_ends_on_the_alignment(d_model: i
     found = contract.aligned_length(d_model, precision)
     fitting = [length for length in range(1, 257) if length * d_model * item % contract.ALIGNMENT == 0]
     assert found == fitting[0]
-
-
-def test_the_table_for_readers_has_every_tensor() -> None:
-    lines = markdown_table().splitlines()
-    assert len({line.count("|") for line in lines}) == 1
-    standard = (contract.ENCODER, contract.DECODER_STEP, contract.SELECT_ROWS, contract.ENCODER_CLASSIFIER)
-    for graph in (*standard, contract.ORT_ENCODER, contract.ORT_DECODER_STEP, contract.ORT_BEAM_STEP):
-        for side, tensors in (("in", graph.inputs), ("out", graph.outputs)):
-            for tensor in tensors:
-                assert sum(line.startswith(f"| `{graph.file}` | {side} | `{tensor.name}` |") for line in lines) == 1
 
 
 def test_each_runtime_takes_the_first_of_its_dialects_that_there_is() -> None:

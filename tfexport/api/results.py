@@ -40,7 +40,7 @@ class Translation:
     """What became of one source sentence; `str()` of it is its best text."""
 
     status: Status
-    """`ok`, or what is wrong with the sentence or its output; see the README's table."""
+    """`ok`, or what is wrong with the sentence or its output; see docs/guides/decode.md."""
     message: str
     """What is wrong, in words; empty where nothing is."""
     outputs: tuple[Output, ...]

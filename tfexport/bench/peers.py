@@ -218,7 +218,7 @@ def _plain_power(options: SearchOptions, sources: Sources) -> float:
 
     Their logarithms have the same slope at the mean length of the sources, about which those of the outputs lie.
     """
-    if not sources or not options.rules.google_length:
+    if not sources or not options.search_profile.google_length:
         return options.length_penalty
     length = sum(map(len, sources)) / len(sources)
     return options.length_penalty * length / (5 + length)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfexport.bench.contestants import OWN, Setup
-from tfexport.bench.lower_bound import floor
+from tfexport.bench.lower_bound import lower_bound
 from tfexport.bench.machine import Peaks
 from tfexport.config import ModelConfig
 
@@ -72,7 +72,7 @@ def cell_record(
     for name, attempt in best.items():
         row = _row(attempt, own, attempts[name])
         if attempt.ran:
-            least = floor(
+            least = lower_bound(
                 config,
                 attempt.setup.precision,
                 peaks,

@@ -1,10 +1,11 @@
-"""`tfexport export`."""
+"""`tfexport export`: parse, load, export, write."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,6 +15,14 @@ from tfexport.commands.signature import with_options
 from tfexport.contract import precisions_of
 from tfexport.exporter.options import BudgetOptions, EngineOptions, GraphOptions
 from tfexport.models.checkpoints.options import CheckpointOptions
+
+if TYPE_CHECKING:
+    from tfexport.commands.targets import GraphsTarget
+    from tfexport.contract import Precision
+    from tfexport.exporter.pipeline import Exported
+    from tfexport.models.checkpoints.load import Checkpoint as LoadedCheckpoint
+
+Target = Literal["onnx", "tensorrt", "triton"]
 
 
 @with_options
@@ -27,7 +36,7 @@ def export(
     graphs: GraphOptions,
     budgets: BudgetOptions,
     target: Annotated[
-        Literal["onnx", "tensorrt", "triton"],
+        Target,
         typer.Option(help="tensorrt: with engines; triton: beside the bundle a model repository, DIR.triton."),
     ] = "onnx",
     engines: EngineOptions,
@@ -36,46 +45,93 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
 ) -> None:
     """Export a checkpoint to a bundle: ONNX graphs, weights, tokenizers and a manifest, checked against PyTorch."""
-    from tfexport.bundle.writer import refuse_to_overwrite
-    from tfexport.commands.targets import GraphsTarget, TritonTarget, engines_target, telling_of_lost_engines
-    from tfexport.exporter.pipeline import automatic_precisions, bundle_beside
-    from tfexport.exporter.pipeline import export as run_export
-    from tfexport.models.checkpoints.reading import open_checkpoint
-    from tfexport.verification.budget import choosers_of
-    from tfexport.verification.parity import gate
+    from tfexport.commands.targets import telling_of_lost_engines
 
-    loaded = open_checkpoint(checkpoint, described, say)
-    directory = output or bundle_beside(checkpoint)
-    if directory == checkpoint:
-        directory = checkpoint.with_name(f"{checkpoint.name}.bundle")
-    precision, automatic = automatic_precisions(graphs.precision or ("fp16" if target == "tensorrt" else "fp32"))
-    precisions = precisions_of(precision)
-    wanted = GraphsTarget(precisions)
-    if target == "tensorrt":
-        wanted = engines_target(precisions, engines)
-    elif target == "triton":
-        wanted = TritonTarget(precisions, directory, runtime, beam, force)
+    request = Request(checkpoint, output, described, graphs, budgets, target, engines, runtime, beam, force)
+    loaded = request.load()
+    directory, wanted = request.directory, request.wanted()
     wanted.check(loaded.config)
-    refuse_to_overwrite(directory.resolve(), force)  # before a budget's text is decoded
-    choosers = choosers_of(loaded, automatic, budgets, say)
     with telling_of_lost_engines(directory):
-        with working(f"exporting {checkpoint}"):
-            exported = run_export(
+        print_export(loaded, request.run(loaded))
+        wanted.write(directory)
+    if loaded.config.is_classifier:
+        print(f"next: tfexport classify {directory} INPUT")
+    else:
+        print(f"next: tfexport parity {directory} INPUT; tfexport decode {directory} INPUT")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the flags of `export` ask for."""
+
+    checkpoint: Path
+    output: Path | None
+    described: CheckpointOptions
+    graphs: GraphOptions
+    budgets: BudgetOptions
+    target: Target
+    engines: EngineOptions
+    runtime: str
+    """What a Triton server decodes with."""
+    beam: int
+    force: bool
+
+    @property
+    def directory(self) -> Path:
+        """The bundle."""
+        from tfexport.exporter.pipeline import bundle_beside
+
+        directory = self.output or bundle_beside(self.checkpoint)
+        if directory == self.checkpoint:
+            return self.checkpoint.with_name(f"{self.checkpoint.name}.bundle")
+        return directory
+
+    @property
+    def precisions(self) -> tuple[tuple[Precision, ...], tuple[Precision, ...]]:
+        """All precisions, and those of them with a budget."""
+        from tfexport.exporter.pipeline import automatic_precisions
+
+        default = "fp16" if self.target == "tensorrt" else "fp32"
+        names, automatic = automatic_precisions(self.graphs.precision or default)
+        return precisions_of(names), automatic
+
+    def load(self) -> LoadedCheckpoint:
+        """Read the checkpoint."""
+        from tfexport.models.checkpoints.reading import open_checkpoint
+
+        return open_checkpoint(self.checkpoint, self.described, say)
+
+    def wanted(self) -> GraphsTarget:
+        """What is written beyond the graphs."""
+        from tfexport.commands.targets import GraphsTarget, TritonTarget, engines_target
+
+        precisions, _ = self.precisions
+        if self.target == "tensorrt":
+            return engines_target(precisions, self.engines)
+        if self.target == "triton":
+            return TritonTarget(precisions, self.directory, self.runtime, self.beam, self.force)
+        return GraphsTarget(precisions)
+
+    def run(self, loaded: LoadedCheckpoint) -> Exported:
+        """Write the bundle, checked against PyTorch."""
+        from tfexport.bundle.writer import refuse_to_overwrite
+        from tfexport.exporter.pipeline import export as run_export
+        from tfexport.verification.budget import choosers_of
+        from tfexport.verification.parity import gate
+
+        refuse_to_overwrite(self.directory.resolve(), self.force)  # before a budget's text is decoded
+        precisions, automatic = self.precisions
+        choosers = choosers_of(loaded, automatic, self.budgets, say)
+        with working(f"exporting {self.checkpoint}"):
+            return run_export(
                 loaded,
-                directory,
+                self.directory,
                 precisions=precisions,
                 choosers=choosers,
-                alignments=graphs.alignments,
-                shortlist=graphs.shortlist,
-                force=force,
-                check=graphs.parity,
-                tolerance=graphs.tolerance,
-                verify=partial(gate, tolerance=graphs.tolerance) if graphs.parity else None,
+                alignments=self.graphs.alignments,
+                shortlist=self.graphs.shortlist,
+                force=self.force,
+                check=self.graphs.parity,
+                tolerance=self.graphs.tolerance,
+                verify=partial(gate, tolerance=self.graphs.tolerance) if self.graphs.parity else None,
             )
-        print_export(loaded, exported)
-        wanted.write(directory)
-    print(
-        f"next: tfexport classify {directory} INPUT"
-        if loaded.config.is_classifier
-        else f"next: tfexport parity {directory} INPUT; tfexport decode {directory} INPUT"
-    )

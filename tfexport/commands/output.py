@@ -8,7 +8,6 @@ out.txt                both are gone, and all lines are there
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import json
 import os
@@ -21,6 +20,7 @@ from typing import Any, TextIO
 from tfexport.commands.console import say
 from tfexport.errors import TfexportError
 from tfexport.system.atomic_files import whole_file
+from tfexport.system.file_locks import OPEN_FILES_CAN_MOVE, lock_file
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,10 @@ def writing(
                     yield Output(text, done)
                     text.flush()
                     os.fsync(file.fileno())
-                    partial.replace(output)  # while the lock is held, which closing gives up
+                    if OPEN_FILES_CAN_MOVE:
+                        partial.replace(output)  # before the file is closed, which ends the lock
+                if not OPEN_FILES_CAN_MOVE:
+                    partial.replace(output)
             except (KeyboardInterrupt, SystemExit):
                 say(f"the lines done so far are in {partial}; --resume goes on after them")
                 raise
@@ -115,15 +118,15 @@ def _opened_alone(partial: Path) -> io.BufferedRandom:
                 f"cannot write {partial.with_suffix('')}: {error.strerror}. Give another file with -o."
             ) from error
         try:
-            # A lock that worker processes do not share: it ends with this process, not with the last of them.
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Worker processes do not share the lock: it ends with this process, not with the last of them.
+            lock_file(file)
         except (BlockingIOError, PermissionError):
             file.close()
             raise TfexportError(
                 f"another process writes {partial}. Wait until it is done, or give another file with -o."
             ) from None
         except OSError:
-            return file  # a file system without locks
+            return file  # no locks here
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), partial.stat()):
                 return file

@@ -52,7 +52,7 @@ class Alternatives:
         ]
         self.batches = [continued[start : start + len(sources)] for start in range(0, len(continued), len(sources))]
         # A profile that scores continuations chooses among all that its search ends with.
-        chooses = options.rules.scores_continuation and options.length_penalty != 0
+        chooses = options.search_profile.scores_continuation and options.length_penalty != 0
         self.options = replace(
             options, alternatives=0, min_alternative_prob=0.0, token_scores=True, nbest=options.beam if chooses else 1
         )
@@ -78,14 +78,14 @@ class Alternatives:
         without_eos = [replace(source, least=place + 1) for source, place in zip(sources, positions, strict=True)]
         runtime, state = encode(runtime, without_eos, replace(options, attention=False, coverage_penalty=0.0))
         no_limits = np.full(len(sources), np.iinfo(np.int64).max)
-        rules, sentence = TokenRules(runtime, options, without_eos, no_limits), np.arange(len(sources))
+        rules, sentences = TokenRules(runtime, options, without_eos, no_limits), np.arange(len(sources))
         past = np.full((len(sources) * options.width, 1), runtime.config.bos_id, dtype=np.int64)
         found = [[Candidate(-1, 0.0)] for _ in sources]  # for those without room, which need none
         last = max((place for place, has_room in zip(positions, self._has_room, strict=True) if has_room), default=-1)
         for position in range(last + 1):
             tokens, length = np.ascontiguousarray(past[:, -1]), position + 1
             best, state = rules.best(
-                state, tokens, options.alternatives, length, sentence, lambda *_, past=past: past.copy()
+                state, tokens, options.alternatives, length, sentences, lambda *_, past=past: past.copy()
             )
             for index in range(len(sources)):
                 if self._has_room[index] and position == positions[index]:
@@ -104,7 +104,7 @@ class Alternatives:
     def _best(self, continuations: Sequence[Hypothesis], position: int, log_prob: float) -> Hypothesis:
         """The best of the `continuations` of an alternative, whose token at `position` has this log-probability."""
         options = self._options
-        if not options.rules.scores_continuation:
+        if not options.search_profile.scores_continuation:
             best = continuations[0]
             return best if options.token_scores else replace(best, token_log_probs=())
 

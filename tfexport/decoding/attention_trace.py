@@ -32,12 +32,12 @@ class AttentionTrace:
         self._layer, self._src_len, self._width = resolve_layer(layer, n_layers), src_len, width
         self._steps: list[tuple[FloatArray, IntArray]] = []
 
-    def add(self, attention: FloatArray, sentence: IntArray) -> None:
-        """Add the `attention` [layers, rows, heads, src] of a step, whose groups of rows decode the sentences `sentence`."""
+    def add(self, attention: FloatArray, sentences: IntArray) -> None:
+        """Add the `attention` [layers, rows, heads, src] of a step, whose groups of rows decode `sentences`."""
         mean = attention[self._layer].mean(axis=1)
         place = np.full(len(self._src_len), -1)
-        place[sentence] = np.arange(len(sentence))
-        self._steps.append((mean.reshape(len(sentence), self._width, -1), place))
+        place[sentences] = np.arange(len(sentences))
+        self._steps.append((mean.reshape(len(sentences), self._width, -1), place))
 
     def hypothesis(self, index: int, beams: Sequence[int]) -> FloatArray:
         """The attention of each token of a hypothesis of sentence `index`, [tokens, source ids].

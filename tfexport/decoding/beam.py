@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
 from tfexport.decoding.attention_trace import AttentionTrace
-from tfexport.decoding.hypothesis import Finished
+from tfexport.decoding.finished import FinishedHypotheses
 from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.steps import ALL_SENTENCES, Steps, no_token_is_possible, rows_to_keep
 from tfexport.decoding.token_rules import LogProbs, TokenRules
@@ -39,9 +39,9 @@ def beam_search(
     """
     beams = Beams(rules.config, limits, options, trace)
     for length in range(1, limits.max() + 1):
-        best, state = rules.best(state, beams.tokens, 2 * options.beam, length, beams.sentence, beams.history)
+        best, state = rules.best(state, beams.tokens, 2 * options.beam, length, beams.sentences, beams.history)
         if trace:
-            trace.add(state.attention, beams.sentence)
+            trace.add(state.attention, beams.sentences)
         candidates = beams.best_continuations(best)
         is_eos = beams.find_eos(candidates)
         beams.extend(candidates, is_eos)
@@ -71,14 +71,14 @@ class Beams:
     """The hypotheses of a batch: the live ones, `beam` for each sentence, and the finished ones.
 
     Attributes:
-        sentence: [sentences], the index of the source that a group of rows decodes.
+        sentences: [sentences], the index of the source of each group of rows: row b * beam + k is beam k of sentences[b].
         tokens: [rows], the last token of each live hypothesis.
         finished: of each source of the batch.
     """
 
     def __init__(self, config: ModelConfig, limits: IntArray, options: SearchOptions, trace: AttentionTrace | None):
         batch, self._beam = len(limits), options.beam
-        self._config, self._options, self._profile, self._trace = config, options, options.rules, trace
+        self._config, self._options, self._profile, self._trace = config, options, options.search_profile, trace
         self._limits, self._shortest_limit = limits, int(limits.min())
         self._length = 0
         # A hypothesis that does not exist has log-probability -inf: at first each sentence has one.
@@ -88,15 +88,15 @@ class Beams:
         self._live = Continuations(log_probs, np.zeros_like(bos), bos)
         self._past = Backpointers(limits.max(), batch, self._beam)
         self._same_beams, self._first_rows = np.arange(self._beam), np.arange(batch)[:, None] * self._beam
-        self.sentence = np.arange(batch)
+        self.sentences = np.arange(batch)
         self.tokens: IntArray = bos.ravel()
-        self.finished = [Finished(options, limit) for limit in limits.tolist()]
+        self.finished = [FinishedHypotheses(options, limit) for limit in limits.tolist()]
 
     def best_continuations(self, best: Best) -> Continuations:
         """The 2 * beam best continuations of each sentence, given the `best` tokens of each row."""
         candidates = rank_continuations(self._live.log_probs, best, 2 * self._beam)
         if self._profile.narrows_beam:
-            places = self._beam - np.array([len(self.finished[index]) for index in self.sentence])
+            places = self._beam - np.array([len(self.finished[index]) for index in self.sentences])
             candidates.log_probs[np.arange(candidates.log_probs.shape[1]) >= places[:, None]] = -np.inf
         return candidates
 
@@ -115,7 +115,7 @@ class Beams:
             going_on = np.argsort(is_eos, axis=1, kind="stable")[:, : self._beam]  # keeps the order of the others
             at = np.arange(len(going_on))[:, None], going_on
             self._live = Continuations(log_probs[at], parents[at], tokens[at])
-        self._past.add(self._length, self.sentence, self._live)
+        self._past.add(self._length, self.sentences, self._live)
         self._length += 1
 
     def finish_ended(self, candidates: Continuations, is_eos: NDArray[np.bool_] | None) -> None:
@@ -123,9 +123,9 @@ class Beams:
         may_be_at_limit = self._length >= self._shortest_limit and self._profile.at_limit != "compete"
         if is_eos is None and not may_be_at_limit:
             return
-        ends = np.zeros((len(self.sentence), self._beam), dtype=bool) if is_eos is None else is_eos[:, : self._beam]
+        ends = np.zeros((len(self.sentences), self._beam), dtype=bool) if is_eos is None else is_eos[:, : self._beam]
         if may_be_at_limit:
-            ends = ends | (self._limits[self.sentence] == self._length)[:, None]
+            ends = ends | (self._limits[self.sentences] == self._length)[:, None]
         exists = candidates.log_probs[:, : self._beam] > -np.inf
         for group, rank in np.argwhere(ends & exists).tolist():
             self._finish(group, candidates, rank)
@@ -135,8 +135,8 @@ class Beams:
         if self._length < self._shortest_limit or self._profile.at_limit != "compete":
             return
         log_probs = self._live.log_probs
-        for group in np.flatnonzero(self._limits[self.sentence] == self._length).tolist():
-            if not self.finished[self.sentence[group]].is_done(float(log_probs[group, 0]), self._length):
+        for group in np.flatnonzero(self._limits[self.sentences] == self._length).tolist():
+            if not self.finished[self.sentences[group]].is_done(float(log_probs[group, 0]), self._length):
                 for rank in np.flatnonzero(np.isfinite(log_probs[group])).tolist():
                     self._finish(group, self._live, rank)
 
@@ -149,7 +149,7 @@ class Beams:
         may_be_at_limit = self._length >= self._shortest_limit
         unfinished = []
         best_live = self._live.log_probs[:, 0].tolist()
-        for index, log_prob in zip(self.sentence.tolist(), best_live, strict=True):
+        for index, log_prob in zip(self.sentences.tolist(), best_live, strict=True):
             finished = self.finished[index]
             if log_prob == -np.inf and not len(finished):
                 raise no_token_is_possible()
@@ -164,25 +164,26 @@ class Beams:
             self.tokens = self._live.tokens.ravel()
             if not (self._live.parents != self._same_beams).any():
                 return None
-            return (self._first_rows[: len(self.sentence)] + self._live.parents).ravel()
+            return (self._first_rows[: len(self.sentences)] + self._live.parents).ravel()
         kept = rows_to_keep(np.array(unfinished))
-        self.sentence = self.sentence[kept]
-        self._live = Continuations(*(field[kept] for field in self._live))  # type: ignore[arg-type]
+        self.sentences = self.sentences[kept]
+        log_probs, parents, tokens = self._live
+        self._live = Continuations(log_probs[kept], parents[kept], tokens[kept])
         self.tokens = self._live.tokens.ravel()
         return (self._first_rows[kept] + self._live.parents).ravel()
 
-    def history(self, length: int, sentence: IntArray) -> IntArray:
-        """The tokens before `length` of each live hypothesis of the sentences `sentence`, bos first, [rows, length]."""
-        past, _ = self._past.read_all(sentence, length - 1)
-        past = past.reshape(len(sentence) * self._beam, -1)
+    def history(self, length: int, sentences: IntArray) -> IntArray:
+        """The tokens before `length` of each live hypothesis of `sentences`, bos first, [rows, length]."""
+        past, _ = self._past.read_all(sentences, length - 1)
+        past = past.reshape(len(sentences) * self._beam, -1)
         return np.concatenate([np.full((len(past), 1), self._config.bos_id), past], axis=1)
 
     def stable_prefix(self, index: int) -> tuple[IntArray, LogProbs]:
         """What all hypotheses of source `index` have in common that may become its best: the live ones, and the best
         finished one."""
-        group = np.flatnonzero(self.sentence == index)  # none where the sentence is finished
+        group = np.flatnonzero(self.sentences == index)  # none where the sentence is finished
         exists = np.isfinite(self._live.log_probs[group])
-        ids, log_probs = (found[exists] for found in self._past.read_all(self.sentence[group], self._length))
+        ids, log_probs = (found[exists] for found in self._past.read_all(self.sentences[group], self._length))
         outputs = [*zip(ids, np.diff(log_probs, prepend=0.0), strict=True)]
         outputs += [(np.array(one.ids), np.array(one.token_log_probs)) for one in self.finished[index].best()[:1]]
         shortest = min(len(tokens) for tokens, _ in outputs)
@@ -193,7 +194,7 @@ class Beams:
     def _finish(self, group: int, found: Continuations, rank: int) -> None:
         """Continuation `rank` of those `found` for a group of rows is finished."""
         log_probs, parents, tokens = found
-        index, eos = int(self.sentence[group]), self._config.eos_id
+        index = int(self.sentences[group])
         log_prob, last = float(log_probs[group, rank]), int(tokens[group, rank])
         ids, beams = self._past.read(index, int(parents[group, rank]), self._length - 1)
         steps: Sequence[float] = ()
@@ -203,9 +204,8 @@ class Beams:
             (*ids, last),
             log_prob,
             rank=rank,
-            done=last == eos,
-            again=eos in ids,
-            steps=steps,
+            eos=self._config.eos_id,
+            token_log_probs=steps,
             attention=self._trace.hypothesis(index, beams) if self._trace else None,
         )
 
@@ -220,9 +220,9 @@ class Backpointers:
         self._parents = np.empty((steps, batch, beam), dtype=np.int64)
         self._log_probs = np.empty((steps, batch, beam))
 
-    def add(self, step: int, sentence: IntArray, live: Continuations) -> None:
-        """The hypotheses that are `live` after a step, of the sentences `sentence`."""
-        at = step, sentence if len(sentence) < self._tokens.shape[1] else ALL_SENTENCES
+    def add(self, step: int, sentences: IntArray, live: Continuations) -> None:
+        """Add the hypotheses of `sentences` that are `live` after a step."""
+        at = step, sentences if len(sentences) < self._tokens.shape[1] else ALL_SENTENCES
         self._log_probs[at], self._parents[at], self._tokens[at] = live
 
     def read(self, index: int, beam: int, length: int) -> tuple[list[int], list[int]]:
@@ -238,14 +238,14 @@ class Backpointers:
             beams.append(parents[step][beams[-1]])
         return ids[::-1], beams[::-1]
 
-    def read_all(self, sentence: IntArray, length: int) -> tuple[IntArray, LogProbs]:
+    def read_all(self, sentences: IntArray, length: int) -> tuple[IntArray, LogProbs]:
         """All hypotheses of some sentences after `length` tokens: their tokens, and their log-probabilities after each; both
         [sentences, beam, length]."""
         beam = self._tokens.shape[2]
-        ids = np.empty((len(sentence), beam, length), dtype=np.int64)
-        log_probs, beams = np.empty(ids.shape), np.tile(np.arange(beam), (len(sentence), 1))
+        ids = np.empty((len(sentences), beam, length), dtype=np.int64)
+        log_probs, beams = np.empty(ids.shape), np.tile(np.arange(beam), (len(sentences), 1))
         for step in range(length - 1, -1, -1):
-            at = step, sentence[:, None], beams
+            at = step, sentences[:, None], beams
             ids[..., step], log_probs[..., step], beams = self._tokens[at], self._log_probs[at], self._parents[at]
         return ids, log_probs
 

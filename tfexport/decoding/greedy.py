@@ -35,28 +35,28 @@ def greedy_search(
     """
     eos, width, batch = rules.config.eos_id, options.width, len(limits)
     outputs = GreedyOutputs(rules.config.bos_id, eos, limits, options)
-    sentence = np.arange(batch)  # [sentences]: the index of the source that a group of rows decodes
+    sentences = np.arange(batch)  # the index of the source of each group of `width` rows
     live = np.ones((batch, width), dtype=bool)  # [sentences, width]
     tokens = np.full(batch * width, rules.config.bos_id, dtype=np.int64)
     shortest_limit = int(limits.min())
 
     for length in range(1, limits.max() + 1):
-        (scores, ids), state = rules.next_token(state, tokens, length, sentence, outputs.history)
+        (scores, ids), state = rules.next_token(state, tokens, length, sentences, outputs.history)
         if scores.min() == -np.inf:
             impossible = live & (scores.reshape(-1, width) == -np.inf)
-            if impossible[rules.forced_tokens(length, sentence) < 0].any():
+            if impossible[rules.forced_tokens(length, sentences) < 0].any():
                 raise no_token_is_possible()
         if trace:
-            trace.add(state.attention, sentence)
+            trace.add(state.attention, sentences)
         tokens = ids[:, 0]
         chosen = tokens.reshape(-1, width)
-        outputs.append(chosen, scores, sentence)
+        outputs.append(chosen, scores, sentences)
 
         ends = live & (chosen == eos)
         if length >= shortest_limit:
-            ends |= live & (limits[sentence, None] <= length)
+            ends |= live & (limits[sentences, None] <= length)
         if ends.any():
-            outputs.end(ends, sentence)
+            outputs.end(ends, sentences)
             live &= ~ends
             unfinished = np.asarray(live.any(axis=1))
             if not unfinished.any():
@@ -65,7 +65,7 @@ def greedy_search(
                 kept = rows_to_keep(unfinished)
                 rows = (kept[:, None] * width + np.arange(width)).ravel()
                 state, tokens = state.select(rows), tokens[rows]
-                sentence, live = sentence[kept], live[kept]
+                sentences, live = sentences[kept], live[kept]
         yield outputs.stable_prefix
     return outputs.hypotheses(trace)
 
@@ -81,22 +81,22 @@ class GreedyOutputs:
         self._lengths = np.repeat(limits[:, None], options.width, axis=1)
         self._length = 0
 
-    def append(self, chosen: IntArray, scores: NDArray[np.floating], sentence: IntArray) -> None:
-        """Add the `chosen` tokens [sentences, width] of the sentences `sentence`, whose scores are `scores` [rows, 1]."""
-        step, those = self._length, sentence if len(sentence) < self._ids.shape[1] else ALL_SENTENCES
-        self._ids[step, those] = chosen
+    def append(self, chosen: IntArray, scores: NDArray[np.floating], sentences: IntArray) -> None:
+        """Add the tokens `chosen` [sentences, width] for `sentences`; their scores are `scores` [rows, 1]."""
+        at = self._length, sentences if len(sentences) < self._ids.shape[1] else ALL_SENTENCES
+        self._ids[at] = chosen
         if self._options.scores:
-            self._log_probs[step, those] = scores.reshape(chosen.shape)
-        self._length = step + 1
+            self._log_probs[at] = scores.reshape(chosen.shape)
+        self._length += 1
 
-    def end(self, ends: NDArray[np.bool_], sentence: IntArray) -> None:
-        """The outputs `ends` [sentences, width] of the sentences `sentence` end with the token that was added last."""
+    def end(self, ends: NDArray[np.bool_], sentences: IntArray) -> None:
+        """The outputs `ends` [sentences, width] of `sentences` end with the token that was added last."""
         group, sample = np.nonzero(ends)
-        self._lengths[sentence[group], sample] = self._length
+        self._lengths[sentences[group], sample] = self._length
 
-    def history(self, length: int, sentence: IntArray) -> IntArray:
-        """The tokens before `length` of each output of the sentences `sentence`, bos first, [rows, length]."""
-        past = self._ids[: length - 1, sentence].reshape(length - 1, len(sentence) * self._options.width).T
+    def history(self, length: int, sentences: IntArray) -> IntArray:
+        """The tokens before `length` of each output of `sentences`, bos first, [rows, length]."""
+        past = self._ids[: length - 1, sentences].reshape(length - 1, len(sentences) * self._options.width).T
         return np.concatenate([np.full((len(past), 1), self._bos), past], axis=1)
 
     def stable_prefix(self, index: int) -> tuple[IntArray, NDArray[np.float64]]:
@@ -114,4 +114,11 @@ class GreedyOutputs:
         steps = self._log_probs[:length, index, sample]
         log_prob = float(steps.sum()) if self._options.scores else math.nan
         attention = trace.hypothesis(index, [sample] * length) if trace else None
-        return Hypothesis.of(ids, log_prob, self._options, done=ids[-1] == self._eos, steps=steps, attention=attention)
+        return Hypothesis.scored(
+            ids,
+            log_prob,
+            self._options,
+            finished=ids[-1] == self._eos,
+            token_log_probs=steps,
+            attention=attention,
+        )

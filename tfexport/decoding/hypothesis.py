@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from tfexport.decoding.attention_trace import coverage
 from tfexport.runtimes.base import FloatArray, IntArray
 
@@ -90,95 +88,24 @@ class Hypothesis:
     heads; None where it was not asked for."""
 
     @classmethod
-    def of(
+    def scored(
         cls,
         ids: tuple[int, ...],
         log_prob: float,
         options: SearchOptions,
         *,
-        done: bool,
-        steps: Iterable[float],
+        finished: bool,
+        token_log_probs: Iterable[float],
         attention: FloatArray | None = None,
     ) -> Hypothesis:
-        """Scored; `steps` are the log-probabilities of its tokens, where they are asked for."""
-        told = tuple(float(step) for step in steps) if options.token_scores else ()
+        """A hypothesis with its score, and without what the options do not request.
+
+        Args:
+            attention: needed if the score has a coverage penalty.
+        """
+        steps = tuple(float(step) for step in token_log_probs) if options.token_scores else ()
         score = options.normalise(log_prob, len(ids))
         if options.coverage_penalty:
             assert attention is not None
             score += options.coverage_penalty * coverage(attention)
-        return cls(ids, score, log_prob, done, told, attention if options.attention else None)
-
-
-class Finished:
-    """The hypotheses of one sentence that are finished, best first."""
-
-    def __init__(self, options: SearchOptions, limit: int):
-        self._options, self._limit = options, limit
-        self._found: list[Hypothesis] = []
-        self._top_ended = False
-        self._ended_places: set[int] = set()
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-    def add(
-        self,
-        ids: tuple[int, ...],
-        log_prob: float,
-        *,
-        rank: int,
-        done: bool,
-        again: bool = False,
-        steps: Iterable[float] = (),
-        attention: FloatArray | None = None,
-    ) -> None:
-        """A hypothesis that was candidate `rank` of its step, ended by eos if it is `done`. An earlier one wins a tie.
-
-        Args:
-            again: it goes on behind an eos, at which it was added before.
-        """
-        options, keeps = self._options, self._options.rules.keeps
-        self._top_ended |= rank == 0
-        self._ended_places.add(rank)
-        if again or (keeps == "first" and len(self._found) == options.beam):
-            return
-        self._found.append(Hypothesis.of(ids, log_prob, options, done=done, steps=steps, attention=attention))
-        self._found.sort(key=lambda hypothesis: -hypothesis.score)
-        if keeps == "best":
-            del self._found[options.beam :]
-
-    def is_done(self, best_live: float, length: int) -> bool:
-        """Whether the sentence is, when its best live hypothesis of `length` tokens has log-probability `best_live`."""
-        options, rules = self._options, self._options.rules
-        if best_live == -np.inf or self._is_decided(best_live, length):
-            return True
-        if rules.done == "all":
-            return False
-        if rules.done == "places":
-            return len(self._ended_places) == options.beam
-        if rules.top_ends and options.length_penalty == options.coverage_penalty == 0:
-            return self._top_ended and len(self._found) >= options.nbest
-        if len(self._found) < options.beam:
-            return False
-        if rules.done == "enough" or options.early_stopping == "true":
-            return True
-        if options.early_stopping == "never" and options.length_penalty > 0:
-            length = self._limit
-        # A coverage penalty takes from the scores of live ones too, and is none at best.
-        return options.normalise(best_live, length) <= self._found[-1].score
-
-    def _is_decided(self, best_live: float, length: int) -> bool:
-        """Whether what goes on can come to nothing that would be among the best, so that it need not.
-
-        Log-probabilities only fall, and a coverage penalty is none at best. What length makes of them is best at the limit,
-        where the exponent is above 0, and with the next token elsewhere.
-        """
-        options = self._options
-        if len(self._found) < options.nbest:
-            return False
-        best_length = self._limit if options.length_exponent > 0 else min(length + 1, self._limit)
-        return options.normalise(best_live, best_length) <= self._found[options.nbest - 1].score
-
-    def best(self) -> list[Hypothesis]:
-        """The `nbest` ones, best first."""
-        return self._found[: self._options.nbest]
+        return cls(ids, score, log_prob, finished, steps, attention if options.attention else None)

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from tfexport.decoding.profiles import PROFILES, EarlyStopping, ProfileName, SearchProfile
+from tfexport.decoding.rules.history import PANEL, HistoryRule
+from tfexport.decoding.rules.no_repeat_ngram import NoRepeatNgram
+from tfexport.decoding.rules.repetition_penalty import RepetitionPenalty
 from tfexport.errors import TfexportError
 from tfexport.option import Options, checked, declared, option
 
 if TYPE_CHECKING:
     from tfexport.runtimes.base import Needs
 
-_SEARCH, _LENGTHS, _RULES = "Search", "Lengths", "Which tokens may come"
+_SEARCH, _LENGTHS = "Search", "Lengths"
 _SAMPLING, _ALTERNATIVES, _SCORES = "Sampling", "Alternatives", "Scores and attention"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchOptions(Options):
-    """How to search. Lengths count generated tokens, eos included.
-
-    Raises:
-        TfexportError: an option is out of range, or two of them exclude each other.
-    """
+class BaseSearchOptions(Options):
+    """The options of a search beside those of its rules; see `SearchOptions`."""
 
     beam: int = option(1, minimum=1, help="Beam width; 1 is greedy.", panel=_SEARCH)
     nbest: int = option(
@@ -63,24 +62,15 @@ class SearchOptions(Options):
         None, above=0, finite=False, help="Most tokens for each source id, rounded up.", panel=_LENGTHS
     )
 
-    repetition_penalty: float = option(
-        1.0, above=0, help="Above 1 makes tokens that came before less likely.", panel=_RULES
-    )
-    """Keskar et al. 2019, section 4.1, as Transformers has it: logits, in beam search log-probabilities, are divided by it
-    where positive and multiplied where negative."""
-    no_repeat_ngram: int = option(
-        0, minimum=0, help="No N tokens come twice in an output; 0 for no such rule.", panel=_RULES
-    )
-    """Paulus et al. 2018, section 2.5; bos counts as a token."""
     suppress: tuple[int, ...] = option(
         (),
         tokens=True,
         metavar="TOKENS",
         help="Tokens that are never generated, separated by spaces (ids with ids output).",
-        panel=_RULES,
+        panel=PANEL,
     )
     suppress_first: tuple[int, ...] = option(
-        (), tokens=True, metavar="TOKENS", help="Tokens that no output begins with.", panel=_RULES
+        (), tokens=True, metavar="TOKENS", help="Tokens that no output begins with.", panel=PANEL
     )
     """Where the model begins every output with one token: not generated after it."""
 
@@ -156,7 +146,7 @@ class SearchOptions(Options):
             and self.alternatives == 0,
             "the profile opennmt has no coverage_penalty for alternatives": self.alternatives > 0
             and self.coverage_penalty != 0
-            and self.rules.scores_continuation,
+            and self.search_profile.scores_continuation,
             "alternatives take the place of nbest and samples": self.alternatives > 0
             and (self.nbest > 1 or self.samples > 0),
             f"samples are drawn without a beam, and beam is {self.beam}": self.samples > 0 and self.beam > 1,
@@ -165,7 +155,7 @@ class SearchOptions(Options):
         return [conflict for conflict, present in conflicts.items() if present]
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], token_ids: Callable[[str], tuple[int, ...]] | None = None) -> SearchOptions:
+    def of(cls, given: Mapping[str, Any], token_ids: Callable[[str], tuple[int, ...]] | None = None) -> Self:
         """The options that are `given` by name; what is not given, or None, is the profile's own.
 
         Args:
@@ -189,7 +179,7 @@ class SearchOptions(Options):
         return cls(**{**own, **chosen})
 
     @classmethod
-    def for_profile(cls, profile: ProfileName, **given: Any) -> SearchOptions:
+    def for_profile(cls, profile: ProfileName, **given: Any) -> Self:
         """`of`, with the profile first."""
         return cls.of({"profile": profile, **given})
 
@@ -203,13 +193,19 @@ class SearchOptions(Options):
         """Whether the search only needs to know which tokens are best: no scores to return or to compare, and no logits for
         rules of its own."""
         compares = self.scores or self.beam > 1 or self.samples > 0 or self.alternatives > 0 or self.reads_attention
-        has_rules = self.repetition_penalty != 1 or self.no_repeat_ngram > 0 or self.rules.renormalises
-        return not (compares or has_rules or self.force_eos or self.rules.at_limit == "eos")
+        has_rules = bool(self.active_rules) or self.search_profile.renormalises
+        return not (compares or has_rules or self.force_eos or self.search_profile.at_limit == "eos")
 
     @property
     def reads_attention(self) -> bool:
         """Whether the search reads the cross-attention of its runtime."""
         return self.attention or self.coverage_penalty > 0
+
+    @property
+    def active_rules(self) -> list[type[HistoryRule]]:
+        """The rules about past tokens that the options ask for, in the order in which they run."""
+        rules = [one for one in reversed(type(self).__mro__) if issubclass(one, HistoryRule)]
+        return [one for one in rules if one not in (HistoryRule, type(self)) and one.is_active(self)]  # type: ignore[arg-type]
 
     @property
     def needs(self) -> Needs:
@@ -219,16 +215,29 @@ class SearchOptions(Options):
         return Needs(self.width, self.best_only, self.reads_attention)
 
     @property
-    def rules(self) -> SearchProfile:
+    def search_profile(self) -> SearchProfile:
         """Where the profile's search departs from the others."""
         return PROFILES[self.profile]
 
     @property
     def length_exponent(self) -> float:
         """The exponent A, as the profile takes it."""
-        return max(self.length_penalty, self.rules.least_length_penalty)
+        return max(self.length_penalty, self.search_profile.least_length_penalty)
 
     def normalise(self, log_prob: float, length: int) -> float:
         """The score of a hypothesis of `length` tokens."""
-        base = (5.0 + length) / 6.0 if self.rules.google_length else float(length)
+        base = (5.0 + length) / 6.0 if self.search_profile.google_length else float(length)
         return log_prob / base**self.length_exponent
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions(
+    NoRepeatNgram,
+    RepetitionPenalty,
+    BaseSearchOptions,
+):
+    """How to search. Lengths count generated tokens, eos included. A rule of `decoding/rules` is a line above.
+
+    Raises:
+        TfexportError: an option is out of range, or two of them exclude each other.
+    """

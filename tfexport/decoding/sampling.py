@@ -19,10 +19,10 @@ class RandomStreams:
     def __init__(self, seed: int, lines: Sequence[int], samples: int):
         self._seed, self._lines, self._samples = seed, lines, samples
 
-    def uniform(self, sentence: IntArray, step: int) -> NDArray[np.float64]:
-        """A number in [0, 1) for each sample of the sources `sentence`, for token `step`: [sentences * samples]."""
-        found = np.empty((len(sentence), self._samples))
-        for place, index in enumerate(sentence.tolist()):
+    def uniform(self, sentences: IntArray, step: int) -> NDArray[np.float64]:
+        """A number in [0, 1) for each sample of the sources `sentences`, for token `step`: [sentences * samples]."""
+        found = np.empty((len(sentences), self._samples))
+        for place, index in enumerate(sentences.tolist()):
             for sample in range(self._samples):
                 bits = np.random.Philox(key=[self._seed, self._lines[index]], counter=[0, 0, sample, step])
                 found[place, sample] = np.random.Generator(bits).random()

@@ -21,10 +21,11 @@ from tfexport.decoding.sampling import RandomStreams, draw
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Argmax, Best, FloatArray, IntArray, Runtime, State, top_k
 
+NO_HISTORY: IntArray = np.empty((0, 0), dtype=np.int64)
 LogProbs = NDArray[np.float64]
 History = Callable[[int, IntArray], IntArray]
-"""For a length and source indices [sentences]: the tokens of each of their rows before this length, [rows, length], bos
-first. It is called only where a rule needs it."""
+"""For a length, and the index of the source of each group of rows: the tokens of each row before this length, bos first,
+[rows, length]. It is called only where a rule needs it."""
 
 
 class TokenRules:
@@ -55,23 +56,24 @@ class TokenRules:
         has_own_rules = any(source.prefix or source.least or source.candidates is not None for source in sources)
         self._use_argmax = options.best_only and runtime.capabilities.argmax and not has_own_rules
         self._banned_ids: dict[tuple[bool, bool], list[int]] = {}
-        self._always_needs_logits = bool(options.samples or options.repetition_penalty != 1 or options.no_repeat_ngram)
-        self._eos_at_limit = options.rules.at_limit == "eos" or options.force_eos
+        self._history_rules = options.active_rules
+        self._always_needs_logits = bool(options.samples or self._history_rules)
+        self._eos_at_limit = options.search_profile.at_limit == "eos" or options.force_eos
         # Transformers penalises log-probabilities in beam search; the paper and all others penalise logits.
-        self._penalises_logits = options.beam == 1 or options.rules.renormalises
+        self._penalises_logits = options.beam == 1 or options.search_profile.renormalises
 
     def next_token(
-        self, state: State, tokens: IntArray, length: int, sentence: IntArray, history: History
+        self, state: State, tokens: IntArray, length: int, sentences: IntArray, history: History
     ) -> tuple[Best | Argmax, State]:
         """`best` with a count of 1, for a search without a beam. Where the search needs no probabilities, and the runtime is
         faster without them, the token comes with its logit.
         """
         if self._use_argmax:
             return self._argmax(state, tokens, length)
-        return self.best(state, tokens, 1, length, sentence, history)
+        return self.best(state, tokens, 1, length, sentences, history)
 
     def best(
-        self, state: State, tokens: IntArray, count: int, length: int, sentence: IntArray, history: History
+        self, state: State, tokens: IntArray, count: int, length: int, sentences: IntArray, history: History
     ) -> tuple[Best, State]:
         """The `count` best tokens of each row after `tokens` [rows]; when sampling, the one token that is drawn.
 
@@ -79,7 +81,7 @@ class TokenRules:
 
         Args:
             length: the number of tokens of the output with the new token.
-            sentence: [sentences]: the indices of the sources that groups of rows decode.
+            sentences: [sentences], the index of the source of each group of rows.
 
         Raises:
             TfexportError: the runtime returned numbers that are not finite.
@@ -89,18 +91,18 @@ class TokenRules:
             require_finite(best.log_probs[:, 0])
             return force(best, self.config.forced_first_id, count), state
         banned = self._banned(length)
-        if not self._needs_logits(length, sentence, banned):
+        if not self._needs_logits(length, sentences, banned):
             best, state = self._runtime.best(state, tokens, count + len(banned))
             require_finite(best.log_probs[:, 0])
             return drop_banned(best, banned, count, eos=self.config.eos_id) if banned else best, state
         logits, state = self._runtime.step(state, tokens)
         require_finite(logits.max(axis=1))
-        log_probs = self._log_probs(logits, banned, length, sentence, history)
+        log_probs = self._log_probs(logits, banned, length, sentences, history)
         if self._options.samples:
-            ids = draw(log_probs, self._random.uniform(sentence, length), self._options)[:, None]
+            ids = draw(log_probs, self._random.uniform(sentences, length), self._options)[:, None]
         else:
             ids = top_k(log_probs, min(count, log_probs.shape[1]))
-        forced = np.repeat(self.forced_tokens(length, sentence), len(tokens) // len(sentence))
+        forced = np.repeat(self.forced_tokens(length, sentences), len(tokens) // len(sentences))
         ids[:, 0] = np.where(forced >= 0, forced, ids[:, 0])  # also where its probability is 0, as all others' is then
         return Best(np.take_along_axis(log_probs, ids, axis=1), ids), state
 
@@ -118,17 +120,17 @@ class TokenRules:
         ends = impossible & (self.config.eos_id in banned)  # as in `drop_banned`
         return Argmax(np.where(ends, 0.0, best.logits), np.where(ends, self.config.eos_id, best.ids)), state
 
-    def forced_tokens(self, length: int, sentence: IntArray) -> IntArray:
+    def forced_tokens(self, length: int, sentences: IntArray) -> IntArray:
         """Token `length` of these sources where it is given, whatever its probability, and -1 elsewhere; [sentences]."""
-        forced = np.where(self._must_end(length, sentence), self.config.eos_id, -1)
+        forced = np.where(self._must_end(length, sentences), self.config.eos_id, -1)
         if length > self._prefix.shape[1]:
             return forced
-        prefix = self._prefix[sentence, length - 1]
+        prefix = self._prefix[sentences, length - 1]
         return np.where(prefix >= 0, prefix, forced)
 
-    def _must_end(self, length: int, sentence: IntArray) -> NDArray[np.bool_]:
+    def _must_end(self, length: int, sentences: IntArray) -> NDArray[np.bool_]:
         """Which of these sources may have nothing but eos as token `length`."""
-        return (self._limits[sentence] == length) & self._eos_at_limit
+        return (self._limits[sentences] == length) & self._eos_at_limit
 
     def _banned(self, length: int) -> list[int]:
         """The ids that no row may have as token `length`, each once."""
@@ -142,64 +144,48 @@ class TokenRules:
             self._banned_ids[is_early, is_first] = list(dict.fromkeys([*early, *self._suppressed, *first]))
         return self._banned_ids[is_early, is_first]
 
-    def _needs_logits(self, length: int, sentence: IntArray, banned: list[int]) -> bool:
+    def _needs_logits(self, length: int, sentences: IntArray, banned: list[int]) -> bool:
         return bool(
             self._always_needs_logits
             or length <= self._prefix.shape[1]
-            or (banned and self._options.rules.renormalises)
-            or (length <= self._largest_min_length and (length <= self._min_lengths[sentence]).any())
-            or (self._eos_at_limit and self._must_end(length, sentence).any())
+            or (banned and self._options.search_profile.renormalises)
+            or (length <= self._largest_min_length and (length <= self._min_lengths[sentences]).any())
+            or (self._eos_at_limit and self._must_end(length, sentences).any())
         )
 
     def _log_probs(
-        self, logits: FloatArray, banned: list[int], length: int, sentence: IntArray, history: History
+        self, logits: FloatArray, banned: list[int], length: int, sentences: IntArray, history: History
     ) -> LogProbs:
         """Log-probabilities [rows, vocab] after all rules, -inf for what may not come."""
         options, eos, vocabulary = self._options, self.config.eos_id, np.arange(logits.shape[1])
-        source = np.repeat(sentence, len(logits) // len(sentence))  # [rows]
+        of_rows = np.repeat(sentences, len(logits) // len(sentences))
         scores = logits.astype(np.float64) if self._penalises_logits else log_softmax(logits)
-        if options.repetition_penalty != 1:
-            penalise_repetition(scores, self._counted(history(length, sentence)), options.repetition_penalty)
+        past = self._counted(history(length, sentences)) if self._history_rules else NO_HISTORY
+        for rule in self._history_rules:
+            rule.penalise(options, scores, past)
         log_probs = log_softmax(scores) if self._penalises_logits else scores
         allowed = np.ones(log_probs.shape, dtype=bool)
         allowed[:, banned] = False
-        allowed[length <= self._min_lengths[source], eos] = False
-        if options.no_repeat_ngram:
-            ban_repeated_ngrams(allowed, self._counted(history(length, sentence)), options.no_repeat_ngram)
+        allowed[length <= self._min_lengths[of_rows], eos] = False
+        for rule in self._history_rules:
+            rule.ban(options, allowed, past)
         # Where nothing may come any more an output ends, as in `drop_banned`.
         stuck = ~(allowed & (log_probs > -np.inf)).any(axis=1)
         allowed[stuck] = vocabulary == eos
         if options.force_eos:
-            log_probs[self._must_end(length, source), eos] = 0.0
-        forced = self.forced_tokens(length, source)
+            log_probs[self._must_end(length, of_rows), eos] = 0.0
+        forced = self.forced_tokens(length, of_rows)
         rows = np.flatnonzero(forced >= 0)
         allowed[rows] = vocabulary == forced[rows, None]
         log_probs = np.where(allowed, log_probs, -np.inf)
-        if options.rules.renormalises:
+        if options.search_profile.renormalises:
             possible = (log_probs > -np.inf).any(axis=1)
             log_probs[possible] = log_softmax(log_probs[possible])
         return log_probs
 
     def _counted(self, past: IntArray) -> IntArray:
         """The tokens that the rules about repetition count."""
-        return past if self._options.rules.bos_counts else past[:, 1:]
-
-
-def penalise_repetition(scores: NDArray[np.float64], history: IntArray, penalty: float) -> None:
-    """Make the tokens of `history` [rows, length] less likely in `scores` [rows, vocab], logits or log-probabilities, in
-    place: divides positive ones by the penalty and multiplies negative ones; once, however often a token came."""
-    seen = np.take_along_axis(scores, history, axis=1)
-    np.put_along_axis(scores, history, np.where(seen < 0, seen * penalty, seen / penalty), axis=1)
-
-
-def ban_repeated_ngrams(allowed: NDArray[np.bool_], history: IntArray, n: int) -> None:
-    """Clear in `allowed` [rows, vocab], in place, each token that would end an n-gram which `history` [rows, length] has."""
-    if history.shape[1] < n:
-        return
-    ngrams = np.lib.stride_tricks.sliding_window_view(history, n, axis=1)  # [rows, places, n]
-    last = history[:, history.shape[1] - (n - 1) :]
-    rows, places = np.nonzero((ngrams[..., :-1] == last[:, None]).all(axis=2))
-    allowed[rows, ngrams[rows, places, -1]] = False
+        return past if self._options.search_profile.bos_counts else past[:, 1:]
 
 
 def log_softmax(logits: NDArray[Any]) -> LogProbs:
@@ -252,7 +238,7 @@ def suppressed_ids(config: ModelConfig, options: SearchOptions) -> list[int]:
     if config.eos_id in given:
         raise TfexportError("the end of a sentence cannot be suppressed. Use --min-length for longer outputs.")
     # In some models eos is the padding or the unknown token too; then it is an output.
-    by_profile = {special[name] for name in options.rules.suppresses} - {config.eos_id, -1}
+    by_profile = {special[name] for name in options.search_profile.suppresses} - {config.eos_id, -1}
     return [*options.suppress, *config.suppressed_ids, *by_profile]
 
 

@@ -10,6 +10,7 @@ from tfexport import contract
 from tfexport.config import ModelConfig
 from tfexport.contract import ITEM_SIZES, GraphSpec, Precision, Role
 from tfexport.errors import EngineError
+from tfexport.models.sizes import cross_matrices, decoder_step_matrices, encoder_matrices, output_matrix
 
 BLOCK = 32
 """Lengths are planned in multiples of it."""
@@ -193,14 +194,11 @@ def cost(
 
 
 def weight_bytes(config: ModelConfig, precision: Precision) -> dict[str, int]:
-    """Bytes of the matrices in the encoder and in a decoder step; vectors count for little and are left out."""
+    """Bytes of the matrices in the encoder and in a decoder step, embeddings and positions included, vectors left out."""
     item, d = ITEM_SIZES[precision], config.d_model
-    projection, fed = d * config.d_attention, (3 if config.gated else 2) * d * config.d_ff
-    encoder = (config.src_vocab_size + config.max_source_length) * d
-    encoder += config.n_encoder_layers * (4 * projection + fed) + config.n_decoder_layers * 2 * projection
-    step = (config.tgt_vocab_size + config.max_target_length) * d
-    step += config.n_decoder_layers * (6 * projection + fed)
-    output = config.tgt_vocab_size * d * ITEM_SIZES["float32"]
+    encoder = (config.src_vocab_size + config.max_source_length) * d + encoder_matrices(config) + cross_matrices(config)
+    step = (config.tgt_vocab_size + config.max_target_length) * d + decoder_step_matrices(config)
+    output = output_matrix(config) * ITEM_SIZES["float32"]
     return {"encoder": encoder * item, "decoder_step": step * item + output}
 
 

@@ -103,11 +103,8 @@ class Rounding:
         return FACTOR * self.own + FLOOR * EPS.get(precision, EPS["float32"]) * self.size
 
     def allowed_mean(self, precision: Precision) -> float:
-        """The largest mean error that follows from rounding.
-
-        Infinite for few numbers, and in 4 bits, where the operator rounds the scales of its blocks in a way of its own.
-        """
-        if self.count < FEWEST or precision == "int4":
+        """The largest mean error that follows from rounding; infinite for few numbers."""
+        if self.count < FEWEST:
             return math.inf
         return MEAN_FACTOR * self.mean_own + MEAN_FLOOR * EPS.get(precision, EPS["float32"]) * self.mean_size
 

@@ -5,10 +5,11 @@ Nothing here knows how a layer is computed; that is in `graphs/layers.py` and in
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -42,6 +43,58 @@ _HALVES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 Linear = Callable[["Emitter", Projection, Value], Value]
 """Emits a projection of states [.., in] to [.., out]."""
 
+Floats = Literal["computed", "stored", "none"]
+"""What a node does with floats among its inputs. `computed`: it computes with them. `stored`: it writes them to an output
+of the graph, in the type that the contract has for it. `none`: it takes them as they are, such as for their shape."""
+
+
+class Precision(Protocol):
+    """The types that the nodes of a graph compute in."""
+
+    def inputs(
+        self, emitter: Emitter, inputs: Sequence[Value | None], floats: Floats
+    ) -> tuple[Sequence[Value | None], bool]:
+        """The inputs of a node in the types that it takes, and whether it computes in float32 though the graph does not."""
+        ...
+
+    def made(self, inputs: Sequence[Value | None], outputs: Sequence[Value], floats: Floats, in_float32: bool) -> None:
+        """Called with each node that was made of what `inputs` returned."""
+        ...
+
+    def output(self, emitter: Emitter, value: Value) -> Value:
+        """`value` in the type of the graph, as an output of it."""
+        ...
+
+    def float32(self, emitter: Emitter, value: Value) -> Value:
+        """`value`, which is of the type of a graph in half precision or computed by its nodes, in float32."""
+        ...
+
+    def number(self, emitter: Emitter, value: float) -> Value:
+        """A constant of the type that nodes compute in at `emitter.path`."""
+        ...
+
+
+class OnePrecision:
+    """All nodes compute in the precision of the graph."""
+
+    def inputs(
+        self, emitter: Emitter, inputs: Sequence[Value | None], floats: Floats
+    ) -> tuple[Sequence[Value | None], bool]:
+        return inputs, False
+
+    def made(self, inputs: Sequence[Value | None], outputs: Sequence[Value], floats: Floats, in_float32: bool) -> None:
+        pass
+
+    def output(self, emitter: Emitter, value: Value) -> Value:
+        return value
+
+    def float32(self, emitter: Emitter, value: Value) -> Value:
+        return emitter.node("Cast", value, attributes={"to": int(ir.DataType.FLOAT)})
+
+    def number(self, emitter: Emitter, value: float) -> Value:
+        array = np.asarray(value, _HALVES.get(emitter.graph.precision, np.float32))
+        return emitter.initializer(f"number.{value}", ir.tensor(array))  # the same name in every precision
+
 
 class Emitter:
     """Collects the nodes of a graph, named by the module that they belong to. Equal nodes are one node.
@@ -50,6 +103,7 @@ class Emitter:
         stored: the weights, to which the graph points.
         projections: the linear layers of the graph.
         linear: how they are computed.
+        precision: the types that nodes compute in.
     """
 
     def __init__(
@@ -59,11 +113,13 @@ class Emitter:
         stored: StoredWeights,
         projections: Iterable[Projection],
         linear: Linear,
+        precision: Precision | None = None,
     ):
         self.graph, self.config = graph, config
-        self._stored, self._linear = stored, linear
+        self._stored, self._linear, self._precision = stored, linear, precision or OnePrecision()
         self._projections = {projection.name: projection for projection in projections}
-        self._path = ""
+        self.path = ""
+        """The module that nodes are named by; see `at`."""
         self._nodes: list[ir.Node] = []
         self._numbers: Counter[str] = Counter()
         self._known: dict[Any, Value] = {}
@@ -83,9 +139,9 @@ class Emitter:
     @contextmanager
     def at(self, path: str) -> Iterator[None]:
         """Nodes made within are named by the module `path`."""
-        outer, self._path = self._path, path
+        outer, self.path = self.path, path
         yield
-        self._path = outer
+        self.path = outer
 
     def node(
         self,
@@ -94,13 +150,16 @@ class Emitter:
         attributes: Mapping[str, Any] | None = None,
         domain: str = "",
         output: str = "",
+        floats: Floats = "computed",
     ) -> Value:
         """The one output of a node, which may be an `output` of the graph."""
         attributes = attributes or {}
         key = (op_type, domain, tuple(map(id, inputs)), tuple(sorted(attributes.items())), output)
         if key not in self._known:
             outputs = (output,) if output else 1
-            (self._known[key],) = self.nodes(op_type, *inputs, attributes=attributes, domain=domain, outputs=outputs)
+            (self._known[key],) = self.nodes(
+                op_type, *inputs, attributes=attributes, domain=domain, outputs=outputs, floats=floats
+            )
         return self._known[key]
 
     def nodes(
@@ -110,18 +169,22 @@ class Emitter:
         outputs: Sequence[str] | int,
         attributes: Mapping[str, Any] | None = None,
         domain: str = "",
+        floats: Floats = "computed",
     ) -> Sequence[Value]:
         """The outputs of a node: so many, or these of the graph (an empty name is no output of it)."""
-        name = f"{self._path}/{op_type}".removeprefix("/")
+        given, in_float32 = self._precision.inputs(self, inputs, floats)
+        name = f"{self.path}/{op_type}".removeprefix("/")
         self._numbers[name] += 1
         name = f"{name}_{self._numbers[name]}"
         count = outputs if isinstance(outputs, int) else len(outputs)
-        node = ir.node(op_type, list(inputs), dict(attributes or {}), domain=domain, num_outputs=count, name=name)
+        node = ir.node(op_type, list(given), dict(attributes or {}), domain=domain, num_outputs=count, name=name)
         for index, value in enumerate(node.outputs):
             value.name = f"{name}.{index}"
-            if not isinstance(outputs, int) and outputs[index]:
-                self.is_output(value, outputs[index])
         self._nodes.append(node)
+        self._precision.made(given, node.outputs, floats, in_float32)
+        for value, output in zip(node.outputs, () if isinstance(outputs, int) else outputs, strict=False):
+            if output:
+                self.is_output(self._precision.output(self, value), output)
         return node.outputs
 
     def called(
@@ -133,34 +196,38 @@ class Emitter:
         dtypes: Sequence[contract.DType] = (),
         attributes: Mapping[str, float] | None = None,
     ) -> Sequence[Value]:
-        """`body(*inputs)` as a call of a function, which ONNX Runtime computes by a kernel where it has one; see `kernels`.
-
-        What `body` emits becomes the function's definition, so it must be the same for all calls of a name in a graph, and
-        take all it needs from its inputs.
+        """A call of a function, which ONNX Runtime computes by a kernel where it has one; see `kernels`.
 
         Args:
+            body: emits the definition of the function. It is called with an emitter for the function and the function's
+                inputs, at the first call of a `name` in a graph. So it must emit the same for all calls of the name, and use
+                nothing but these inputs.
             outputs: as `nodes` takes them.
             dtypes: of the outputs; float32 when empty.
             attributes: of the call, to which `body` refers (`ir.RefAttr`).
         """
         if name not in self._functions:
-            outer = self._nodes, self._known, self._initializers
-            self._nodes, self._known, self._initializers = [], {}, {}
-            given = [ir.Value(name=f"input.{index}") for index in range(len(inputs))]
-            found = body(*given)
-            constants = [
-                ir.node("Constant", [], {"value": value.const_value}, outputs=[value], name=value.name)
-                for value in self._initializers.values()
-            ]
-            graph = ir.Graph(given, found, nodes=[*constants, *self._nodes], opset_imports={"": OPSET, CONTRIB: 1})
-            declared = [ir.Attr(attribute, ir.AttributeType.FLOAT, None) for attribute in attributes or ()]
-            self._functions[name] = ir.Function(OWN, name, graph=graph, attributes=declared)
-            self._nodes, self._known, self._initializers = outer
+            self._functions[name] = self._function(name, len(inputs), body, attributes or ())
         values = self.nodes(name, *inputs, outputs=outputs, domain=OWN, attributes=attributes)
         for value, dtype in zip(values, dtypes or ["float32"] * len(values), strict=True):
             # The checker cannot see through a function that has operators it does not know.
             value.type = ir.TensorType(_TYPES[dtype])
         return values
+
+    def _function(
+        self, name: str, n_inputs: int, body: Callable[..., Sequence[Value]], attributes: Iterable[str]
+    ) -> ir.Function:
+        inner = copy.copy(self)  # the same model, path and numbers of names; nodes of its own
+        inner._nodes, inner._known, inner._initializers = [], {}, {}
+        inputs = [ir.Value(name=f"input.{index}") for index in range(n_inputs)]
+        outputs = body(inner, *inputs)
+        constants = [
+            ir.node("Constant", [], {"value": value.const_value}, outputs=[value], name=value.name)
+            for value in inner._initializers.values()
+        ]
+        graph = ir.Graph(inputs, outputs, nodes=[*constants, *inner._nodes], opset_imports={"": OPSET, CONTRIB: 1})
+        declared = [ir.Attr(attribute, ir.AttributeType.FLOAT, None) for attribute in attributes]
+        return ir.Function(OWN, name, graph=graph, attributes=declared)
 
     def is_output(self, value: Value, name: str) -> None:
         """`value` is the output `name` of the graph."""
@@ -171,7 +238,7 @@ class Emitter:
         """A tensor of the weights files, or the input of the graph that stands for it."""
         if (given := self.inputs.get(f"{LISTED}{name}")) is not None:
             return given
-        return self._initializer(name, self._stored.tensor(name))
+        return self.initializer(name, self._stored.tensor(name))
 
     def is_listed(self, name: str) -> bool:
         """Whether an input of the graph stands for the tensor `name` of the weights files."""
@@ -188,12 +255,11 @@ class Emitter:
 
     def constant(self, value: Any, dtype: Any) -> Value:
         array = np.asarray(value, dtype)
-        return self._initializer(f"constant.{array.dtype}.{array.shape}.{array.tolist()}", ir.tensor(array))
+        return self.initializer(f"constant.{array.dtype}.{array.shape}.{array.tolist()}", ir.tensor(array))
 
     def number(self, value: float) -> Value:
-        """A constant of the type that the graph computes in."""
-        array = np.asarray(value, _HALVES.get(self.graph.precision, np.float32))
-        return self._initializer(f"number.{value}", ir.tensor(array))  # the same name in every precision
+        """A constant of the type that nodes compute in at this path."""
+        return self._precision.number(self, value)
 
     def hidden_score(self) -> Value:
         """What `blocks.HIDDEN` is, in the type that the graph computes in."""
@@ -204,7 +270,8 @@ class Emitter:
         """A constant shape, or a part of one."""
         return self.constant(values, np.int64)
 
-    def _initializer(self, name: str, tensor: ir.TensorProtocol) -> Value:
+    def initializer(self, name: str, tensor: ir.TensorProtocol) -> Value:
+        """A constant of the graph by its name; `tensor` is taken where it is new."""
         if name not in self._initializers:
             tensor.name = name
             self._initializers[name] = ir.Value(
@@ -230,13 +297,13 @@ class Emitter:
     def shape_node(self, op_type: str, *inputs: Value, attributes: Mapping[str, Any] | None = None) -> Value:
         """The output of a node that computes nothing but shapes, and is named so."""
         with self.at(contract.SHAPE_NODE.removesuffix("/")):
-            return self.node(op_type, *inputs, attributes=attributes)
+            return self.node(op_type, *inputs, attributes=attributes, floats="none")
 
     def float32(self, states: Value) -> Value:
         """`states` in float32, also in a graph in half precision."""
         if self.graph.precision not in _HALVES:
             return states
-        return self.node("Cast", states, attributes={"to": int(ir.DataType.FLOAT)})
+        return self._precision.float32(self, states)
 
     def reshaped(self, states: Value, *shape: int) -> Value:
         """`states` in a shape of which a number may be -1, and 0 for what it was."""
@@ -282,16 +349,18 @@ class Emitter:
                 total = self.added(states, branch)
             return total, self.normed(norm, total)
 
-        def body(states: Value, branch: Value, scale: Value, bias: Value) -> Sequence[Value]:
-            total = self.added(states, branch)
-            epsilon = ir.RefAttr("epsilon", "epsilon", ir.AttributeType.FLOAT)
-            return total, self._norm("", total, scale, bias, epsilon=epsilon)
-
         with self.at(norm):
             inputs = (states, branch, *self._norm_weights(norm))
             epsilons = {"epsilon": float(self.config.norm_eps)}
-            total, normed = self.called("ResidualNorm", *inputs, body=body, outputs=("", ""), attributes=epsilons)
+            total, normed = self.called(
+                "ResidualNorm", *inputs, body=Emitter._residual_norm, outputs=("", ""), attributes=epsilons
+            )
         return total, normed
+
+    def _residual_norm(self, states: Value, branch: Value, scale: Value, bias: Value) -> Sequence[Value]:
+        total = self.added(states, branch)
+        epsilon = ir.RefAttr("epsilon", "epsilon", ir.AttributeType.FLOAT)
+        return total, self._norm("", total, scale, bias, epsilon=epsilon)
 
     def model(self) -> ir.Model:
         outputs = [self._outputs[tensor.name] for tensor in self.graph.outputs]

@@ -33,7 +33,7 @@ def float32_linear(emitter: Emitter, projection: Projection, states: Value) -> V
     bias = emitter.joined(projection.biases) if projection.biases else zeros(emitter, n_out)
     inputs = (states if before is None else before, _in_blocks(emitter, weight, n_out, n_in), bias)
     name = "LinearRectified" if rectified else "Linear"
-    return emitter.called(name, *inputs, body=partial(_linear, emitter, rectified), outputs=("",))[0]
+    return emitter.called(name, *inputs, body=partial(_linear, rectified=rectified), outputs=("",))[0]
 
 
 def _in_blocks(emitter: Emitter, weight: Value, n_out: int, n_in: int) -> Value:
@@ -42,7 +42,7 @@ def _in_blocks(emitter: Emitter, weight: Value, n_out: int, n_in: int) -> Value:
     return emitter.node("Transpose", emitter.reshaped(weight, -1, BLOCK, n_in), attributes={"perm": (0, 2, 1)})
 
 
-def _linear(emitter: Emitter, rectified: bool, states: Value, blocks: Value, bias: Value) -> tuple[Value]:
+def _linear(emitter: Emitter, states: Value, blocks: Value, bias: Value, *, rectified: bool) -> tuple[Value]:
     weight = emitter.node("Transpose", blocks, attributes={"perm": (1, 0, 2)})
     weight = emitter.node("Flatten", weight, attributes={"axis": 1})
     zero, one = emitter.sizes(0), emitter.sizes(1)

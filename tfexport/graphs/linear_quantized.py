@@ -7,6 +7,7 @@ depends on no other row. (ONNX Runtime's DynamicQuantizeMatMul, which is a littl
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -139,11 +140,15 @@ def int8_linear(emitter: Emitter, projection: Projection, states: ir.Value) -> i
     if n_in % GROUP:  # the kernel takes whole groups
         return _int8_linear(emitter, rectified, states, unsigned_columns(emitter, weight, columns, n_in), columns, bias)
 
-    def body(states: ir.Value, blocks: ir.Value, columns: ir.Value, bias: ir.Value) -> tuple[ir.Value]:
-        return (_int8_linear(emitter, rectified, states, unsigned_columns(emitter, blocks, columns), columns, bias),)
-
     name = "Int8LinearRectified" if rectified else "Int8Linear"
+    body = partial(_int8_blocks, rectified=rectified)
     return emitter.called(name, states, weight, columns, bias, body=body, outputs=("",))[0]
+
+
+def _int8_blocks(
+    emitter: Emitter, states: ir.Value, blocks: ir.Value, columns: ir.Value, bias: ir.Value, *, rectified: bool
+) -> tuple[ir.Value]:
+    return (_int8_linear(emitter, rectified, states, unsigned_columns(emitter, blocks, columns), columns, bias),)
 
 
 def columns_of(emitter: Emitter, blocks: ir.Value, scale: ir.Value, n_in: int = 0) -> ir.Value:

@@ -8,13 +8,12 @@ They compute what `models.transformer` computes, from the same weights file. Wha
     beams        the hypotheses of a sentence are queries to one cache that only grows (see `_beam_attention`)
     best tokens  log-softmax and top-k of as many as are asked for; without their scores, by `graphs/screening.py`
 
-What was measured for these choices is in docs/design.md.
+The reasons for these choices are in docs/decisions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -150,7 +149,7 @@ def _step(emitter: Emitter, output: Projection) -> None:
     emitter.called(
         "BestTokens",
         *(logits, inputs["count"]),
-        body=partial(_best_tokens, emitter),
+        body=_best_tokens,
         outputs=("best.log_probs", "best.ids"),
         dtypes=("float32", "int64"),
     )
@@ -170,7 +169,7 @@ def _best_alone(emitter: Emitter, output: Projection, states: Value) -> None:
         logits, ids = emitter.called(
             "BestToken",
             *(emitter.projected("output", states), banned),
-            body=partial(_best_token, emitter),
+            body=_best_token,
             outputs=("", ""),
             dtypes=("float32", "int64"),
         )
@@ -249,7 +248,7 @@ def _called(
 ) -> Sequence[Value]:
     """Attention as `body(emitter, *inputs)` says, in a function where there may be a kernel for it."""
     if take_attention(emitter.config):
-        return emitter.called(name, *inputs, body=partial(body, emitter), outputs=outputs)
+        return emitter.called(name, *inputs, body=body, outputs=outputs)
     found = body(emitter, *inputs)
     for value, output in zip(found, outputs, strict=True):
         if output:

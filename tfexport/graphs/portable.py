@@ -28,7 +28,7 @@ from tfexport.graphs.layers import (
     target_embedded,
     tell_attention,
 )
-from tfexport.graphs.mixed_precision import MixedEmitter
+from tfexport.graphs.mixed_precision import MixedPrecision
 from tfexport.graphs.projections import Projection, decoder_projections, encoder_projections
 from tfexport.graphs.stored_weights import StoredWeights
 
@@ -36,20 +36,17 @@ from tfexport.graphs.stored_weights import StoredWeights
 def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, keep: Collection[str] = ()) -> ir.Model:
     """A graph of a standard dialect, its weights in `stored`; in half precision the modules `keep` are in float32."""
     projections = _projections(graph, config)
-    if keep:
-        exact = StoredWeights(stored.folder / contract.WEIGHTS_FILE)
-        emitter: Emitter = MixedEmitter(graph, config, stored, projections, _linear, exact=exact, keep=keep)
-    else:
-        emitter = Emitter(graph, config, stored, projections, _linear)
+    mixed = MixedPrecision(graph, StoredWeights(stored.folder / contract.WEIGHTS_FILE), keep) if keep else None
+    emitter = Emitter(graph, config, stored, projections, _linear, mixed)
     _EMIT[graph.role](emitter)
     return emitter.model()
 
 
 def half_modules(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights) -> list[str]:
     """The modules of a graph that compute in half precision, by their paths."""
-    emitter = MixedEmitter(graph, config, stored, _projections(graph, config), _linear, exact=stored, keep=())
-    _EMIT[graph.role](emitter)
-    return list(emitter.modules)
+    mixed = MixedPrecision(graph, stored, keep=())
+    _EMIT[graph.role](Emitter(graph, config, stored, _projections(graph, config), _linear, mixed))
+    return list(mixed.modules)
 
 
 def _projections(graph: contract.GraphSpec, config: ModelConfig) -> list[Projection]:
@@ -127,6 +124,7 @@ def _decoder_step(emitter: Emitter) -> None:
                     *(inputs[f"past.{layer}.{part}"], _one_slot(emitter, states), inputs["position"]),
                     attributes={"axis": -2, "mode": "linear"},
                     output=f"present.{layer}.{part}",
+                    floats="stored",
                 )
                 for part, states in zip(("key", "value"), new, strict=True)
             )

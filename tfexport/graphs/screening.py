@@ -22,7 +22,6 @@ not numbers. Vocabularies below `FEWEST_WORDS` are multiplied whole, which takes
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -105,20 +104,20 @@ def screened(emitter: Emitter, output: Projection, states: ir.Value, banned: ir.
         numbers, scale, room = emitter.called(
             "ScreenStates",
             *(states, emitter.weight("screening.norm"), emitter.weight("screening.error")),
-            body=partial(_screen_states, emitter),
+            body=_screen_states,
             outputs=("", "", ""),
             dtypes=("uint8", "float32", "float32"),
         )
         (bounds,) = emitter.called(
             "ScreenProduct",
             *(numbers, emitter.weight("screening.int8"), emitter.weight("screening.scale"), room),
-            body=partial(_screen_product, emitter),
+            body=_screen_product,
             outputs=("",),
         )
         best, ids = emitter.called(
             "ScreenBest",
             *(bounds, scale, states, emitter.joined(output.weights), bias, banned),
-            body=partial(_screen_best, emitter),
+            body=_screen_best,
             outputs=("", ""),
             dtypes=("float32", "int64"),
         )

@@ -127,6 +127,6 @@ def _load(
         from tfexport.runtimes.ort import ort_cuda
 
         return ort_cuda(bundle, precision=precision, threads=threads)
-    from tfexport.runtimes.ort_cpu.runtime import ort_cpu
+    from tfexport.runtimes.ort_cpu.load import ort_cpu
 
     return ort_cpu(bundle, precision=precision, threads=threads, share_weights=share_weights, shortlist=shortlist)

@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
@@ -30,6 +29,7 @@ from tfexport.runtimes.base import BaseRuntime, Best, Capacity, FloatArray, IntA
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.device import Call, Device, DeviceTensor, Mirror, to_float32
 from tfexport.runtimes.device_pool import Pool, Region
+from tfexport.runtimes.slots import Slots, fill_sources
 
 KEPT = 128
 """Graphs bound to tensors, and mirrors of tensors, that are kept for when their addresses come again."""
@@ -138,16 +138,12 @@ class LoopRuntime(BaseRuntime):
         inputs = self.region(src_ids=((batch, src), "int64"), src_len=((batch,), "int64"))
         cross = self.blocks(batch, src)
         ids, lengths = self.mirror(inputs["src_ids"]), self.mirror(inputs["src_len"])
-        # Empty places hold a sentence of one pad: anything that the encoder can read.
-        ids.array[:] = self._config.pad_id
-        ids.array[:sentences, : src_ids.shape[1]] = src_ids
-        lengths.array[:] = 1
-        lengths.array[:sentences] = src_len
+        fill_sources(ids.array, lengths.array, src_ids, src_len, pad_id=self._config.pad_id)
         ids.push()
         lengths.push()
         self.call(self._graphs.encoder, {**inputs.tensors, **self.named("cross", cross)})()
-        live = np.arange(sentences)
-        return LoopState(self, beam, live, src_ids.shape[1], inputs, lengths, cross, attention=attention)
+        slots = Slots.first(sentences, beam)
+        return LoopState(self, slots, src_ids.shape[1], inputs, lengths, cross, attention=attention)
 
     def step(self, state: LoopState, tokens: IntArray) -> tuple[FloatArray, LoopState]:
         return state.step(tokens), state
@@ -199,16 +195,12 @@ class LoopRuntime(BaseRuntime):
 
 
 class LoopState:
-    """A batch on its way: `slots` [sentences] are the places of the batch's buffers that its live sentences have.
-
-    Row b * beam + k of the search is row slots[b] * beam + k of the buffers.
-    """
+    """A batch during decoding; `slots` are the places of its live sentences in the buffers."""
 
     def __init__(
         self,
         runtime: LoopRuntime,
-        beam: int,
-        slots: IntArray,
+        slots: Slots,
         src: int,
         inputs: Region,
         lengths: Mirror,
@@ -218,14 +210,13 @@ class LoopState:
         *,
         attention: bool = False,
     ):
-        self._runtime, self._beam, self._src = runtime, beam, src
+        self._runtime, self._slots, self._src = runtime, slots, src
         self.turn = runtime.turn
         self._inputs, self._lengths, self._cross = inputs, lengths, cross
         self._filled = filled
-        self._live(slots)
         config = runtime.config
         self._batch = cross["all"].shape[1]
-        places = self._batch * beam
+        places = self._batch * slots.beam
         self._cache = cache or self._empty_cache(runtime.graphs.buckets.cache_for(1))
         self._steps: dict[DeviceTensor, Call] = {}  # the bound step graph for each buffer that the cache lay in
         best = min(BEST, config.tgt_vocab_size)
@@ -247,7 +238,7 @@ class LoopState:
 
     @property
     def rows(self) -> int:
-        return len(self._slots) * self._beam
+        return len(self._slots.rows)
 
     @property
     @_in_turn
@@ -255,7 +246,7 @@ class LoopState:
         mirror = self._runtime.mirror(self._cross["all"])
         mirror.pull()
         self._runtime.graphs.device.synchronize()
-        return [to_float32(block[self._slots][:, :, : self._src]) for block in mirror.array]
+        return [to_float32(block[self._slots.places][:, :, : self._src]) for block in mirror.array]
 
     def _attention_spec(self, places: int) -> dict[str, tuple[tuple[int, ...], str]]:
         _, _, heads, src, _ = self._cross["all"].shape
@@ -265,7 +256,7 @@ class LoopState:
     @_in_turn
     def attention(self) -> FloatArray:
         assert self._attention is not None, "encode was not asked for it"
-        return self._attention.array[:, self._places, :, : self._src]
+        return self._attention.array[:, self._slots.rows, :, : self._src]
 
     @_in_turn
     def step(self, tokens: IntArray) -> FloatArray:
@@ -286,7 +277,7 @@ class LoopState:
     def _run(self, tokens: IntArray, *results: Mirror) -> None:
         if self._filled == self._cache["all"].shape[3]:
             self._grow()
-        self._tokens.array[self._places] = tokens
+        self._tokens.array[self._slots.rows] = tokens
         self._position.array[:] = self._filled
         self._tokens.push()
         self._position.push()
@@ -308,27 +299,19 @@ class LoopState:
         step = runtime.graphs.step(self._cache["all"].shape[3], attention=self._attention is not None)
         return runtime.call(step, tensors)
 
-    def _live(self, slots: IntArray) -> None:
-        self._slots = slots
-        # The buffers' row of each row of the search.
-        self._places = (slots[:, None] * self._beam + np.arange(self._beam)).ravel()
-
     def _taken(self, mirror: Mirror) -> NDArray[Any]:
         """The rows of the search, copied: the mirror is overwritten by the next step."""
-        return mirror.array[self._places]
+        return mirror.array[self._slots.rows]
 
     @_in_turn
     def select(self, rows: IntArray) -> LoopState:
-        groups = rows.reshape(-1, self._beam)
-        slots = self._slots[groups[:, 0] // self._beam]
-        sources = slots[:, None] * self._beam + groups % self._beam  # [sentences, beam], rows of the buffers
-        batch = self._runtime.graphs.buckets.batch_for(len(slots), self._beam)
+        slots, parents = self._slots.select(rows)
+        batch = self._runtime.graphs.buckets.batch_for(len(slots), slots.beam)
         if batch < self._batch:
-            return self._smaller(batch, slots, sources)
-        self._live(slots)
-        index = np.arange(self._batch * self._beam)
-        index[self._places] = sources.ravel()
-        if (index != np.arange(len(index))).any():
+            return self._smaller(batch, slots, parents)
+        self._slots = slots
+        index = slots.reorder(parents, self._batch)
+        if index is not None:
             if not self._index_is_read:
                 self._runtime.graphs.device.synchronize()
             self._index.array[:] = index
@@ -337,18 +320,17 @@ class LoopState:
             self._cache = self._runtime.gather(self._cache, self._io["index"])
         return self
 
-    def _smaller(self, batch: int, slots: IntArray, sources: IntArray) -> LoopState:
-        """This state in buffers for `batch` sentences; empty places repeat the first sentence."""
-        runtime, beam = self._runtime, self._beam
-        places = np.concatenate([slots, np.repeat(slots[:1], batch - len(slots))])
-        rows = np.concatenate([sources, np.repeat(sources[:1], batch - len(slots), axis=0)]).ravel()
-        index = runtime.region(sentences=((batch,), "int64"), rows=((batch * beam,), "int64"))
+    def _smaller(self, batch: int, slots: Slots, parents: IntArray) -> LoopState:
+        """This state in buffers for `batch` sentences."""
+        runtime = self._runtime
+        sentences, rows = slots.compact(parents, batch)
+        index = runtime.region(sentences=((batch,), "int64"), rows=((len(rows),), "int64"))
         inputs = runtime.region(src_len=((batch,), "int64"))
         lengths = runtime.mirror(inputs["src_len"])
-        lengths.array[:] = self._lengths.array[places]
+        lengths.array[:] = self._lengths.array[sentences]
         lengths.push()
         mirrors = []
-        for name, values in (("sentences", places), ("rows", rows)):
+        for name, values in (("sentences", sentences), ("rows", rows)):
             mirror = runtime.mirror(index[name])
             mirror.array[:] = values
             mirror.push()
@@ -356,12 +338,12 @@ class LoopState:
         cross = runtime.gather(self._cross, index["sentences"])
         cache = runtime.gather(self._cache, index["rows"])
         runtime.graphs.device.synchronize()
-        live = np.arange(len(slots))
         given = (inputs, lengths, cross, cache, self._filled)
-        return LoopState(runtime, beam, live, self._src, *given, attention=self._attention is not None)
+        live = Slots.first(len(slots), slots.beam)
+        return LoopState(runtime, live, self._src, *given, attention=self._attention is not None)
 
     def _empty_cache(self, size: int) -> Region:
-        cache = self._runtime.blocks(self._batch * self._beam, size)
+        cache = self._runtime.blocks(self._batch * self._slots.beam, size)
         # A slot that was never written is masked, but a NaN in it would still poison the sum.
         self._runtime.graphs.device.zero(cache["all"])
         return cache

@@ -21,6 +21,7 @@ from tfexport.errors import TfexportError
 from tfexport.models.transformer import KeyValue, Transformer, best_tokens, write_in_place
 from tfexport.runtimes.base import Best, FloatArray, IntArray, best_from_logits
 from tfexport.runtimes.buckets import Buckets
+from tfexport.runtimes.slots import Slots, fill_sources
 
 CACHE = tuple(32 * 2**power for power in range(10))
 BATCH = tuple(2**power for power in range(15))
@@ -178,16 +179,13 @@ class StaticDecoder:
         sentences, length = src_ids.shape
         batch, src = self.buckets.batch_for(sentences, beam), self.buckets.src_for(length)
         sources = self.take_sources(batch, src)
-        # Empty places hold a sentence of one pad: anything that the encoder can read.
-        ids = np.full((batch, src), self.config.pad_id)
-        ids[:sentences, :length] = src_ids
-        lengths = np.ones(batch, dtype=np.int64)
-        lengths[:sentences] = src_len
+        ids, lengths = np.empty((batch, src), dtype=np.int64), np.empty(batch, dtype=np.int64)
+        fill_sources(ids, lengths, src_ids, src_len, pad_id=self.config.pad_id)
         for buffer, array in zip(sources.tensors, (ids, lengths), strict=False):
             buffer.copy_(torch.from_numpy(array))
         self.encode_into(self.model, *sources.tensors[:2], sources.pairs(2))
         cache = self.take_cache(batch * beam, self.buckets.cache_for(1))
-        return StaticState(self, beam, np.arange(sentences), length, sources, cache)
+        return StaticState(self, Slots.first(sentences, beam), length, sources, cache)
 
     def take_sources(self, batch: int, src: int) -> Lease:
         """Source ids, their lengths, then cross keys and values."""
@@ -215,42 +213,37 @@ class StaticDecoder:
 
 
 class StaticState:
-    """A batch on its way. `slots` [sentences] are the places that its live sentences have in the buffers.
-
-    Row b * beam + k of the search is row slots[b] * beam + k of the buffers.
-    """
+    """A batch during decoding; `slots` are the places of its live sentences in the buffers."""
 
     def __init__(
         self,
         decoder: StaticDecoder,
-        beam: int,
-        slots: IntArray,
+        slots: Slots,
         src: int,
         sources: Lease,
         cache: Lease,
         filled: int = 0,
     ):
-        self._decoder, self._beam, self._src, self._filled = decoder, beam, src, filled
+        self._decoder, self._slots, self._src, self._filled = decoder, slots, src, filled
         self._sources, self._cache = sources, cache
         self._spare: Lease | None = None  # the second set of the cache, once rows were reordered
         self._batch = len(sources.tensors[1])
-        places = self._batch * beam
+        places = self._batch * slots.beam
         self._rows = decoder.pool.take(*[((places,), torch.int64)] * 3)
         self._tokens, self._position, self._index = self._rows.tensors
         self._position.fill_(filled)
         # What empty places go on reading is bos. Pinned, so that a copy to the GPU need not wait.
         pinned = decoder.device.type == "cuda"
         self._host_tokens = torch.full((places,), decoder.config.bos_id, dtype=torch.int64, pin_memory=pinned)
-        self._live(slots)
 
     @property
     def rows(self) -> int:
-        return len(self._slots) * self._beam
+        return len(self._slots.rows)
 
     @property
     def cross(self) -> list[FloatArray]:
         arrays = self._decoder.to_host(*(tensor.float() for tensor in self._sources.tensors[2:]))
-        return [array[self._slots][:, :, : self._src] for array in arrays]
+        return [array[self._slots.places][:, :, : self._src] for array in arrays]
 
     @property
     def attention(self) -> FloatArray:
@@ -259,7 +252,7 @@ class StaticState:
     def step(self, tokens: IntArray) -> FloatArray:
         """Logits [rows, vocab] after `tokens` [rows]."""
         logits: FloatArray = self._decoder.to_host(self._run(tokens)[0])[0]
-        return logits[self._places]
+        return logits[self._slots.rows]
 
     def best(self, tokens: IntArray, count: int) -> Best:
         """The `count` best tokens of each row after `tokens` [rows]."""
@@ -271,14 +264,14 @@ class StaticState:
         if count > ranked:
             best = list(best_tokens(logits, count))
         log_probs, ids = self._decoder.to_host(*best)
-        return Best(log_probs[self._places, :count], ids[self._places, :count])
+        return Best(log_probs[self._slots.rows, :count], ids[self._slots.rows, :count])
 
     @full_memory_is_an_error()
     @torch.no_grad()
     def _run(self, tokens: IntArray) -> tuple[Tensor, ...]:
         if self._filled == self._cache.tensors[0].shape[2]:
             self._grow()
-        self._host_tokens.numpy()[self._places] = tokens
+        self._host_tokens.numpy()[self._slots.rows] = tokens
         self._tokens.copy_(self._host_tokens, non_blocking=True)
         self._filled += 1
         decoder, src_len = self._decoder, self._sources.tensors[1]
@@ -290,16 +283,13 @@ class StaticState:
     @full_memory_is_an_error()
     @torch.no_grad()
     def select(self, rows: IntArray) -> StaticState:
-        groups = rows.reshape(-1, self._beam)
-        slots = self._slots[groups[:, 0] // self._beam]
-        parents = slots[:, None] * self._beam + groups % self._beam  # [sentences, beam], rows of the buffers
-        batch = self._decoder.buckets.batch_for(len(slots), self._beam)
+        slots, parents = self._slots.select(rows)
+        batch = self._decoder.buckets.batch_for(len(slots), slots.beam)
         if batch < self._batch and batch * self._decoder.shrink <= self._batch:
             return self._smaller(batch, slots, parents)
-        self._live(slots)
-        index = np.arange(self._batch * self._beam)
-        index[self._places] = parents.ravel()
-        if (index != np.arange(len(index))).any():
+        self._slots = slots
+        index = slots.reorder(parents, self._batch)
+        if index is not None:
             self._reorder(index)
         return self
 
@@ -310,24 +300,19 @@ class StaticState:
         self._decoder.gather(spare.tensors, self._cache.tensors, self._index)
         self._cache, self._spare = spare, self._cache
 
-    def _smaller(self, batch: int, slots: IntArray, parents: IntArray) -> StaticState:
-        """This state in buffers for `batch` sentences; empty places repeat the first sentence."""
-        decoder, empty = self._decoder, batch - len(slots)
-        sentences = np.concatenate([slots, np.repeat(slots[:1], empty)])
-        rows = np.concatenate([parents, np.repeat(parents[:1], empty, axis=0)]).ravel()
+    def _smaller(self, batch: int, slots: Slots, parents: IntArray) -> StaticState:
+        """This state in buffers for `batch` sentences."""
+        decoder = self._decoder
+        sentences, rows = slots.compact(parents, batch)
         sources = decoder.take_sources(batch, self._sources.tensors[0].shape[1])
         cache = decoder.take_cache(len(rows), self._cache.tensors[0].shape[2])
         gather(sources.tensors, self._sources.tensors, torch.from_numpy(sentences).to(decoder.device))
         gather(cache.tensors, self._cache.tensors, torch.from_numpy(rows).to(decoder.device))
-        return StaticState(decoder, self._beam, np.arange(len(slots)), self._src, sources, cache, self._filled)
+        live = Slots.first(len(slots), slots.beam)
+        return StaticState(decoder, live, self._src, sources, cache, self._filled)
 
     def _grow(self) -> None:
         cache = self._decoder.take_cache(len(self._tokens), self._decoder.buckets.cache_for(self._filled + 1))
         for target, source in zip(cache.tensors, self._cache.tensors, strict=True):
             target[:, :, : self._filled] = source[:, :, : self._filled]
         self._cache, self._spare = cache, None
-
-    def _live(self, slots: IntArray) -> None:
-        self._slots = slots
-        # The buffers' row of each row of the search.
-        self._places = (slots[:, None] * self._beam + np.arange(self._beam)).ravel()

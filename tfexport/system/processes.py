@@ -80,7 +80,7 @@ def cpu_identity() -> str:
 
 def end_with_parent() -> None:
     """Let this process be killed when its parent dies, on Linux: it may be stopped or waiting, and would stay for ever."""
-    with suppress(OSError, AttributeError):
+    with suppress(OSError, AttributeError, TypeError):  # TypeError: on Windows None is no library
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -95,5 +95,5 @@ def return_freed_memory(*, now: bool = False) -> None:
     if not now and moment - _returned < RETURN_EVERY:
         return
     _returned = moment
-    with suppress(OSError, AttributeError):
+    with suppress(OSError, AttributeError, TypeError):  # TypeError: on Windows None is no library
         ctypes.CDLL(None).malloc_trim(0)

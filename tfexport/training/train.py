@@ -31,7 +31,8 @@ from tfexport.models.formats import native
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.system.atomic_files import lock_folder, whole_file
+from tfexport.system.atomic_files import whole_file
+from tfexport.system.file_locks import lock_folder
 from tfexport.training.data import Batch, IdPair, TextPair, encode_pairs, loader
 from tfexport.training.options import TrainOptions
 from tfexport.training.state import Measurements, WholeCheckpoints

@@ -34,7 +34,7 @@ from tfexport.graphs.stored_weights import StoredWeights
 from tfexport.models.checkpoints.load import Checkpoint
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.base import FloatArray, IntArray, Runtime
-from tfexport.runtimes.ort_cpu.runtime import ort_cpu
+from tfexport.runtimes.ort_cpu.load import ort_cpu
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.system.input_files import opened
 from tfexport.verification.bleu_chrf import Quality

@@ -143,8 +143,8 @@ def _beside(name: str, alone: Outputs, decode: Callable[[], Outputs]) -> Arrange
 
 
 def _with_other_cache(bundle: Bundle, precision: Precision) -> Runtime[Any]:
-    from tfexport.runtimes.ort_cpu.runtime import ort_cpu
-    from tfexport.runtimes.ort_cpu.states import CacheLayout
+    from tfexport.runtimes.ort_cpu.context import CacheLayout
+    from tfexport.runtimes.ort_cpu.load import ort_cpu
 
     return ort_cpu(bundle, precision=precision, threads=1, layout=CacheLayout(block=BLOCK, room=ROOM))
 
@@ -152,8 +152,8 @@ def _with_other_cache(bundle: Bundle, precision: Precision) -> Runtime[Any]:
 def _with_poisoned_cache(bundle: Bundle, precision: Precision, beam: int) -> Runtime[Any]:
     """NaN where the kernel promises not to read: in the greedy caches of the dialect `ort`. Elsewhere large numbers, because
     a hidden slot is read with a weight of 0, for which the contract has zeros there: 0 * NaN is NaN."""
-    from tfexport.runtimes.ort_cpu.runtime import ort_cpu
-    from tfexport.runtimes.ort_cpu.states import CacheLayout
+    from tfexport.runtimes.ort_cpu.context import CacheLayout
+    from tfexport.runtimes.ort_cpu.load import ort_cpu
 
     unread = beam == 1 and bundle.has_graph("decoder_step", precision, "ort")
     return ort_cpu(bundle, precision=precision, threads=1, layout=CacheLayout(fill=math.nan if unread else STALE))

@@ -11,13 +11,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
-import tfexport.commands.output
 from tests.support.tiny import SRC_VOCAB
 from tfexport.commands.output import writing
 from tfexport.errors import TfexportError
+from tfexport.system.file_locks import lock_file
 
 ABOUT = {"bundle": "x", "search": {"beam": 1}}
 
@@ -85,14 +86,13 @@ def test_a_file_that_is_completed_before_it_is_locked_is_not_written_into(
 ) -> None:
     path = tmp_path / "out"
     begun(path, b"of another\n")
-    real = tfexport.commands.output.fcntl.lockf
 
-    def complete_and_lock(file: object, how: int) -> None:
+    def complete_and_lock(file: BinaryIO) -> None:
         if not path.exists():
             path.with_name("out.partial").rename(path)
-        real(file, how)  # type: ignore[arg-type]
+        lock_file(file)
 
-    monkeypatch.setattr(tfexport.commands.output.fcntl, "lockf", complete_and_lock)
+    monkeypatch.setattr("tfexport.commands.output.lock_file", complete_and_lock)
     with writing(path, ABOUT) as out:
         assert path.read_bytes() == b"of another\n"
         print("one", file=out.file)

@@ -19,7 +19,8 @@ from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.base import FloatArray
 from tfexport.runtimes.ort import ort_cpu_portable
-from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime, ort_cpu
+from tfexport.runtimes.ort_cpu.load import ort_cpu
+from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
 from tfexport.runtimes.pytorch import TorchRuntime
 
 LENGTHS = [7, 1, 20, 3, 12, 5, 9, 2, 17, 8]
@@ -92,10 +93,10 @@ def test_a_search_that_does_not_ask_runs_the_plain_graphs(bundle: Bundle) -> Non
     assert isinstance(runtime, OrtCpuRuntime)
     for beam, plain in ((1, "decoder_step"), (3, "beam_step")):
         search(runtime, [[5, 6]], SearchOptions(beam=beam))
-        assert plain in runtime._sessions
-        assert f"{plain}_attention" not in runtime._sessions
+        assert plain in runtime.context._sessions
+        assert f"{plain}_attention" not in runtime.context._sessions
         runtime.prepare(SearchOptions(beam=beam, attention=True).needs)
-        assert f"{plain}_attention" in runtime._sessions
+        assert f"{plain}_attention" in runtime.context._sessions
 
 
 def test_who_cannot_tell_it_says_so(model: Transformer, bundle: Bundle, tmp_path: Path) -> None:

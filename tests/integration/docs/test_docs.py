@@ -1,4 +1,4 @@
-"""The examples of the documentation run, and its links lead somewhere."""
+"""The Python examples of the documentation run."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tfexport.models.checkpoints.load import load_checkpoint
 
 pytestmark = pytest.mark.thorough
 
-PAGES = sorted([ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").glob("*.md")])
-EXAMPLES = [
-    pytest.param(code, id=f"{page.name}-{number}")
+PAGES = [*(ROOT / name for name in ("README.md", "examples/README.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+PYTHON = [
+    pytest.param(code, id=f"{page.relative_to(ROOT)}-{number}")
     for page in PAGES
     for number, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL))
 ]
@@ -26,15 +26,17 @@ EXAMPLES = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files that examples name: the embedded German-English model, and text for it."""
+    """What examples name: the embedded German-English model as two bundles, and text for it."""
     folder = tmp_path_factory.mktemp("docs")
     export(load_checkpoint(embedded_checkpoint(), {}), folder / "bundle", check=False)
+    (folder / "ckpt").symlink_to("bundle")
+    (folder / "model.safetensors").symlink_to(embedded_checkpoint())
     (folder / "input.txt").write_text("Ein Hund läuft.\nZwei Kinder spielen.\n", encoding="utf-8")
     return folder
 
 
-@pytest.mark.parametrize("code", EXAMPLES)
-def test_examples_run(code: str, folder: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120)
+@pytest.mark.parametrize("code", PYTHON)
+def test_python_examples_run(code: str, folder: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()

@@ -1,41 +1,51 @@
-"""The README and the pages are true: their commands run, and the contract's table is the contract."""
+"""The commands of the README and of the documentation run, page by page, in the order in which a reader types them."""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from tests.support.commands import Run
 from tests.support.paths import ROOT
 from tests.support.references.tutorial import TutorialTransformer
 from tests.support.tiny import SPECIALS, randomised
+from tfexport.cli import app
 
 pytestmark = pytest.mark.thorough
 
-README, CHECKPOINTS, DECODING, ATTENTION, SPEED, CONTRACT = (
-    (ROOT / name).read_text(encoding="utf-8")
-    for name in (
-        "README.md",
-        *(f"docs/{page}.md" for page in ("checkpoints", "decoding", "attention", "speed", "contract")),
-    )
-)
-COMMANDS = [
-    line
-    for page in (README, CHECKPOINTS, DECODING, ATTENTION, SPEED)
-    for block in re.findall(r"```sh\n(.*?)```", page, flags=re.DOTALL)
-    for line in block.splitlines()
-    if line.startswith("tfexport ")
-]
+FROM_NOTHING = ("README.md", "docs/start.md", "docs/guides/train.md")
+"""Pages that begin with an export. The others begin with a bundle."""
+EXPORT = "export ckpt.pt --heads 8 --src-vocab src_vocab.json --tgt-vocab tgt_vocab.json"
+
+
+def commands_of(page: Path) -> list[str]:
+    blocks = re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.startswith("tfexport ")]
+
+
+COMMANDS = {
+    str(page.relative_to(ROOT)): commands
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    if (commands := commands_of(page))
+}
+
+
+def run(command: str) -> str:
+    """A command line of tfexport, without its first word, in this process; returns what it printed."""
+    done = CliRunner().invoke(app, shlex.split(command), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files that the README's commands name."""
+def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that commands name: a checkpoint of the tutorial's code, its vocabularies, and text."""
     folder = tmp_path_factory.mktemp("newcomer")
     words = SPECIALS + [f"w{index}" for index in range(26)]
     for name in ("src_vocab.json", "tgt_vocab.json"):
@@ -46,6 +56,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     torch.save(randomised(model).state_dict(), folder / "ckpt.pt")
     (folder / "input.txt").write_text("w4 w5 w6\nw9\nw3 w2 w1 w20\n")
+    (folder / "output.txt").write_text("w5 w6\nw8 w9 w10\nw3\n")
+    (folder / "prefixes.txt").write_text("w5\nw6 w7\n\n")
     (folder / "ids.txt").write_text("2 4 5 6 3\n2 9 3\n")
     for name in ("train", "val"):
         for language, word in (("de", "ein Hund läuft"), ("en", "a dog runs")):
@@ -53,14 +65,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_there_are_commands() -> None:
-    assert {shlex.split(command)[1] for command in COMMANDS} == {
+@pytest.fixture(scope="module")
+def with_bundle(newcomer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with the bundle `ckpt`."""
+    folder = Path(shutil.copytree(newcomer, tmp_path_factory.mktemp("bundle") / "files"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        run(f"{EXPORT} --precision fp32,int8 --alignments --shortlist")
+    return folder
+
+
+def test_every_command_is_on_a_page() -> None:
+    used = {shlex.split(command)[1] for commands in COMMANDS.values() for command in commands}
+    assert used >= {
         "inspect",
         "export",
         "parity",
         "probe",
         "bench",
         "build",
+        "triton",
         "decode",
         "score",
         "attend",
@@ -68,10 +92,16 @@ def test_there_are_commands() -> None:
     }
 
 
-@pytest.mark.parametrize("number", range(len(COMMANDS)), ids=lambda number: COMMANDS[number][:60])
-def test_commands_run_in_their_order(run: Run, folder: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", COMMANDS)
+def test_commands_of_a_page_run(
+    page: str, newcomer: Path, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = newcomer if page in FROM_NOTHING else request.getfixturevalue("with_bundle")
+    folder = Path(shutil.copytree(files, tmp_path / "files"))
     monkeypatch.chdir(folder)
-    done = run(*shlex.split(COMMANDS[number])[1:])
-    assert done.code == 0, done.stderr
-    if "-o output.txt" in COMMANDS[number]:
-        assert len((folder / "output.txt").read_text().splitlines()) == 3
+    for command in COMMANDS[page]:
+        printed = run(command.removeprefix("tfexport "))
+        if "-o output.txt" in command:
+            assert len((folder / "output.txt").read_text().splitlines()) == 3
+        elif command.startswith("tfexport decode") and "--stream" not in command and " -o " not in command:
+            assert len(printed.splitlines()) == len((folder / shlex.split(command)[3]).read_text().splitlines())

@@ -54,7 +54,7 @@ from tfexport.graphs.linear_quantized import (
 from tfexport.graphs.projections import Projection, decoder_projections, encoder_projections
 from tfexport.graphs.stored_weights import StoredWeights
 from tfexport.models.transformer import Transformer
-from tfexport.runtimes.ort_cpu.runtime import ort_cpu
+from tfexport.runtimes.ort_cpu.load import ort_cpu
 from tfexport.shortlist_contract import shortlist_graphs_of
 
 Matrix = NDArray[np.float32]

@@ -87,7 +87,7 @@ def whole_rows(bundle: Bundle) -> tuple[OrtCpuRuntime, list[int]]:
         rows.append(len(binding.get_outputs()[-1].numpy()))
 
     session.run_with_iobinding = counted
-    runtime._sessions["greedy_step"] = session
+    runtime.context._sessions["greedy_step"] = session
     return runtime, rows
 
 
@@ -268,8 +268,8 @@ def test_who_needs_more_than_the_best_token_has_it(tmp_path: Path, asks: dict[st
     runtime = OrtCpuRuntime(bundle, threads=1)
     runtime.prepare(options.needs)
     search(runtime, [[5, 6]], options)
-    assert ("greedy_step" in runtime._sessions) == alone
-    assert len(runtime._sessions) == 2  # nothing is loaded for nobody
+    assert ("greedy_step" in runtime.context._sessions) == alone
+    assert len(runtime.context._sessions) == 2  # nothing is loaded for nobody
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_so_has_a_sentence_that_does(tmp_path: Path, source: Source) -> None:
     runtime = OrtCpuRuntime(write_bundle(random_model(WIDE), tmp_path / "bundle"), threads=1)
     sources = [source, Source((7, 8, 9))]
     assert ids_of(search(runtime, sources, ALONE)) == ids_of(search(runtime, sources, SCORED))
-    assert "greedy_step" not in runtime._sessions
+    assert "greedy_step" not in runtime.context._sessions
 
 
 def test_a_bundle_without_the_graph_decodes_by_the_other(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_a_bundle_without_the_graph_decodes_by_the_other(tmp_path: Path) -> None
     runtime = OrtCpuRuntime(older, threads=1)
     sources = random_sources(WIDE, LENGTHS)
     assert ids_of(search(runtime, sources, ALONE)) == ids_of(search(OrtCpuRuntime(bundle, threads=1), sources, ALONE))
-    assert "greedy_step" not in runtime._sessions
+    assert "greedy_step" not in runtime.context._sessions
 
 
 def test_both_graphs_share_a_cache(tmp_path: Path) -> None:
@@ -366,6 +366,6 @@ def test_a_model_that_begins_with_one_token_needs_no_other_graph(tmp_path: Path,
     runtime = OrtCpuRuntime(write_bundle(random_model(config), tmp_path / "bundle"), threads=1)
     sources = random_sources(config, LENGTHS)
     alone = ids_of(search(runtime, sources, ALONE))
-    assert "decoder_step" not in runtime._sessions
+    assert "decoder_step" not in runtime.context._sessions
     assert alone == ids_of(search(runtime, sources, SCORED))
     assert {ids[0] for ids in alone} == {6}

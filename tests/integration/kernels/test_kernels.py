@@ -340,7 +340,7 @@ def test_sessions_run_the_kernels_where_they_are_built(tmp_path: Path, monkeypat
             for asked in ({}, {"scores": False}, {"beam": 3}):
                 search(runtime, random_sources(runtime.config, [4, 6]), SearchOptions(max_length=5, **asked))
             roles = ("encoder", "decoder_step", "greedy_step", "beam_step")
-            seen[wanted] |= {name for role in roles for name in _operators(runtime.session(role))}
+            seen[wanted] |= {name for role in roles for name in _operators(runtime.context.session(role))}
     without = () if kernels.has_products() else PRODUCTS
     assert {name for name in CASES if not name.startswith("Screen") and name not in without} <= seen["1"]
     assert not set(CASES) & seen["0"]

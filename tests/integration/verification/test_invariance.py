@@ -70,13 +70,13 @@ def test_padding_that_is_seen_is_found(tiny_bundle: Path, monkeypatch: pytest.Mo
 
 
 def test_unused_slots_that_are_seen_are_found(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    see = BeamState._see
+    see = BeamState._bind_mask
 
     def seeing_all(self: BeamState, mask: Any) -> None:
         mask[...] = True
         see(self, mask)
 
-    monkeypatch.setattr(BeamState, "_see", seeing_all)
+    monkeypatch.setattr(BeamState, "_bind_mask", seeing_all)
     assert {"other cache", "poisoned cache"} <= failing(of(tiny_bundle, "float32", 3))
 
 

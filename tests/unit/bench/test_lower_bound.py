@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,10 @@ from tfexport.bench.lower_bound import (
     ACTIVATION_BYTES,
     PROJECTION_BYTES,
     WEIGHT_BYTES,
+    StepSize,
     encoder_work,
-    floor,
-    seconds_of,
+    least_seconds,
+    lower_bound,
     step_work,
 )
 from tfexport.bench.machine import Peaks
@@ -44,12 +46,20 @@ def peaks(bandwidth: float, float32: float, int8: float = 1e30) -> Peaks:
 def test_a_step_reads_weights_once_and_keys_and_values_of_each_row(
     precision: str, weights: float, activations: int
 ) -> None:
-    work = step_work(CONFIG, precision, batch=5, beam=4, source=7, cache=11)
-    # Keys and values of 3 layers, 2 numbers each: 20 rows of 11 slots, 5 sentences of 7 ids.
-    assert work.bytes == weights + 2 * 3 * 2 * (20 * 11 + 5 * 7) * activations
+    work = step_work(CONFIG, precision, StepSize(rows=20, attended=20 * 18, stored=5 * 21))
+    # Keys and values of 3 layers, 2 numbers each: 5 sentences of 7 ids, whose hypotheses have 14 slots.
+    assert work.bytes == weights + 2 * 3 * 2 * (5 * (7 + 14)) * activations
     assert work.products == 20 * 2 * (DECODER + PROJECTION)
     # Scores and sums: 2 products of 2 numbers with each of 18 keys and values, 2 operations each, in 3 layers.
     assert work.attention == 20 * 3 * (2 * 2 * 2) * 18
+
+
+def test_a_mean_step_has_the_mean_of_what_sentences_need() -> None:
+    # One sentence of 5 ids to 3 tokens: caches of 1, 2 and 3 slots.
+    assert StepSize.mean([5], [3], beam=1, steps=1) == (3, 6 + 7 + 8, 6 + 7 + 8)
+    # With a beam of 4: rows 1, 4, 4; slots 1, then one shared and 4 new, then two shared and 4 new.
+    assert StepSize.mean([5], [3], beam=4, steps=1) == (9, 6 + 4 * 7 + 4 * 8, 6 + (5 + 1 + 4) + (5 + 2 + 4))
+    assert StepSize.mean([5, 2, 9], [3, 1, 0], beam=4, steps=2) == (10 / 2, (66 + 3) / 2, (27 + 3) / 2)
 
 
 def test_the_encoder_reads_its_weights_and_those_of_cross_keys_and_values() -> None:
@@ -63,16 +73,16 @@ def test_every_precision_of_the_contract_has_its_bytes() -> None:
     assert set(PRECISIONS.values()) <= set(WEIGHT_BYTES) & set(PROJECTION_BYTES) & set(ACTIVATION_BYTES)
 
 
-def test_the_floor_is_what_takes_longer_of_reading_and_computing() -> None:
-    work = step_work(CONFIG, "float32", batch=1, beam=1, source=1, cache=1)
+def test_the_lower_bound_is_what_takes_longer_of_reading_and_computing() -> None:
+    work = step_work(CONFIG, "float32", StepSize(rows=1, attended=2, stored=2))
     operations = work.products + work.attention
-    assert seconds_of(work, "float32", peaks(work.bytes / 2, operations)) == (2.0, "memory")
-    assert seconds_of(work, "float32", peaks(work.bytes, operations / 3)) == (pytest.approx(3.0), "compute")
+    assert least_seconds(work, "float32", peaks(work.bytes / 2, operations)) == (2.0, "memory")
+    assert least_seconds(work, "float32", peaks(work.bytes, operations / 3)) == (pytest.approx(3.0), "compute")
     # Quantized weights are multiplied at the int8 peak, activations at that of float32.
-    found, bound = seconds_of(work, "int4", peaks(1e30, work.attention, work.products / 4))
+    found, bound = least_seconds(work, "int4", peaks(1e30, work.attention, work.products / 4))
     assert (found, bound) == (pytest.approx(5.0), "compute")
     # Nobody knows how fast half precision is multiplied, so only reading bounds it.
-    assert seconds_of(work, "float16", peaks(work.bytes, 1e-9)) == (1.0, "memory")
+    assert least_seconds(work, "float16", peaks(work.bytes, 1e-9)) == (1.0, "memory")
 
 
 @pytest.mark.parametrize("beam", [1, 3])
@@ -80,14 +90,17 @@ def test_a_stream_of_like_lengths_is_the_sum_of_its_steps(beam: int) -> None:
     """Four sentences of 5 ids to 3 tokens each, two at a time: two batches of 3 steps, whose caches have 1, 2, 3 slots."""
     slow_memory, slow_compute = peaks(10.0, 1e30), peaks(1e30, 10.0)
     for machine_peaks in (slow_memory, slow_compute):
-        found = floor(CONFIG, "float32", machine_peaks, sources=[5] * 4, outputs=[3] * 4, batch=2, beam=beam)
+        found = lower_bound(CONFIG, "float32", machine_peaks, sources=[5] * 4, outputs=[3] * 4, batch=2, beam=beam)
+        sizes = [StepSize.mean([5, 5], [n, n], beam=beam, steps=1) for n in range(4)]  # of the first n steps together
         steps = [
-            seconds_of(
-                step_work(CONFIG, "float32", batch=2, beam=beam, source=5, cache=cache), "float32", machine_peaks
+            least_seconds(
+                step_work(CONFIG, "float32", StepSize(*(b - a for a, b in zip(*pair, strict=True)))),
+                "float32",
+                machine_peaks,
             )[0]
-            for cache in (1, 2, 3)
+            for pair in pairwise(sizes)
         ]
-        encoder = seconds_of(encoder_work(CONFIG, "float32", [5, 5]), "float32", machine_peaks)[0]
+        encoder = least_seconds(encoder_work(CONFIG, "float32", [5, 5]), "float32", machine_peaks)[0]
         assert found.steps == 6
         assert found.encoder_seconds == pytest.approx(2 * encoder)
         assert found.seconds == pytest.approx(2 * (encoder + sum(steps)))
@@ -97,7 +110,7 @@ def test_a_stream_of_like_lengths_is_the_sum_of_its_steps(beam: int) -> None:
 
 def test_a_stream_of_mixed_lengths_has_as_many_steps_as_its_tokens_fill() -> None:
     def steps(outputs: list[int], batch: int) -> int:
-        return floor(CONFIG, "float32", peaks(1, 1), sources=[5] * 4, outputs=outputs, batch=batch, beam=1).steps
+        return lower_bound(CONFIG, "float32", peaks(1, 1), sources=[5] * 4, outputs=outputs, batch=batch, beam=1).steps
 
     assert steps([2, 4, 6, 8], 2) == 10
     assert steps([2, 4, 6, 8], 4) == 8  # the longest one's own

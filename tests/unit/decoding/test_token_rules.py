@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from tests.support.fakes import BOS, EOS, Ids, Model, ScriptedRuntime, constant_model, random_model, tiny_config
 from tfexport.decoding.profiles import PROFILES
+from tfexport.decoding.rules.no_repeat_ngram import NoRepeatNgram
+from tfexport.decoding.rules.repetition_penalty import RepetitionPenalty
 from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search
-from tfexport.decoding.token_rules import ban_repeated_ngrams, log_softmax, penalise_repetition
+from tfexport.decoding.token_rules import log_softmax
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Best, IntArray
 
@@ -109,7 +111,7 @@ def test_where_no_token_may_come_an_output_ends(beam: int, profile: Any) -> None
         assert len(hypothesis.ids) > 3
     for source, outputs in zip(asked, found, strict=True):
         assert [h.ids for h in outputs] == [h.ids for h in search(ScriptedRuntime(model, config), [source], options)[0]]
-    if not options.rules.renormalises:  # the model's own log-probability of eos among the words of the list
+    if not options.search_profile.renormalises:  # the model's own log-probability of eos among the words of the list
         row = model((5, 6), ())[[EOS, 3, 4]]
         assert found[1][0].log_prob == pytest.approx(log_softmax(row[None])[0, 0], abs=1e-6)
 
@@ -199,7 +201,7 @@ def test_a_forced_beginning_needs_logits_no_longer_than_it_lasts() -> None:
 
 def test_a_repetition_is_penalised_once_and_away_from_zero() -> None:
     scores = np.array([[2.0, -2.0, 1.0, -1.0], [4.0, 3.0, -2.0, 0.0]])
-    penalise_repetition(scores, np.array([[0, 1, 0], [2, 2, 3]]), 2.0)
+    RepetitionPenalty(repetition_penalty=2.0).penalise(scores, np.array([[0, 1, 0], [2, 2, 3]]))
     assert scores.tolist() == [[1.0, -4.0, 1.0, -1.0], [4.0, 3.0, -4.0, 0.0]]
 
 
@@ -207,7 +209,7 @@ def test_what_would_repeat_an_ngram_is_banned() -> None:
     history = np.array([[1, 5, 6, 5], [1, 5, 6, 6]])
     for n, banned in ((1, [{1, 5, 6}, {1, 5, 6}]), (2, [{6}, {6}]), (3, [set(), set()]), (9, [set(), set()])):
         allowed = np.ones((2, 8), dtype=bool)
-        ban_repeated_ngrams(allowed, history, n)
+        NoRepeatNgram(no_repeat_ngram=n).ban(allowed, history)
         assert [set(np.flatnonzero(~row).tolist()) for row in allowed] == banned
 
 

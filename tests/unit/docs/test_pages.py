@@ -1,56 +1,163 @@
-"""Links of the pages lead somewhere, and the contract's table is the contract."""
+"""The documentation is true: its links lead somewhere, and what it names exists."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
+from functools import cache
 from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args
 
 import pytest
+import typer
 
-from tests.support.contract_table import markdown_table
+import tfexport
 from tests.support.paths import ROOT
+from tfexport import contract
+from tfexport.cli import app
+from tfexport.decoding.line_reader import Status
+from tfexport.decoding.profiles import PROFILES
 from tfexport.models.checkpoints.load import FAMILIES
+from tfexport.runtimes import RUNTIMES
 
-PAGES = sorted([ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").glob("*.md")])
-
-README, CHECKPOINTS, DECODING, ATTENTION, SPEED, CONTRACT = (
-    (ROOT / name).read_text(encoding="utf-8")
-    for name in (
-        "README.md",
-        *(f"docs/{page}.md" for page in ("checkpoints", "decoding", "attention", "speed", "contract")),
-    )
-)
+DOCS = ROOT / "docs"
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "SECURITY.md", "examples/README.md")),
+    *sorted(DOCS.rglob("*.md")),
+]
+IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@cache
+def hooks() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def text_of(page: Path) -> str:
+    """A page as the site shows it."""
+    return str(hooks().expanded(page.read_text(encoding="utf-8")))
+
+
+def codes_of(page: Path) -> str:
+    """What stands as code on a page, in blocks and within lines."""
+    blocks = re.findall(r"```\w*\n(.*?)```", text_of(page), re.DOTALL)
+    lines = re.sub(r"```.*?```", "", text_of(page), flags=re.DOTALL)
+    return "\n".join([*blocks, *re.findall(r"`([^`\n]+)`", lines)])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_examples_use_public_names_alone(page: Path) -> None:
+    code = codes_of(page)
+    assert not re.findall(r"(?:from|import) tfexport\.\w+", code)
+    if not page.is_relative_to(DOCS / "how-it-works"):  # there `tfexport` is also the domain of ONNX functions
+        assert set(re.findall(r"\btfexport\.([A-Za-z_]\w*)\b(?!/)", code)) <= set(tfexport.__all__)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_links_lead_to_files_and_headings(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+    for target in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
         if "://" in target:
             continue
         name, _, heading = target.partition("#")
         file = page.parent / name if name else page
-        assert file.exists(), target
+        if name and file.relative_to(ROOT).as_posix() not in (f"docs/{image}" for image in hooks().IMAGES):
+            assert file.exists(), target
         if heading:
-            headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            headings = re.findall(r"^#+ (.*)$", text_of(file.resolve()), re.MULTILINE)
             anchors = [re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings]
             assert heading in anchors, target
 
 
-def test_contract_table_is_generated() -> None:
-    shown = re.search(r"<!-- contract: .*? -->\n(.*?)\n<!-- end of contract -->", CONTRACT, flags=re.DOTALL)
-    assert shown is not None
-    assert shown[1] == markdown_table()
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_files_that_are_named_exist(page: Path) -> None:
+    named = re.findall(r"`([\w./-]+/[\w.-]+\.(?:py|h|cpp|safetensors))`", text_of(page))
+    for name in named:
+        assert any((folder / name).exists() for folder in (ROOT, ROOT / "tfexport")) or name.startswith("run/"), name
 
 
-def test_every_family_is_listed() -> None:
-    for family in FAMILIES:
-        assert f"| `{family.name}` |" in CHECKPOINTS
+def test_packages_that_are_named_exist() -> None:
+    table = text_of(DOCS / "how-it-works/index.md").partition("## Packages")[2]
+    named = set(re.findall(r"`(\w+)/`", table))
+    there = {path.parent.name for path in (ROOT / "tfexport").glob("*/__init__.py")}
+    assert named == there
 
 
-def test_every_status_is_listed() -> None:
-    from typing import get_args
+OTHERS = {
+    "--model-repository",
+    "--ctranslate2",
+    "--hugging-face",
+    "--input",
+    "--references",
+    "--sentences",
+    "--alignment",
+}
+"""Options of other programs."""
 
-    from tfexport.decoding.line_reader import Status
 
-    for status in get_args(Status):
-        assert f"| `{status}` |" in README
+@cache
+def options() -> frozenset[str]:
+    group: Any = typer.main.get_command(app)
+    parameters = [*group.params, *(parameter for command in group.commands.values() for parameter in command.params)]
+    return frozenset(opt for parameter in parameters for opt in (*parameter.opts, *parameter.secondary_opts))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_options_that_are_named_exist(page: Path) -> None:
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", codes_of(page)))
+    assert named <= options() | OTHERS | {"--help"}
+
+
+def test_pages_are_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in DOCS.rglob("*.md"):
+        assert navigation.count(f" {page.relative_to(DOCS).as_posix()}\n") == 1, page
+
+
+def test_contract_names_every_tensor() -> None:
+    shown = text_of(DOCS / "reference/contract.md")
+    for graph in (
+        *(contract.ENCODER, contract.DECODER_STEP, contract.SELECT_ROWS, contract.ENCODER_CLASSIFIER),
+        *(contract.ORT_ENCODER, contract.ORT_DECODER_STEP, contract.ORT_BEAM_STEP),
+    ):
+        for side, tensors in (("in", graph.inputs), ("out", graph.outputs)):
+            for t in tensors:
+                row = f"| `{graph.file}` | {side} | `{t.name}` | {t.dtype} | {', '.join(t.axes)} | {t.about} |"
+                assert shown.count(f"{row}\n") == 1
+    for name in ("banned", "best.logits", "attention", "candidates", "left_out", "listed.output_weight"):
+        assert f"| `{name}` |" in shown
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("docs/guides/checkpoints.md", [family.name for family in FAMILIES]),
+        ("docs/guides/decode.md", get_args(Status)),
+        ("docs/guides/search.md", PROFILES),
+    ],
+    ids=["families", "statuses", "profiles"],
+)
+def test_tables_are_complete(page: str, names: list[str]) -> None:
+    for name in names:
+        assert f"| `{name}` |" in text_of(ROOT / page)
+
+
+def test_readme_is_short_and_names_every_runtime() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) <= 150
+    for runtime in RUNTIMES:
+        assert f"`{runtime}`" in readme
+
+
+def test_classes_and_operators_that_are_named_are_in_the_source() -> None:
+    files = [path for pattern in ("*.py", "*.cpp", "*.h") for path in (ROOT / "tfexport").rglob(pattern)]
+    source = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    for page in (DOCS / "how-it-works").glob("*.md"):
+        for name in re.findall(r"`([A-Z][a-z]+[A-Z]\w+)`", text_of(page)):
+            assert re.search(rf"\b{name}\b", source), (page.name, name)

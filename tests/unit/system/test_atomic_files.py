@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tfexport.system import atomic_files
-from tfexport.system.atomic_files import lock_folder, partial_folder, whole_file
+from tfexport.system import atomic_files, file_locks
+from tfexport.system.atomic_files import partial_folder, whole_file
+from tfexport.system.file_locks import lock_folder
 
 
 def names(folder: Path) -> list[str]:
@@ -127,7 +128,7 @@ def test_without_locks_folders_are_made_and_none_is_removed(tmp_path: Path, monk
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     (tmp_path / ".b.00000000.partial").mkdir()
-    monkeypatch.setattr(atomic_files.fcntl, "flock", refuse)
+    monkeypatch.setattr(file_locks.fcntl, "flock", refuse)
     with partial_folder(tmp_path / "b") as folder:
         assert names(tmp_path) == sorted([".b.00000000.partial", folder.name])
     assert names(tmp_path) == [".b.00000000.partial"]
@@ -137,12 +138,12 @@ def test_a_folder_that_was_moved_away_is_not_locked_by_its_old_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a").mkdir()
-    real = atomic_files.fcntl.flock
+    real = file_locks.fcntl.flock
 
     def move_and_lock(descriptor: int, how: int) -> None:
         (tmp_path / "a").rename(tmp_path / "b")
         real(descriptor, how)
 
-    monkeypatch.setattr(atomic_files.fcntl, "flock", move_and_lock)
+    monkeypatch.setattr(file_locks.fcntl, "flock", move_and_lock)
     with pytest.raises(FileNotFoundError):
         lock_folder(tmp_path / "a")

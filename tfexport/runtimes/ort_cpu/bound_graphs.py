@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -13,32 +13,30 @@ from numpy.typing import NDArray
 from tfexport.contract import ATTENTION_ROLES, SHORTLIST_ROLES, Role, cache_names
 from tfexport.errors import BundleError
 from tfexport.runtimes.base import Argmax, Best, FloatArray, IntArray
-
-if TYPE_CHECKING:
-    from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
+from tfexport.runtimes.ort_cpu.context import Context
 
 
 @dataclass(frozen=True)
-class Listed:
-    """The words of a batch that has a shortlist, and the output projection for them alone."""
+class BatchShortlist:
+    """The candidates of a batch with a shortlist, and the output projection for them alone."""
 
     ids: IntArray
-    """[candidates]"""
+    """[candidates], of all sentences of the batch."""
     weights: Mapping[str, NDArray[Any]]
-    """By the names of the step graphs' inputs."""
+    """The projection, by the names of the step graphs' inputs."""
     left_out: FloatArray
-    """[sentences, candidates]: added to logits, -inf for words that are other sentences' alone."""
+    """[sentences, candidates]: added to logits, -inf for candidates of other sentences."""
 
-    def of(self, sentences: IntArray) -> Listed:
+    def select(self, sentences: IntArray) -> BatchShortlist:
         return replace(self, left_out=self.left_out[sentences])
 
 
 class Binding:
-    """A session bound to arrays, which are read and written where they lie."""
+    """A session bound to NumPy arrays, which a run reads and writes in place."""
 
     def __init__(self, session: onnxruntime.InferenceSession):
         self._session, self._binding = session, session.io_binding()
-        self._values: dict[str, Any] = {}  # kept alive, and with them their arrays
+        self._values: dict[str, Any] = {}  # keeps the values alive, and with them their arrays
 
     def input(self, name: str, array: NDArray[Any]) -> None:
         self._binding.bind_cpu_input(name, array)
@@ -48,7 +46,7 @@ class Binding:
         self._binding.bind_ortvalue_output(name, value)
 
     def in_place(self, past: str, present: str, array: NDArray[Any]) -> None:
-        """Let an input and an output be one array."""
+        """Bind an input and an output to one array."""
         self._values[past] = value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
         self._binding.bind_ortvalue_input(past, value)
         self._binding.bind_ortvalue_output(present, value)
@@ -64,7 +62,7 @@ class Binding:
             ) from error
 
 
-class _Bound:
+class _BoundGraph:
     """A step graph bound to the arrays of a batch.
 
     Args:
@@ -72,11 +70,11 @@ class _Bound:
     """
 
     def __init__(
-        self, runtime: OrtCpuRuntime, role: Role, cross: Sequence[FloatArray], src_len: NDArray[np.int32], shape: Any
+        self, context: Context, role: Role, cross: Sequence[FloatArray], src_len: NDArray[np.int32], shape: Any
     ):
-        self.config = runtime.config
+        self.config = context.config
         self._past, self._present = cache_names(self.config, "past"), cache_names(self.config, "present")
-        self.binding = Binding(runtime.session(role))
+        self.binding = Binding(context.session(role))
         self.tokens = np.empty(shape, dtype=np.int64)
         self._position = np.empty(shape, dtype=np.int32)
         for name, array in (("tokens", self.tokens), ("position", self._position), ("src_len", src_len)):
@@ -84,13 +82,13 @@ class _Bound:
         for name, array in zip(cache_names(self.config, "cross"), cross, strict=True):
             self.binding.input(name, array)
 
-    def use(self, cache: Sequence[FloatArray]) -> None:
-        """Let past and present be the tensors of `cache`, which are written in place."""
+    def bind_cache(self, cache: Sequence[FloatArray]) -> None:
+        """Bind past and present to the tensors of `cache`, which are written in place."""
         for index, tensor in enumerate(cache):
-            self.replace(index, tensor)
+            self.bind_cache_tensor(index, tensor)
 
-    def replace(self, index: int, tensor: FloatArray) -> None:
-        """Go on with another tensor of the cache in the place of this one."""
+    def bind_cache_tensor(self, index: int, tensor: FloatArray) -> None:
+        """Bind one past and its present to another tensor."""
         self.binding.in_place(self._past[index], self._present[index], tensor)
 
     def _run(self, tokens: IntArray, position: int) -> None:
@@ -99,29 +97,29 @@ class _Bound:
         self.binding.run()
 
 
-class Step(_Bound):
-    """A graph that tells logits, and the best tokens with their log-probabilities.
+class StepGraph(_BoundGraph):
+    """A step graph with logits, and the best tokens with their log-probabilities.
 
     Args:
-        role: without what more is asked of it.
-        attention: whether the graph is the one that tells it.
-        listed: the words that a shortlist leaves; the graph is then the one for shortlists.
+        role: of the plain step.
+        attention: run the variant of this step that has the cross-attention as an output.
+        shortlist: run the variant for shortlists.
     """
 
     def __init__(
         self,
-        runtime: OrtCpuRuntime,
+        context: Context,
         role: Role,
         cross: Sequence[FloatArray],
         src_len: NDArray[np.int32],
         shape: Any,
         *,
         attention: bool,
-        listed: Listed | None,
+        shortlist: BatchShortlist | None,
     ):
-        role = ATTENTION_ROLES[role] if attention else role if listed is None else SHORTLIST_ROLES[role]
-        super().__init__(runtime, role, cross, src_len, shape)
-        self._listed = listed
+        role = ATTENTION_ROLES[role] if attention else role if shortlist is None else SHORTLIST_ROLES[role]
+        super().__init__(context, role, cross, src_len, shape)
+        self._shortlist = shortlist
         self._count = np.zeros(1, dtype=np.int64)
         self.binding.input("count", self._count)
         self._log_probs, self._ids = np.empty((0, 0), dtype=np.float32), np.empty((0, 0), dtype=np.int64)
@@ -132,11 +130,11 @@ class Step(_Bound):
             layers, (_, heads, src, _) = self.config.n_decoder_layers, cross[0].shape
             self.attention = np.empty((layers, self.tokens.size, heads, src), dtype=np.float32)
             self.binding.output("attention", self.attention)
-        if listed is not None:
-            for name, array in listed.weights.items():
+        if shortlist is not None:
+            for name, array in shortlist.weights.items():
                 self.binding.input(name, array)
             beam = self.tokens.size // len(src_len)
-            self.binding.input("left_out", np.repeat(listed.left_out, beam, axis=0))
+            self.binding.input("left_out", np.repeat(shortlist.left_out, beam, axis=0))
 
     def run(self, tokens: IntArray, position: int, count: int = 1) -> None:
         if self._count[0] != count:
@@ -148,32 +146,32 @@ class Step(_Bound):
         self._run(tokens, position)
 
     def best(self) -> Best:
-        """What the last run found, [rows, count], copied: the next run overwrites it."""
-        ids = self._ids.copy() if self._listed is None else self._listed.ids[self._ids]
+        """The best tokens of the last run, [rows, count], copied: the next run overwrites them."""
+        ids = self._ids.copy() if self._shortlist is None else self._shortlist.ids[self._ids]
         return Best(self._log_probs.copy(), ids)
 
-    def wants_logits(self) -> None:
-        """Let runs write logits from now on."""
+    def enable_logits(self) -> None:
+        """Let the next runs write logits."""
         if self._logits is None:
-            words = self.config.tgt_vocab_size if self._listed is None else len(self._listed.ids)
+            words = self.config.tgt_vocab_size if self._shortlist is None else len(self._shortlist.ids)
             self._logits = np.empty((self.tokens.size, words), dtype=np.float32)
             self.binding.output("logits", self._logits)
 
     def logits(self) -> FloatArray:
-        """Those of the last run, [rows, vocab], copied."""
+        """The logits of the last run, [rows, vocab], copied."""
         assert self._logits is not None
-        if self._listed is None:
+        if self._shortlist is None:
             return self._logits.copy()
         every = np.full((len(self._logits), self.config.tgt_vocab_size), -np.inf, dtype=np.float32)
-        every[:, self._listed.ids] = self._logits
+        every[:, self._shortlist.ids] = self._logits
         return every
 
 
-class RankingStep(_Bound):
-    """The graph that tells the best token and its logit alone."""
+class GreedyStepGraph(_BoundGraph):
+    """The step graph that has the best token and its logit alone."""
 
-    def __init__(self, runtime: OrtCpuRuntime, cross: Sequence[FloatArray], src_len: NDArray[np.int32]):
-        super().__init__(runtime, "greedy_step", cross, src_len, len(src_len))
+    def __init__(self, context: Context, cross: Sequence[FloatArray], src_len: NDArray[np.int32]):
+        super().__init__(context, "greedy_step", cross, src_len, len(src_len))
         self._logits, self._ids = np.empty((len(src_len), 1), np.float32), np.empty((len(src_len), 1), np.int64)
         self.binding.output("best.logits", self._logits)
         self.binding.output("best.ids", self._ids)

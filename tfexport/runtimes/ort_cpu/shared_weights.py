@@ -34,12 +34,8 @@ from tfexport.contract import Precision
 from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.runtimes.ort import cpu_session
 from tfexport.system import disk_cache
+from tfexport.system.file_locks import fcntl
 from tfexport.system.processes import cpu_identity
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 GRAPH, WEIGHTS, CHECKSUMS = "graph.onnx", "weights.bin", "checksums.json"
 FORMAT = 1
@@ -118,6 +114,7 @@ def _folder() -> Path:
 @contextmanager
 def _lock(place: Path) -> Iterator[int]:
     """A lock on `place`, shared with whoever only reads. It ends with the process."""
+    assert fcntl is not None  # `shared_session` raises without it
     lock = os.open(place.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_SH)
@@ -141,8 +138,9 @@ def _checksums(place: Path) -> dict[str, str]:
 
 def _longest_vector(config: ModelConfig) -> int:
     """Bytes of the longest of a model's vectors, such as biases, whose odd lengths would shift all that lies after them."""
-    joined = 2 * config.n_decoder_layers * config.d_model  # of the cross keys and values of all layers
-    return 4 * max(config.src_vocab_size, config.tgt_vocab_size, config.d_ff, 3 * config.d_model, joined)
+    joined = 2 * config.n_decoder_layers * config.d_attention  # of the cross keys and values of all layers
+    widths = (config.d_model, config.d_ff, 3 * config.d_attention, joined)
+    return 4 * max(config.src_vocab_size, config.tgt_vocab_size, *widths)
 
 
 def _pack(graph: Path, place: Path, threads: int | None, smallest: int) -> onnxruntime.InferenceSession:

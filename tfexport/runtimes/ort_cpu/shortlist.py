@@ -14,7 +14,8 @@ import numpy as np
 
 from tfexport.contract import SHORTLIST_ROLES, Role, shape
 from tfexport.runtimes.base import Best, Capabilities, IntArray, Needs, best_from_logits
-from tfexport.runtimes.ort_cpu.bound_graphs import Binding, Listed
+from tfexport.runtimes.ort_cpu.bound_graphs import BatchShortlist, Binding
+from tfexport.runtimes.ort_cpu.context import Context
 from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
 from tfexport.runtimes.ort_cpu.states import BeamState, GreedyState
 from tfexport.shortlist_contract import shortlist_graphs_of
@@ -37,39 +38,38 @@ class ShortlistRuntime(OrtCpuRuntime):
             return
         roles: tuple[Role, ...] = ("encoder", "shortlist", SHORTLIST_ROLES[self.step_role(needs.width)])
         for role in roles:
-            self.session(role)
+            self.context.session(role)
 
     def encode_shortlisted(
         self, src_ids: IntArray, src_len: IntArray, candidates: Sequence[IntArray], *, beam: int = 1
     ) -> GreedyState | BeamState:
-        cross, lengths = self.encoded(src_ids, src_len)
-        listed = self._listed(candidates)
-        if self.step_role(beam) == "decoder_step":
-            return GreedyState(self, cross, lengths, listed=listed)
-        return BeamState(self, cross, lengths, beam, listed=listed)
-
-    def _listed(self, candidates: Sequence[IntArray]) -> Listed:
-        vocab = self.config.tgt_vocab_size
-        wanted = np.zeros(vocab, dtype=bool)
-        wanted[np.concatenate(candidates)] = True
-        others = np.flatnonzero(~wanted)
-        wanted[others[: max(0, min(FEWEST, vocab) - int(wanted.sum()))]] = True
-        ids = np.flatnonzero(wanted)
-        left_out = np.full((len(candidates), len(ids)), -np.inf, dtype=np.float32)
-        for row, own in zip(left_out, candidates, strict=True):
-            row[np.searchsorted(ids, own)] = 0.0
-        gather = Binding(self.session("shortlist"))
-        gather.input("candidates", ids)
-        weights = {}
-        for tensor in shortlist_graphs_of(self.config, self.precision)[0].outputs:
-            sizes = [len(ids) if axis == "candidates" else int(axis) for axis in shape(tensor, self.config)]
-            weights[tensor.name] = np.empty(sizes, dtype=tensor.dtype)
-            gather.output(tensor.name, weights[tensor.name])
-        gather.run()
-        return Listed(ids, weights, left_out)
+        cross, lengths = self.encode_sources(src_ids, src_len)
+        return self.first_state(cross, lengths, beam, shortlist=gather_shortlist(self.context, candidates))
 
     def best(self, state: Any, tokens: IntArray, count: int) -> tuple[Best, Any]:
         if count > min(FEWEST, self.config.tgt_vocab_size):  # there may be fewer candidates
             logits, state = self.step(state, tokens)
             return best_from_logits(logits, count), state
         return super().best(state, tokens, count)
+
+
+def gather_shortlist(context: Context, candidates: Sequence[IntArray]) -> BatchShortlist:
+    """The output projection for the `candidates` (sorted ids, of each sentence) of a batch."""
+    config = context.config
+    wanted = np.zeros(config.tgt_vocab_size, dtype=bool)
+    wanted[np.concatenate(candidates)] = True
+    others = np.flatnonzero(~wanted)
+    wanted[others[: max(0, min(FEWEST, len(wanted)) - int(wanted.sum()))]] = True
+    ids = np.flatnonzero(wanted)
+    left_out = np.full((len(candidates), len(ids)), -np.inf, dtype=np.float32)
+    for row, own in zip(left_out, candidates, strict=True):
+        row[np.searchsorted(ids, own)] = 0.0
+    gather = Binding(context.session("shortlist"))
+    gather.input("candidates", ids)
+    weights = {}
+    for tensor in shortlist_graphs_of(config, context.precision)[0].outputs:
+        sizes = [len(ids) if axis == "candidates" else int(axis) for axis in shape(tensor, config)]
+        weights[tensor.name] = np.empty(sizes, dtype=tensor.dtype)
+        gather.output(tensor.name, weights[tensor.name])
+    gather.run()
+    return BatchShortlist(ids, weights, left_out)

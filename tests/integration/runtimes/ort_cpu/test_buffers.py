@@ -26,10 +26,10 @@ def test_batches_like_those_before_take_no_new_memory(
         return [[found.ids for found in hypotheses] for hypotheses in search(runtime, sources, options)]
 
     first = outputs()
-    pieces = runtime.buffers.free
+    pieces = runtime.context.buffers.free
     # Keys and values of the sentences, a cache, and one more tensor of it while it grows, with beams also what moves into
     # it; no second cache.
     assert len(pieces) == 1 + 2 * MODEL.n_decoder_layers + (1 if beam == 1 else 2)
     for _ in range(3):
         assert outputs() == first
-        assert len(runtime.buffers.free) == len(pieces)
+        assert len(runtime.context.buffers.free) == len(pieces)

@@ -20,9 +20,11 @@ from tfexport.config import ModelConfig
 from tfexport.decoding.search import Hypothesis, SearchOptions, pad, search
 from tfexport.errors import TfexportError
 from tfexport.runtimes.ort import cpu_session, ort_cpu_portable
-from tfexport.runtimes.ort_cpu.bound_graphs import Step
-from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime, ort_cpu
-from tfexport.runtimes.ort_cpu.states import BeamState, CacheLayout, GreedyState
+from tfexport.runtimes.ort_cpu.bound_graphs import StepGraph
+from tfexport.runtimes.ort_cpu.context import CacheLayout
+from tfexport.runtimes.ort_cpu.load import ort_cpu
+from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
+from tfexport.runtimes.ort_cpu.states import BeamState, GreedyState
 from tfexport.runtimes.pytorch import TorchRuntime
 
 Found = list[list[tuple[int, ...]]]
@@ -130,7 +132,7 @@ def test_greedy_search_has_a_graph_of_its_own_where_heads_allow_it(bundle_of: Ca
         state = runtime.encode(*pad([[5, 6], [7]], 1))
         runtime.best(state, np.full(2, BOS), 1)
         assert isinstance(state, kind)
-        assert set(runtime._sessions) == roles  # the other graph is not loaded for nothing
+        assert set(runtime.context._sessions) == roles  # the other graph is not loaded for nothing
 
 
 @pytest.mark.parametrize("beam", [1, 3])
@@ -141,15 +143,15 @@ def test_sources_are_encoded_in_pieces_and_give_the_same_numbers(
     runtime = ort_cpu(open_bundle(tiny_bundle), threads=1)
     whole: Any = runtime.encode(src_ids, src_len, beam=beam)
     sizes = []
-    encode = OrtCpuRuntime._encode
+    encode = OrtCpuRuntime._encode_into
 
     def watched(self: OrtCpuRuntime, ids: Any, *others: Any) -> None:
         sizes.append(ids.size)
         encode(self, ids, *others)
 
-    monkeypatch.setattr(OrtCpuRuntime, "_encode", watched)
+    monkeypatch.setattr(OrtCpuRuntime, "_encode_into", watched)
     for piece, pieces in ((1, 10), (59, 5), (60, 4), (199, 2), (200, 1)):
-        monkeypatch.setattr("tfexport.runtimes.ort_cpu.runtime.PIECE", piece)
+        monkeypatch.setattr("tfexport.runtimes.ort_cpu.runtime.ENCODED_AT_ONCE", piece)
         sizes.clear()
         found: Any = runtime.encode(src_ids, src_len, beam=beam)
         assert len(sizes) == pieces
@@ -242,22 +244,22 @@ def test_the_first_step_of_a_beam_computes_one_hypothesis_of_each_sentence(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime: Any = ort_cpu(open_bundle(tiny_bundle), threads=1)
-    runtime.attends_by_row = True
+    runtime.context.attention_is_by_row = True
     sources, options = random_sources(CONFIG, LENGTHS), SearchOptions(beam=4, nbest=4)
     shapes = []
-    run = Step.run
+    run = StepGraph.run
 
-    def watched(self: Step, *arguments: Any) -> None:
+    def watched(self: StepGraph, *arguments: Any) -> None:
         shapes.append(self.tokens.shape)
         run(self, *arguments)
 
-    monkeypatch.setattr(Step, "run", watched)
+    monkeypatch.setattr(StepGraph, "run", watched)
     found = search(runtime, sources, options)
     assert shapes[:2] == [(len(sources), 1), (len(sources), 4)]
     shapes.clear()
     search(runtime, sources[:1], options)
     assert shapes[0] == (1, 4)  # one row would have other last bits
-    runtime.attends_by_row = False
+    runtime.context.attention_is_by_row = False
     shapes.clear()
     wanted = search(runtime, sources, options)
     assert shapes[0] == (len(sources), 4)
@@ -269,7 +271,7 @@ def test_the_first_step_of_a_beam_computes_one_hypothesis_of_each_sentence(
 def test_all_hypotheses_go_on_from_a_first_token_that_they_share(tiny_bundle: Path) -> None:
     bundle, beam = open_bundle(tiny_bundle), 3
     runtimes: list[Any] = [make(bundle, threads=1) for make in (ort_cpu, ort_cpu_portable)]
-    runtimes[0].attends_by_row = True
+    runtimes[0].context.attention_is_by_row = True
     states = [runtime.encode(*pad(random_sources(CONFIG, [5, 9]), 1), beam=beam) for runtime in runtimes]
     for tokens in ([2] * 6, [4, 5, 6, 7, 8, 9], [5, 6, 7, 8, 9, 4]):  # each in the place in which it was
         logits = []
@@ -290,7 +292,7 @@ def test_hypotheses_share_no_step_where_one_row_alone_has_other_last_bits(
     made: list[Any] = [ort_cpu(bundle, threads=1) for bundle in (narrow, wide)]
     monkeypatch.setattr("tfexport.kernels.library", lambda: None)
     made.append(ort_cpu(wide, threads=1))
-    assert [runtime.attends_by_row for runtime in made] == [False, True, False]
+    assert [runtime.context.attention_is_by_row for runtime in made] == [False, True, False]
 
 
 def test_sessions_have_the_threads_that_are_asked_for_and_no_slow_fusion(
@@ -307,7 +309,7 @@ def test_sessions_have_the_threads_that_are_asked_for_and_no_slow_fusion(
     monkeypatch.setattr("tfexport.runtimes.ort.onnxruntime.InferenceSession", watched)
     runtime = ort_cpu(bundle_of("endless"), threads=3)
     for role in ("encoder", "decoder_step", "beam_step"):
-        runtime.session(role)
+        runtime.context.session(role)
         operators = {
             node.op_type for node in onnx.load(tmp_path / "optimized.onnx", load_external_data=False).graph.node
         }
@@ -571,7 +573,7 @@ def test_a_graph_is_loaded_once_by_threads_that_ask_together(
         time.sleep(0.1)  # time enough for the others to come and ask
         return cpu_session(path, threads)
 
-    monkeypatch.setattr("tfexport.runtimes.ort_cpu.runtime.cpu_session", slow)
+    monkeypatch.setattr("tfexport.runtimes.ort_cpu.context.cpu_session", slow)
     runtime = ort_cpu(open_bundle(tiny_bundle), threads=1)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda beam: search(runtime, [[5, 6]], SearchOptions(beam=beam)), [1, 2, 3] * 8))

@@ -267,6 +267,18 @@ def test_the_folder_is_the_user_s_alone(larger: Path, cache: Path) -> None:
     assert cache.stat().st_mode & 0o777 == 0o700
 
 
+def test_vectors_longer_than_d_model_shift_no_weights(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads of 120 numbers together, so that the bias of query, key and value has 360: their 1440 bytes are no multiple of
+    64, and d_model says nothing of them. Without our kernels, which read weights from wherever they lie."""
+    monkeypatch.setenv("TFEXPORT_KERNELS", "0")
+    config = LARGER.replace(d_model=16, n_heads=5, d_head=24, d_ff=64, tgt_vocab_size=48)
+    bundle = write_bundle(random_model(config), tmp_path / "bundle")
+    assert found(bundle) == found(bundle, share_weights=False)
+    assert len(list(cache.glob("*/"))) == 4
+
+
 @pytest.mark.parametrize("runtime", ["torch", "ort-cpu"])
 def test_what_cannot_share_weights_says_so(quantized_bundle: Path, runtime: str) -> None:
     precision: Precision = "int4" if runtime == "ort-cpu" else "float32"

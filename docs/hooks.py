@@ -1,0 +1,282 @@
+"""What the pages of the site take from the code: a line `<!-- generate: NAME -->` becomes the text of a generator.
+
+MkDocs calls `on_page_markdown` and `on_files`. The tests call `expanded`, so that links into generated text are checked too.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+IMAGES = {"results/cpu.png": RESULTS / "cpu.png", "results/growth.png": RESULTS / "growth.png"}
+"""Pictures that pages show and that do not lie below docs/."""
+
+sys.path.insert(0, str(ROOT))  # MkDocs is a program of its own: it would find neither `tfexport` nor `benchmarks`
+
+_MARK = re.compile(r"^<!-- generate: (\S+) -->$", re.MULTILINE)
+
+
+def expanded(markdown: str) -> str:
+    """`markdown` with the text of its generators.
+
+    Raises:
+        KeyError: it names a generator that does not exist.
+    """
+    return _MARK.sub(lambda mark: GENERATORS[mark[1]](), markdown)
+
+
+def commands() -> str:
+    """Every command with its arguments and options, in the groups of its `--help`."""
+    import typer
+
+    from tfexport.cli import app
+
+    group: Any = typer.main.get_command(app)
+    text = [group.help, _parameters(group, typer.Context(group)), group.epilog]
+    for name, command in group.commands.items():
+        arguments = [_argument(parameter) for parameter in command.params if parameter.param_type_name == "argument"]
+        usage = " ".join(["tfexport", name, "[OPTIONS]", *arguments])
+        help = inspect.cleandoc(command.help or "")
+        text += [f"## {name}", f"```\n{usage}\n```", help, _parameters(command, typer.Context(command))]
+    return "\n\n".join(text)
+
+
+def _argument(parameter: Any) -> str:
+    name = (parameter.metavar or parameter.name.upper()).strip("[]")
+    return name if parameter.required else f"[{name}]"
+
+
+def _parameters(command: Any, context: Any) -> str:
+    """A table of the arguments and of each group of options."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for parameter in command.params:
+        is_argument = parameter.param_type_name == "argument"
+        usage, help = parameter.get_help_record(context)
+        usage = _argument(parameter) if is_argument else usage
+        panel = "Arguments" if is_argument else parameter.rich_help_panel or "Options"
+        help = help.replace("[required]", "").strip()
+        groups.setdefault(panel, []).append((f"`{usage}`", re.sub(r"\[default: \((.*?)\)", r"[default: \1", help)))
+    tables = [f"**{panel}**\n\n{_table(('', 'description'), rows)}" for panel, rows in groups.items()]
+    return "\n\n".join(tables)
+
+
+def keywords() -> str:
+    """The options that functions of the Python API take as keyword arguments."""
+    from tfexport.decoding.options import SearchOptions
+    from tfexport.exporter.options import BudgetOptions
+    from tfexport.models.checkpoints.options import CheckpointOptions, ModelOptions, ReferenceOptions
+    from tfexport.option import rows
+    from tfexport.verification.options import CompareOptions
+
+    groups = {
+        "Options of a search": ("`Model.translate`, `iterate`, `translate_ids` and `stream`", SearchOptions),
+        "Options that describe a checkpoint": ("`tfexport.export`", CheckpointOptions),
+        "Options that inspect takes": ("`tfexport.inspect`", ModelOptions),
+        "Options of a budget": ("`tfexport.export`, with an `auto-` precision", BudgetOptions),
+        "Options of a comparison": ("`tfexport.parity`", CompareOptions),
+        "Options to read the checkpoint again": ("`tfexport.parity`, with `checkpoint`", ReferenceOptions),
+    }
+    text = []
+    for title, (functions, group) in groups.items():
+        found = [
+            (f"`{name}`", f"`{flag}`" if flag else "", values, default, help)
+            for name, flag, values, default, help in rows(group)
+        ]
+        head = ("keyword", "flag", "values", "default", "description")
+        text += [f"## {title}", f"For {functions}.", _table(head, found)]
+    return "\n\n".join(text)
+
+
+def public_names() -> str:
+    """A mkdocstrings entry for each public name."""
+    import tfexport
+
+    names = [name for name in tfexport.__all__ if name != "__version__"]
+    functions = sorted(name for name in names if name[0].islower())
+    return "\n\n".join(f"::: tfexport.{name}" for name in [*functions, *sorted(set(names) - set(functions))])
+
+
+def model_fields() -> str:
+    """The fields of `ModelConfig`, with their defaults and docstrings."""
+    from tfexport import config
+
+    tree = ast.parse(inspect.getsource(config.ModelConfig))
+    body = tree.body[0].body  # type: ignore[attr-defined]
+    about = {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
+    rows = [
+        (f"`{field.name}`", f"`{field.type}`", _default(field), about.get(field.name, ""))
+        for field in dataclasses.fields(config.ModelConfig)
+    ]
+    return _table(("field", "type", "default", "description"), rows)
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    return "required" if field.default is dataclasses.MISSING else f"`{json.dumps(field.default)}`"
+
+
+def contract() -> str:
+    """Every tensor of every graph."""
+    from tfexport import contract, shortlist_contract
+    from tfexport.config import ModelConfig
+
+    some = ModelConfig(
+        d_model=64, n_heads=4, d_ff=64, n_encoder_layers=1, n_decoder_layers=1, src_vocab_size=9, tgt_vocab_size=9,
+        max_source_length=9, max_target_length=9, unk_id=0, pad_id=1, bos_id=2, eos_id=3, output_bias=True,
+    )  # fmt: skip
+    sections: dict[str, list[contract.GraphSpec]] = {
+        "Portable graphs": [contract.ENCODER, contract.DECODER_STEP, contract.SELECT_ROWS],
+        "Graphs for ONNX Runtime on a CPU": [
+            *(contract.ORT_ENCODER, contract.ORT_DECODER_STEP, contract.ORT_BEAM_STEP, contract.ORT_GREEDY_STEP)
+        ],
+        "Graphs with attention": [
+            *contract.attention_graphs_of(some),
+            *contract.attention_graphs_of(some, dialect="ort"),
+        ],
+        "Graphs for shortlists": [*shortlist_contract.shortlist_graphs_of(some)],
+        "Classifier": [contract.ENCODER_CLASSIFIER],
+    }
+    plain = {graph.role: graph for graph in (contract.DECODER_STEP, contract.ORT_BEAM_STEP)}
+    plain_ort = {**plain, "decoder_step": contract.ORT_DECODER_STEP}
+    text = []
+    for title, graphs in sections.items():
+        rows = []
+        for graph in graphs:
+            same = (plain_ort if graph.dialect == "ort" else plain).get(graph.step)
+            rows += _tensors(graph, same if same is not None and same.role != graph.role else None)
+        text += [f"## {title}", _table(("graph", "", "tensor", "type", "axes", "description"), rows)]
+    return "\n\n".join(text)
+
+
+def _tensors(graph: Any, same: Any) -> list[tuple[str, ...]]:
+    """A row for each tensor of a graph; of one that is a variant of another graph, for those that this one has not."""
+    from tfexport import contract
+
+    known: set[tuple[str, tuple[str, ...]]] = set()
+    if same is not None:
+        known = {(t.name, t.axes) for t in (*same.inputs, *same.outputs)}
+        known |= {(t.name, t.axes) for t in (*contract.expand(same, 1).inputs, *contract.expand(same, 1).outputs)}
+    rows = [
+        (f"`{graph.file}`", side, f"`{t.name}`", t.dtype, ", ".join(t.axes), t.about)
+        for side, tensors in (("in", graph.inputs), ("out", graph.outputs))
+        for t in tensors
+        if (t.name, t.axes) not in known
+    ]
+    if same is None:
+        return rows
+    return [*rows, (f"`{graph.file}`", "", "", "", "", f"the other tensors are those of `{same.file}`")]
+
+
+def cpu_results() -> str:
+    """The matrix of benchmarks/cpu.py."""
+    return _cpu(RESULTS / "cpu.json")
+
+
+def hugging_face_results() -> str:
+    return _cpu(RESULTS / "hugging_face" / "cpu.json")
+
+
+def _cpu(path: Path) -> str:
+    from benchmarks import cpu_report
+
+    record = json.loads(path.read_text(encoding="utf-8"))
+    cells = [{**cell, "run": record["runs"][cell["run"]]} for cell in record["cells"]]
+    return str(cpu_report.markdown(cells))
+
+
+def growth_results() -> str:
+    """The sweeps of benchmarks/growth.py."""
+    record = json.loads((RESULTS / "growth.json").read_text(encoding="utf-8"))
+    rows = [
+        (
+            row["sweep"],
+            f"{row['value']:,}",
+            f"{row['tokens_per_second']:,.0f}",
+            f"{row['step_ms']:.2f}",
+            f"{1000 * row['floor']['step_seconds']:.2f}",
+            f"{row['step_ms'] / 1000 / row['floor']['step_seconds']:.2f}",
+            f"{row['memory_mib']:,.0f}",
+        )
+        for row in record["rows"]
+    ]
+    head = ("changed", "to", "tokens/s", "ms a step", "least ms a step", "ratio", "MiB")
+    base = ", ".join(f"{name} {value:,}" for name, value in record["base"].items())
+    return f"{_machine(record['machine'])}\n\nWhere a row changes nothing else: {base}.\n\n{_table(head, rows)}"
+
+
+def recorded(name: str) -> str:
+    """A page of tables from benchmarks/results/records.json."""
+    tables = json.loads((RESULTS / "records.json").read_text(encoding="utf-8"))[name]
+    text = []
+    for table in tables:
+        text += [f"## {table['title']}", table["about"], _table(table["columns"], table["rows"])]
+    return "\n\n".join(text)
+
+
+def _machine(facts: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {found}" for name, found in sorted(facts["versions"].items()) if found)
+    return f"{facts['cpu']}, {facts['cpus']} CPUs, {facts['date'][:10]}, Python {facts['python']}; {versions}."
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    def line(cells: Sequence[str]) -> str:
+        return f"| {' | '.join(_PIPE.sub(_escaped, str(cell)) for cell in cells)} |"
+
+    return "\n".join([line(head), line(["---"] * len(head)), *map(line, rows)])
+
+
+_PIPE = re.compile(r"`[^`]*`|\|")
+"""What may look like the end of a cell, and code, within which it does not."""
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return "\\|" if found[0] == "|" else found[0]
+
+
+def _whole(name: str) -> str:
+    """A file at the root of the repository, without its title: the page has its own."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    return re.sub(r"\A# .*\n", "", text).strip()
+
+
+GENERATORS: dict[str, Callable[[], str]] = {
+    "commands": commands,
+    "keywords": keywords,
+    "public-names": public_names,
+    "model-fields": model_fields,
+    "contract": contract,
+    "cpu-results": cpu_results,
+    "hugging-face-results": hugging_face_results,
+    "growth-results": growth_results,
+    "precision-results": lambda: recorded("precision"),
+    "agreement-results": lambda: recorded("agreement"),
+    "memory-results": lambda: recorded("memory"),
+    "shortlist-results": lambda: recorded("shortlists"),
+    "changelog": lambda: _whole("CHANGELOG.md"),
+    "security": lambda: _whole("SECURITY.md"),
+}
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    return expanded(markdown)
+
+
+def on_files(files: Any, config: Any) -> Any:
+    from mkdocs.structure.files import File
+
+    for name, path in IMAGES.items():
+        files.append(File.generated(config, name, content=path.read_bytes()))
+    return files

@@ -1,0 +1,40 @@
+"""What a rule about the tokens that came before is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tfexport.option import Options
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from tfexport.runtimes.base import IntArray
+
+PANEL = "Which tokens may come"
+"""Where the command line's help shows the options of rules."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryRule(Options):
+    """A rule that depends on the past tokens of each row; its options are its fields.
+
+    `SearchOptions` inherits from every rule, so the methods below have names that rules share. Call them on the class of the
+    rule, with the options of the search: `rule.ban(options, allowed, history)`.
+    """
+
+    def is_active(self) -> bool:
+        """Whether the options ask for the rule; only then are the logits of a step computed for it."""
+        raise NotImplementedError
+
+    def penalise(self, scores: NDArray[np.float64], history: IntArray) -> None:
+        """Change `scores` [rows, vocab] in place: logits, or log-probabilities where the toolkit penalises these.
+
+        Args:
+            history: the past tokens, [rows, length].
+        """
+
+    def ban(self, allowed: NDArray[np.bool_], history: IntArray) -> None:
+        """Clear in `allowed` [rows, vocab], in place, the tokens that may not come after `history` [rows, length]."""

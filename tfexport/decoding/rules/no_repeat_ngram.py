@@ -1,0 +1,38 @@
+"""No n-gram comes twice in an output (Paulus et al. 2018, section 2.5); bos counts as a token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tfexport.decoding.rules.history import PANEL, HistoryRule
+from tfexport.option import option
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from tfexport.runtimes.base import IntArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoRepeatNgram(HistoryRule):
+    """Bans each token that would end an n-gram which the output has."""
+
+    no_repeat_ngram: int = option(
+        0, minimum=0, help="No N tokens come twice in an output; 0 for no such rule.", panel=PANEL
+    )
+
+    def is_active(self) -> bool:
+        return self.no_repeat_ngram > 0
+
+    def ban(self, allowed: NDArray[np.bool_], history: IntArray) -> None:
+        import numpy as np
+
+        n = self.no_repeat_ngram
+        if history.shape[1] < n:
+            return
+        ngrams = np.lib.stride_tricks.sliding_window_view(history, n, axis=1)  # [rows, places, n]
+        last = history[:, history.shape[1] - (n - 1) :]
+        rows, places = np.nonzero((ngrams[..., :-1] == last[:, None]).all(axis=2))
+        allowed[rows, ngrams[rows, places, -1]] = False
