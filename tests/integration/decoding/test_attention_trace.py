@@ -19,7 +19,8 @@ from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.base import FloatArray
 from tfexport.runtimes.ort import ort_cpu_portable
-from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime, ort_cpu
+from tfexport.runtimes.ort_cpu.load import ort_cpu
+from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
 from tfexport.runtimes.pytorch import TorchRuntime
 
 LENGTHS = [7, 1, 20, 3, 12, 5, 9, 2, 17, 8]
