@@ -190,10 +190,10 @@ class Bundle:
 
 
 def open_bundle(directory: Path) -> Bundle:
-    """Open a bundle and verify every file against the manifest.
+    """Open a bundle and verify every file but the engines against the manifest; `Bundle.engine` verifies these.
 
     Raises:
-        BundleError: it is missing, incomplete, altered, or of a newer format.
+        BundleError: it is missing, incomplete, altered, or of another format.
     """
     path = directory / MANIFEST
     if not path.is_file():

@@ -46,7 +46,7 @@ AGAIN = "Install tfexport again."
 INSTALL_ONNXRUNTIME = "Install it: pip install 'tfexport[cpu]'."
 
 
-def take_attention(config: ModelConfig) -> bool:
+def has_attention_kernel(config: ModelConfig) -> bool:
     """Whether graphs call the kernels' attention: with heads of some sizes (`has_kernel` in attention.h), and not with
     relative positions, as what they add to the scores is no part of it."""
     return config.head_dim % 16 == 0 and config.head_dim <= LARGEST_HEAD and config.positions != "relative"

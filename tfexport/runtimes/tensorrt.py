@@ -95,8 +95,13 @@ def usable_engines(
             f"the engines in {bundle.directory} were built by {built}, installed is {here}. Install that version, or "
             f"rebuild: {rebuild}."
         )
-    order = {"float16": 0, "bfloat16": 1, "float32": 2}
-    best = min(usable, key=lambda engine: (order[engine.precision], engine.gpu == PORTABLE))
+    order = ("float16", "bfloat16", "float32")
+    known = [engine for engine in usable if engine.precision in order]
+    if not known:
+        raise EngineError(
+            f"the manifest of {bundle.directory} has engines of no known precision. Build again: {rebuild}."
+        )
+    best = min(known, key=lambda engine: (order.index(engine.precision), engine.gpu == PORTABLE))
     same = ("precision", "gpu", "library")
     return [engine for engine in usable if all(getattr(engine, field) == getattr(best, field) for field in same)]
 
@@ -150,9 +155,10 @@ class TensorRtGraphs:
 def _check_profiles(bundle: Bundle, engines: Sequence[Engine]) -> None:
     graphs = {graph.role: graph for graph in graphs_of(bundle.config, engines[0].precision)}
     for engine in engines:
-        axes = {tensor.name: len(tensor.axes) for tensor in graphs[engine.role].inputs}
+        inputs = graphs[engine.role].inputs if engine.role in graphs else ()
+        axes = {tensor.name: len(tensor.axes) for tensor in inputs}
         found = {name: {len(shape) for shape in shapes} for name, shapes in engine.profile.items() if len(shapes) == 3}
-        if found != {name: {count} for name, count in axes.items()}:
+        if not axes or found != {name: {count} for name, count in axes.items()}:
             raise EngineError(
                 f"the manifest of {bundle.directory} does not say what {engine.file} was built for. Build again: "
                 f"tfexport build {bundle.directory}."

@@ -280,7 +280,7 @@ def test_a_kernel_computes_what_its_definition_says(
 
 @pytest.mark.parametrize("head_dim", range(16, 144, 16))
 def test_every_size_of_heads_that_there_is_a_kernel_for(head_dim: int, tmp_path: Path) -> None:
-    assert kernels.take_attention(model_of(head_dim).config) == (head_dim <= 128)
+    assert kernels.has_attention_kernel(model_of(head_dim).config) == (head_dim <= 128)
     _decodes_the_same(model_of(head_dim), tmp_path)
 
 
