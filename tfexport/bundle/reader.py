@@ -14,11 +14,10 @@ from typing import Any, Literal, get_args
 
 from tfexport import contract
 from tfexport.config import ModelConfig
-from tfexport.contract import ATTENTION_ROLES, Dialect, Precision, Role
+from tfexport.contract import ATTENTION_ROLES, FORMAT, Dialect, Precision, Role
 from tfexport.errors import BundleError
 from tfexport.text.tokenizers import TextTokenizer
 
-FORMAT = 6
 PORTABLE = "portable"
 """In place of a GPU generation: an engine for all that TensorRT for RTX names, from Ampere on."""
 MANIFEST = "manifest.json"

@@ -37,7 +37,6 @@ from tfexport.graphs.linear_quantized import int4_linear, int8_linear, unsigned_
 from tfexport.graphs.projections import Projection, decoder_projections, encoder_projections
 from tfexport.graphs.screening import is_screened, screened
 from tfexport.graphs.stored_weights import StoredWeights
-from tfexport.kernels import has_attention_kernel
 from tfexport.shortlist_contract import LISTED
 
 
@@ -247,7 +246,7 @@ def _called(
     emitter: Emitter, name: str, *inputs: Value, body: Callable[..., Sequence[Value]], outputs: Sequence[str]
 ) -> Sequence[Value]:
     """Attention as `body(emitter, *inputs)` says, in a function where there may be a kernel for it."""
-    if has_attention_kernel(emitter.config):
+    if contract.calls_attention_functions(emitter.config):
         return emitter.called(name, *inputs, body=body, outputs=outputs)
     found = body(emitter, *inputs)
     for value, output in zip(found, outputs, strict=True):
