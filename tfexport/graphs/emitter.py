@@ -184,7 +184,7 @@ class Emitter:
         self._precision.made(given, node.outputs, floats, in_float32)
         for value, output in zip(node.outputs, () if isinstance(outputs, int) else outputs, strict=False):
             if output:
-                self.is_output(self._precision.output(self, value), output)
+                self.set_output(self._precision.output(self, value), output)
         return node.outputs
 
     def called(
@@ -229,8 +229,8 @@ class Emitter:
         declared = [ir.Attr(attribute, ir.AttributeType.FLOAT, None) for attribute in attributes]
         return ir.Function(OWN, name, graph=graph, attributes=declared)
 
-    def is_output(self, value: Value, name: str) -> None:
-        """`value` is the output `name` of the graph."""
+    def set_output(self, value: Value, name: str) -> None:
+        """Make `value` the output `name` of the graph."""
         (tensor,) = (tensor for tensor in self.graph.outputs if tensor.name == name)
         self._outputs[name] = self._boundary(tensor, value)
 

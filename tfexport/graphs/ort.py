@@ -37,7 +37,6 @@ from tfexport.graphs.linear_quantized import int4_linear, int8_linear, unsigned_
 from tfexport.graphs.projections import Projection, decoder_projections, encoder_projections
 from tfexport.graphs.screening import is_screened, screened
 from tfexport.graphs.stored_weights import StoredWeights
-from tfexport.kernels import take_attention
 from tfexport.shortlist_contract import LISTED
 
 
@@ -145,7 +144,7 @@ def _step(emitter: Emitter, output: Projection) -> None:
     logits = emitter.projected("output", states)
     if "left_out" in inputs:
         logits = emitter.node("Add", logits, inputs["left_out"])
-    emitter.is_output(logits, "logits")
+    emitter.set_output(logits, "logits")
     emitter.called(
         "BestTokens",
         *(logits, inputs["count"]),
@@ -173,8 +172,8 @@ def _best_alone(emitter: Emitter, output: Projection, states: Value) -> None:
             outputs=("", ""),
             dtypes=("float32", "int64"),
         )
-    emitter.is_output(logits, "best.logits")
-    emitter.is_output(ids, "best.ids")
+    emitter.set_output(logits, "best.logits")
+    emitter.set_output(ids, "best.ids")
 
 
 def _best_token(emitter: Emitter, logits: Value, banned: Value) -> Sequence[Value]:
@@ -247,12 +246,12 @@ def _called(
     emitter: Emitter, name: str, *inputs: Value, body: Callable[..., Sequence[Value]], outputs: Sequence[str]
 ) -> Sequence[Value]:
     """Attention as `body(emitter, *inputs)` says, in a function where there may be a kernel for it."""
-    if take_attention(emitter.config):
+    if contract.calls_attention_functions(emitter.config):
         return emitter.called(name, *inputs, body=body, outputs=outputs)
     found = body(emitter, *inputs)
     for value, output in zip(found, outputs, strict=True):
         if output:
-            emitter.is_output(value, output)
+            emitter.set_output(value, output)
     return found
 
 

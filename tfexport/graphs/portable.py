@@ -76,7 +76,7 @@ def _encoder(emitter: Emitter) -> None:
 def _classifier(emitter: Emitter) -> None:
     """src_ids [batch, src] and src_len [batch] to the logits of the classes, from the state of the first token."""
     first = emitter.node("Gather", _encoded(emitter), emitter.constant(0, np.int64), attributes={"axis": 1})
-    emitter.is_output(emitter.projected("head", emitter.float32(first)), "logits")
+    emitter.set_output(emitter.projected("head", emitter.float32(first)), "logits")
 
 
 def _encoded(emitter: Emitter) -> Value:
@@ -155,7 +155,7 @@ def _decoder_step(emitter: Emitter) -> None:
     if weights:
         tell_attention(emitter, weights)
     logits = emitter.projected("output", emitter.float32(states))
-    emitter.is_output(logits, "logits")
+    emitter.set_output(logits, "logits")
     _best(emitter, logits)
 
 

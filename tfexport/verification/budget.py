@@ -358,10 +358,10 @@ def choose(
     if not budget.holds(lost):
         everything = trials.loss(sizes)
         if not budget.holds(everything):
+            why = "" if precision in contract.QUANTIZED else ": its caches and what is between the graphs stay in it"
             raise TfexportError(
-                f"{short_name(precision)} does not keep {budget} even with all modules in fp32 (it loses {everything:.3g}): "
-                "its caches and what is between the graphs stay in it. Allow more with --budget, or export in another "
-                "precision."
+                f"{short_name(precision)} does not keep {budget} even with all modules in fp32 (it loses "
+                f"{everything:.3g}){why}. Allow more with --budget, or export in another precision."
             )
         harm = {module: trials.harm([other for other in sizes if other != module]) for module in sizes}
         kept = _fewest(sorted(sizes, key=lambda module: -harm[module]), lambda few: budget.holds(trials.loss(few)))

@@ -141,7 +141,6 @@ def test_so_it_does_from_python(aligned_bundle: Path, tiny_checkpoint: TinyCheck
         (["--unk-dictionary", "x"], "Add --replace-unk."),
         (["--replace-unk", "--output-format", "ids"], "which ids have no place for"),
         (["--replace-unk", "--unk-dictionary", "nowhere"], "cannot read the dictionary nowhere"),
-        (["--coverage-penalty", "-1"], "coverage_penalty is -1.0, not 0 or above"),
     ],
 )
 def test_flags_that_cannot_be_used_are_one_line(run: Run, aligned_bundle: Path, flags: list[Any], message: str) -> None:

@@ -299,11 +299,18 @@ def test_every_attention_may_be_decomposed(bundle: Path, builder: Builder) -> No
 
 def test_a_cache_that_the_parser_does_not_update_in_place_is_refused(bundle: Path, builder: Builder) -> None:
     graph = graph_of(bundle, "decoder_step")
-    two_more = [replace(tensor, name=tensor.name.replace("0", "1")) for tensor in graph.inputs if "past" in tensor.name]
+    two_more = [
+        replace(tensor, name=tensor.name.replace("0", "1"), updates=tensor.updates.replace("0", "1"))
+        for tensor in graph.outputs
+        if tensor.updates
+    ]
     network = builder.parse(model_of(bundle, "decoder_step"), open_bundle(bundle).graph("decoder_step"))
     with pytest.raises(EngineError, match="updates 2 of the 4 caches"):
         check_network(
-            builder.trt, network, replace(graph, inputs=(*graph.inputs, *two_more)), profile_of(bundle, "decoder_step")
+            builder.trt,
+            network,
+            replace(graph, outputs=(*graph.outputs, *two_more)),
+            profile_of(bundle, "decoder_step"),
         )
 
 

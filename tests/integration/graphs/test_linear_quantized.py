@@ -148,7 +148,7 @@ def projection_graph(
     emitter = Emitter(spec, model.config, weights, projections, LINEARS[precision])
     given_states = emitter.inputs["states"]
     value = emitter.projected(name, emitter.activated(given_states) if rectified else given_states)
-    emitter.is_output(value, "result")
+    emitter.set_output(value, "result")
     path = folder / "one.onnx"
     onnx.save(onnx_proto(emitter), path)
     return path

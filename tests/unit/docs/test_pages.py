@@ -96,6 +96,7 @@ OTHERS = {
     "--input",
     "--references",
     "--sentences",
+    "--steps",
     "--alignment",
 }
 """Options of other programs."""
