@@ -37,6 +37,7 @@ def test_the_text_is_parallel() -> None:
     assert len(german.splitlines()) == len(english.splitlines()) == len(set(german.splitlines())) == 384
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
     command = [sys.executable, EXAMPLES / f"{name}.py", "--steps", "8", "--out", tmp_path / "out"]
@@ -49,6 +50,7 @@ def test_an_example_runs(name: str, tmp_path: Path) -> None:
         assert (tmp_path / "out/attention.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.thorough
 def test_an_example_fails_where_a_token_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
