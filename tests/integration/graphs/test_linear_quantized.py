@@ -48,11 +48,11 @@ from tfexport.graphs.linear_float32 import BLOCK
 from tfexport.graphs.linear_quantized import (
     GROUP,
     INT4_BLOCK,
+    dequantize,
     from_blocks,
     int4_linear,
     int8_linear,
-    quantized,
-    restored,
+    quantize,
 )
 from tfexport.graphs.projections import Projection, decoder_projections, encoder_projections
 from tfexport.graphs.stored_weights import StoredWeights
@@ -83,11 +83,11 @@ matrices = st.tuples(st.integers(1, 9), st.sampled_from([1, 2, 5, 31, 32, 33, 64
 
 
 def stored(matrix: Matrix, precision: Any) -> Arrays:
-    return quantized({"w": matrix}, [Projection("p", ("w",), ())], precision)
+    return quantize({"w": matrix}, [Projection("p", ("w",), ())], precision)
 
 
 def read_back(tensors: Arrays, matrix: Matrix) -> Matrix:
-    return restored(tensors, {"w": matrix}, [Projection("p", ("w",), ())])["w"]
+    return dequantize(tensors, {"w": matrix}, [Projection("p", ("w",), ())])["w"]
 
 
 @given(matrix=matrices)
@@ -164,7 +164,7 @@ def test_a_weight_that_is_no_finite_number_is_refused_by_its_name(precision: Any
     weights["b.weight"][1, 39] = number
     joined = [Projection("ab", ("a.weight", "b.weight"), ())]
     with pytest.raises(TfexportError, match=r"^a\.weight has weights that are not finite numbers\. Check the training"):
-        quantized(weights, joined, precision)
+        quantize(weights, joined, precision)
 
 
 @bits
@@ -173,7 +173,7 @@ def test_joined_matrices_lie_one_under_the_other_and_come_back_in_their_own_shap
     shapes = {"a": (3, 40), "b": (5, 40, 1), "c": (1, 40)}
     weights = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     order = [Projection("one", ("b", "a"), ()), Projection("two", ("c",), ())]
-    found = restored(quantized(weights, order, precision), weights, order)
+    found = dequantize(quantize(weights, order, precision), weights, order)
     for name, matrix in weights.items():
         alone = stored(matrix.reshape(len(matrix), 40), precision)
         assert np.array_equal(found[name], read_back(alone, matrix.reshape(len(matrix), 40)).reshape(matrix.shape))
@@ -209,7 +209,7 @@ def test_the_model_that_graphs_are_compared_with_has_the_rounded_weights_and_its
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     tensors = load_file(tmp_path / contract.weights_file(precision))
     exact = {name: tensor.numpy() for name, tensor in before.items()}
-    wanted = restored(tensors, exact, projections(model.config).values())
+    wanted = dequantize(tensors, exact, projections(model.config).values())
     for name, tensor in rounded.state_dict().items():
         if name == "output_weight":
             assert np.array_equal(tensor.numpy(), wanted[projections(model.config)["output"].weights[0]])
@@ -256,8 +256,8 @@ def projection_graph(
     projections = (*encoder_projections(model.config), *decoder_projections(model.config))
     emitter = Emitter(spec, model.config, weights, projections, LINEARS[precision])
     given_states = emitter.inputs["states"]
-    value = emitter.projected(name, emitter.activated(given_states) if rectified else given_states)
-    emitter.is_output(value, "result")
+    value = emitter.project(name, emitter.relu(given_states) if rectified else given_states)
+    emitter.set_output(value, "result")
     path = folder / "one.onnx"
     onnx.save(onnx_proto(emitter), path)
     return path
@@ -396,7 +396,7 @@ def test_the_largest_products_of_8_bits_are_exact(
 def test_so_are_those_of_listed_weights(tmp_path: Path, rectified: bool) -> None:
     case = Extreme(tmp_path, "output", rectified=rectified)
     listed = {tensor.name: tensor for tensor in shortlist_graphs_of(case.model.config, "int8")[0].outputs}
-    weights = quantized({"w": case.weights}, [Projection("output", ("w",), ())], "int8")
+    weights = quantize({"w": case.weights}, [Projection("output", ("w",), ())], "int8")
     numbers = from_blocks(np.asarray(weights["output.int8"], np.int8), *case.weights.shape).T.astype(np.uint8) ^ 128
     path = projection_graph(tmp_path, case.model, "output", "int8", rectified=rectified, listed=tuple(listed.values()))
     feeds = {"listed.output.int8": numbers, "listed.output.scale": weights["output.scale"], "states": case.states}
