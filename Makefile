@@ -7,9 +7,12 @@ INPUTS ?= 50000
 TEXT ?= benchmarks/sentences.de
 MODELS ?= 300
 KILLS ?= 200
+# One thread for each of the two processes: small matrices gain nothing from more, and waiting threads cost minutes.
+PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n 2 --dist loadfile
+EXAMPLES = per_head_conv1d tutorial_spacy annotated_transformer base_model_tied attention_and_positions
 KERNELS = setup.py $(wildcard tfexport/kernels/*.h tfexport/kernels/*.cpp)
 
-.PHONY: setup demo test docs engines fuzz faults kills load gpu constraints clean
+.PHONY: setup demo test unit check docs engines fuzz faults kills load gpu examples constraints clean
 
 # For contributors: the virtual environment, the kernels, and hooks that check each commit (not where git keeps no hooks,
 # as in a folder that was unpacked from an archive).
@@ -19,11 +22,23 @@ setup: $(VENV)/dev.done
 demo: $(VENV)/export.done
 	$(VENV)/bin/tfexport demo
 
+# Before every push: style, types, layers, and all tests but the thorough ones. At most 6 minutes on two cores.
 test: $(VENV)/dev.done
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/lint-imports
 	$(VENV)/bin/mypy
-	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n 2 --dist loadfile
+	$(PYTEST) -m "not thorough"
+
+# While you write: tests without model files and processes. At most 90 seconds.
+unit: $(VENV)/dev.done
+	$(PYTEST) tests/unit
+
+# Everything: `make test`, then the thorough tests, engines, fuzzing, examples, the documentation and kills.
+check: test
+	$(PYTEST) -m thorough
+	$(MAKE) --jobs 2 --output-sync=target engines fuzz examples
+	$(MAKE) docs kills
 
 # The documentation as a site, build/docs/index.html. Broken links and pages that no menu names are errors.
 docs: $(VENV)/docs.done
@@ -62,6 +77,10 @@ gpu:
 	$(PYTHON) -m benchmarks.gpu $(if $(BUNDLE),$(BUNDLE),--export build/gpu --input benchmarks/sentences.de) \
 		$(GPU_FLAGS) || status=$$?; \
 	exit $$status
+
+# Trains, exports and compares each of the systems in examples/; a minute each.
+examples: $(VENV)/dev.done
+	set -e; for example in $(EXAMPLES); do echo "== $$example"; $(VENV)/bin/python examples/$$example.py; done
 
 $(VENV)/export.done: pyproject.toml constraints.txt $(KERNELS)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)

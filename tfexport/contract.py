@@ -23,6 +23,10 @@ Role = Literal["encoder", "decoder_step", "beam_step", "select_rows", "encoder_c
 Precision = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 Dialect = Literal["onnx24", "onnx24-lengths", "ort"]
 
+FORMAT = 6
+"""The format of bundles and of the functions that their graphs call. Higher by one whenever a reader or a kernel of before
+could take a bundle for something else."""
+
 WEIGHTS_FILE = "weights.safetensors"
 
 PRECISIONS: dict[str, Precision] = {
@@ -75,6 +79,8 @@ class TensorSpec:
     """`float` is the precision of the graph."""
     axes: tuple[str, ...]
     about: str
+    updates: str = ""
+    """Of an output: the input that it is after the step has written to it. Both may have the same buffer."""
 
 
 @dataclass(frozen=True)
@@ -99,14 +105,21 @@ class GraphSpec:
         return _PLAIN_STEPS.get(self.role, self.role)
 
     @property
+    def caches(self) -> dict[str, str]:
+        """The inputs that the graph writes to, and the outputs that these are then: `past.0.key` to `present.0.key`."""
+        return {tensor.updates: tensor.name for tensor in self.outputs if tensor.updates}
+
+    @property
     def tells_attention(self) -> bool:
         return self.role in ATTENTION_ROLES.values()
 
 
-def _pair(name: str, axes: tuple[str, ...], about: str) -> tuple[TensorSpec, TensorSpec]:
-    return TensorSpec(f"{name}.key", "float", axes, f"{about} keys"), TensorSpec(
-        f"{name}.value", "float", axes, f"{about} values"
+def _pair(name: str, axes: tuple[str, ...], about: str, updates: str = "") -> tuple[TensorSpec, TensorSpec]:
+    key, value = (
+        TensorSpec(f"{name}.{part}", "float", axes, f"{about} {part}s", f"{updates}.{part}" if updates else "")
+        for part in ("key", "value")
     )
+    return key, value
 
 
 _CACHE = ("rows", "heads", "cache", "head_dim")
@@ -128,7 +141,9 @@ DECODER_STEP = GraphSpec(
         TensorSpec("logits", "float32", ("rows", "vocab"), "of the token that follows"),
         TensorSpec("best.log_probs", "float32", ("rows", "best"), "log-probabilities of the best tokens, best first"),
         TensorSpec("best.ids", "int64", ("rows", "best"), "these tokens"),
-        *_pair("present.{i}", _CACHE, "`past` with one more slot written (give it the same buffer):"),
+        *_pair(
+            "present.{i}", _CACHE, "`past` with one more slot written (give it the same buffer):", updates="past.{i}"
+        ),
     ),
 )
 SELECT_ROWS = GraphSpec(
@@ -180,7 +195,12 @@ ORT_DECODER_STEP = GraphSpec(
         *_pair("past.{i}", _CACHE, "self-attention cache:"),
         *_CROSS,
     ),
-    (*_FOUND, *_pair("present.{i}", _CACHE, "`past` with one more slot written (give it the same buffer):")),
+    (
+        *_FOUND,
+        *_pair(
+            "present.{i}", _CACHE, "`past` with one more slot written (give it the same buffer):", updates="past.{i}"
+        ),
+    ),
     dialect="ort",
 )
 ORT_GREEDY_STEP = GraphSpec(
@@ -208,7 +228,12 @@ ORT_BEAM_STEP = GraphSpec(
         *_pair("past.{i}", _SLOTS, "self-attention cache of all hypotheses of a sentence, zeroed at first:"),
         *_CROSS,
     ),
-    (*_FOUND, *_pair("present.{i}", _SLOTS, "`past` with the new slots written (give it the same buffer):")),
+    (
+        *_FOUND,
+        *_pair(
+            "present.{i}", _SLOTS, "`past` with the new slots written (give it the same buffer):", updates="past.{i}"
+        ),
+    ),
     dialect="ort",
 )
 
@@ -294,6 +319,19 @@ def runtime_dialects(graphs: Iterable[GraphSpec]) -> dict[str, dict[str, Dialect
     }
 
 
+LARGEST_KERNEL_HEAD = 128
+"""Numbers of a head that the attention kernels take at most."""
+
+
+def calls_attention_functions(config: ModelConfig) -> bool:
+    """Whether the graphs of the dialect `ort` call functions for attention, for which there are kernels.
+
+    They do with heads of the sizes that the kernels take (`has_kernel` in kernels/attention.h), and without relative
+    positions, because these functions add no bias to the scores.
+    """
+    return config.head_dim % 16 == 0 and config.head_dim <= LARGEST_KERNEL_HEAD and config.positions != "relative"
+
+
 def groups_queries(config: ModelConfig) -> bool:
     """Whether ONNX Runtime's GroupQueryAttention takes these heads; if not, greedy search is a beam of one.
 
@@ -355,7 +393,8 @@ def _expand(tensors: tuple[TensorSpec, ...], n_layers: int) -> Iterable[TensorSp
         # A key and its value stand together: cross.0.key, cross.0.value, cross.1.key, ...
         for layer in range(n_layers):
             for tensor in tensors[index : index + 2]:
-                yield replace(tensor, name=tensor.name.replace("{i}", str(layer)))
+                name, updates = (text.replace("{i}", str(layer)) for text in (tensor.name, tensor.updates))
+                yield replace(tensor, name=name, updates=updates)
         index += 2
 
 

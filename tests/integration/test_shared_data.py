@@ -15,7 +15,7 @@ from tests.support.tiny import BOS, EOS
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.commands.demo import embedded_checkpoint
 from tfexport.contract import Precision
-from tfexport.decoding.line_reader import Reader
+from tfexport.decoding.line_reader import Reader, read_pairs
 from tfexport.decoding.search import SearchOptions, search
 from tfexport.decoding.translate import Writer, translate
 from tfexport.exporter.pipeline import export
@@ -31,10 +31,13 @@ from tfexport.verification.parity import check
 TUTORIAL = SHARED / "checkpoints" / "tutorial-de-en"
 MULTI30K = SHARED / "data" / "multi30k"
 
-pytestmark = pytest.mark.skipif(
-    not (TUTORIAL.is_dir() and MULTI30K.is_dir()),
-    reason="the tutorial checkpoint and Multi30k do not lie in ../shared (they are no part of this repository)",
-)
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(
+        not (TUTORIAL.is_dir() and MULTI30K.is_dir()),
+        reason="the tutorial checkpoint and Multi30k do not lie in ../shared (they are no part of this repository)",
+    ),
+]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +56,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """The embedded default."""
     directory = tmp_path_factory.mktemp("embedded") / "bundle"
     checkpoint = load_checkpoint(embedded_checkpoint(), {})
-    return open_bundle(export(checkpoint, directory, precisions=["float16", "int8"]).directory)
+    return open_bundle(export(checkpoint, directory, precisions=["float16", "int8"], check=False).directory)
 
 
 @pytest.fixture(scope="module")
@@ -63,21 +66,22 @@ def expected() -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize("input_format", ["ids", "text"])
-def test_all_greedy_outputs_are_those_of_the_tutorial(
-    bundle: Bundle, expected: list[dict[str, Any]], input_format: Any
-) -> None:
-    if input_format == "ids":
-        lines = [" ".join(map(str, record["src"])).encode() for record in expected]
-    else:
-        pytest.importorskip("spacy", reason="the spacy extra is not installed")
-        lines = (MULTI30K / "test_2016_flickr.de").read_bytes().splitlines()
-    reader = Reader.of(bundle, input_format)
+def test_all_greedy_outputs_are_those_of_the_tutorial(bundle: Bundle, expected: list[dict[str, Any]]) -> None:
+    lines = [" ".join(map(str, record["src"])).encode() for record in expected]
+    reader = Reader.of(bundle, "ids")
     options = SearchOptions(max_length=50)
     results = list(translate(load_runtime("ort-cpu", bundle, threads=1), reader, lines, options))
     assert len(results) == len(expected) == 1000
     wrong = [r.line for r, record in zip(results, expected, strict=True) if list(r.hypotheses[0].ids) != record["out"]]
     assert wrong == []
+
+
+def test_text_has_the_ids_of_the_tutorial(bundle: Bundle, expected: list[dict[str, Any]]) -> None:
+    pytest.importorskip("spacy", reason="the spacy extra is not installed")
+    reader = Reader.of(bundle, "text")
+    lines = (MULTI30K / "test_2016_flickr.de").read_bytes().splitlines()
+    sources, _ = read_pairs(lines, None, reader, lambda _: None)
+    assert sources == [record["src"] for record in expected]
 
 
 @pytest.fixture(scope="module")
@@ -97,15 +101,15 @@ def test_beams_on_the_cpu_are_those_of_the_portable_graphs_and_of_pytorch(
 ) -> None:
     runtime = load_runtime("ort-cpu", bundle, threads=1)
     assert isinstance(runtime, OrtCpuRuntime)
-    found = outputs(runtime, sources[:200], beam=4)
-    assert found == outputs(ort_cpu_portable(bundle, threads=1), sources[:200], beam=4)
-    assert found[:64] == outputs(load_runtime("torch", bundle, threads=1), sources[:64], beam=4)
-    wide = sources[200:232]
+    found = outputs(runtime, sources[:96], beam=4)
+    assert found == outputs(ort_cpu_portable(bundle, threads=1), sources[:96], beam=4)
+    assert found[:32] == outputs(load_runtime("torch", bundle, threads=1), sources[:32], beam=4)
+    wide = sources[200:216]
     assert outputs(runtime, wide, beam=12) == outputs(ort_cpu_portable(bundle, threads=1), wide, beam=12)
 
 
 @pytest.mark.parametrize("beam", [1, 4])
-@pytest.mark.parametrize(("precision", "count"), [("float32", 320), ("int8", 1000)])
+@pytest.mark.parametrize(("precision", "count"), [("float32", 160), ("int8", 320)])
 def test_sentences_alone_have_the_tokens_that_they_have_in_batches_of_32(
     bundle: Bundle, sources: list[list[int]], precision: Precision, count: int, beam: int
 ) -> None:
@@ -116,7 +120,7 @@ def test_sentences_alone_have_the_tokens_that_they_have_in_batches_of_32(
 
 
 def test_parity_on_the_real_checkpoint(bundle: Bundle, expected: list[dict[str, Any]]) -> None:
-    lines = [" ".join(map(str, record["src"])).encode() for record in expected[::4]]
+    lines = [" ".join(map(str, record["src"])).encode() for record in expected[::8]]
     (report,) = check(
         bundle.directory,
         lines,
@@ -128,7 +132,7 @@ def test_parity_on_the_real_checkpoint(bundle: Bundle, expected: list[dict[str, 
         threads=1,
         say=lambda _: None,
     ).reports
-    assert report.identical == report.sentences == 250
+    assert report.identical == report.sentences == 125
     assert report.cross_max <= 1e-4
     assert report.logits.error <= 1e-4
     assert report.passed
@@ -136,7 +140,7 @@ def test_parity_on_the_real_checkpoint(bundle: Bundle, expected: list[dict[str, 
 
 def test_parity_in_float16_on_the_real_checkpoint(bundle: Bundle, expected: list[dict[str, Any]]) -> None:
     """What `LIMITS` allows beyond what was measured is not used up."""
-    lines = [" ".join(map(str, record["src"])).encode() for record in expected[::4]]
+    lines = [" ".join(map(str, record["src"])).encode() for record in expected[::8]]
     (report,) = check(
         bundle.directory,
         lines,
@@ -149,13 +153,13 @@ def test_parity_in_float16_on_the_real_checkpoint(bundle: Bundle, expected: list
         say=lambda _: None,
     ).reports
     assert report.passed
-    assert report.steps > 3_000
+    assert report.steps > 1_500
     assert report.top1_agree >= 0.9995 * report.steps
     assert 1e-4 < report.logits.error < 0.05
     assert report.identical >= 0.98 * report.sentences
 
 
-def bleu(bundle: Bundle, precision: Precision, *, lowercase: bool = False, beam: int = 1) -> float:
+def bleu(bundle: Bundle, precision: Precision, beam: int = 1) -> float:
     """Of test_2016_flickr."""
     sacrebleu = pytest.importorskip("sacrebleu", reason="the train extra is not installed")
     lines = (MULTI30K / "test_2016_flickr.de").read_bytes().splitlines()
@@ -163,26 +167,18 @@ def bleu(bundle: Bundle, precision: Precision, *, lowercase: bool = False, beam:
     runtime = load_runtime("ort-cpu", bundle, precision=precision, threads=1)
     writer = Writer.of(bundle, "text")
     results = translate(runtime, Reader.of(bundle, "text"), lines, SearchOptions(beam=beam))
-    output = [writer.line(result) for result in results]
-    return float(sacrebleu.corpus_bleu(output, [references], lowercase=lowercase).score)
+    return float(sacrebleu.corpus_bleu([writer.line(result) for result in results], [references]).score)
 
 
-def test_float16_translates_the_test_set_as_float32_does(bundle: Bundle, embedded: Bundle) -> None:
-    pytest.importorskip("spacy", reason="the spacy extra is not installed")
-    assert bleu(bundle, "float16", lowercase=True) == pytest.approx(bleu(bundle, "float32", lowercase=True), abs=0.1)
+def test_float16_translates_the_test_set_as_float32_does(embedded: Bundle) -> None:
     assert bleu(embedded, "float16") == pytest.approx(bleu(embedded, "float32"), abs=0.1)
 
 
-def test_int8_translates_the_test_set_as_float32_does(bundle: Bundle, embedded: Bundle) -> None:
-    pytest.importorskip("spacy", reason="the spacy extra is not installed")
-    for of, lowercase in ((bundle, True), (embedded, False)):
-        rounded, exact = (bleu(of, precision, lowercase=lowercase, beam=4) for precision in ("int8", "float32"))
-        assert rounded >= exact - 0.2  # of the embedded model it is 0.3 better
-        assert rounded != exact  # two runtimes were compared, not one with itself
-
-
-def test_embedded_default_translates_the_test_set(embedded: Bundle) -> None:
-    assert bleu(embedded, "float32", beam=4) >= 36.0
+def test_float32_and_int8_translate_the_test_set(embedded: Bundle) -> None:
+    exact, rounded = (bleu(embedded, precision, beam=4) for precision in ("float32", "int8"))
+    assert exact >= 36.0
+    assert rounded >= exact - 0.2  # it is 0.3 better
+    assert rounded != exact  # two runtimes were compared, not one with itself
 
 
 def test_greedy_reproduces_the_output_of_the_real_tutorial_checkpoint() -> None:

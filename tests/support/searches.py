@@ -11,8 +11,10 @@ import torch
 
 from benchmarks import converters, hugging_face
 from tests.support.fakes import Ids
+from tests.support.references import toolkits
 from tests.support.tiny import randomised
 from tfexport.config import ModelConfig
+from tfexport.decoding.profiles import ProfileName
 from tfexport.decoding.search import Hypothesis, SearchOptions, search
 from tfexport.models.transformer import Transformer
 from tfexport.verification.parity import random_sources
@@ -148,3 +150,25 @@ def without_eos(found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
         [Hypothesis(h.ids[:-1] if h.finished else h.ids, h.score, h.log_prob, h.finished) for h in hypotheses]
         for hypotheses in found
     ]
+
+
+def found_by_definition(
+    profile: ProfileName, after: toolkits.NextLogProbs, config: ModelConfig, options: SearchOptions
+) -> toolkits.NBest:
+    beam, limit, penalty = options.beam, options.max_length, options.length_penalty
+    if profile == "fairseq":
+        return toolkits.fairseq(
+            after,
+            eos=config.eos_id,
+            pad=config.pad_id,
+            beam=beam,
+            max_len=limit - 1,
+            lenpen=penalty,
+        )
+    if profile == "joeynmt":
+        never = {config.bos_id, config.pad_id}
+        found = toolkits.joeynmt(
+            after, eos=config.eos_id, never=never, beam=beam, max_output_length=limit, beam_alpha=penalty
+        )
+        return found[: options.nbest]
+    return toolkits.marian(after, eos=config.eos_id, unk=config.unk_id, beam=beam, max_length=limit, normalize=penalty)

@@ -14,11 +14,10 @@ from typing import Any, Literal, get_args
 
 from tfexport import contract
 from tfexport.config import ModelConfig
-from tfexport.contract import ATTENTION_ROLES, Dialect, Precision, Role
+from tfexport.contract import ATTENTION_ROLES, FORMAT, Dialect, Precision, Role
 from tfexport.errors import BundleError
 from tfexport.text.tokenizers import TextTokenizer
 
-FORMAT = 6
 PORTABLE = "portable"
 """In place of a GPU generation: an engine for all that TensorRT for RTX names, from Ampere on."""
 MANIFEST = "manifest.json"
@@ -190,10 +189,10 @@ class Bundle:
 
 
 def open_bundle(directory: Path) -> Bundle:
-    """Open a bundle and verify every file against the manifest.
+    """Open a bundle and verify every file but the engines against the manifest; `Bundle.engine` verifies these.
 
     Raises:
-        BundleError: it is missing, incomplete, altered, or of a newer format.
+        BundleError: it is missing, incomplete, altered, or of another format.
     """
     path = directory / MANIFEST
     if not path.is_file():

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from tfexport import contract
-from tfexport.bundle.reader import CERTIFICATES, FORMAT, MANIFEST, TOKENIZER_FILES, Bundle, Engine, file_sha256
+from tfexport.bundle.reader import CERTIFICATES, MANIFEST, TOKENIZER_FILES, Bundle, Engine, file_sha256
 from tfexport.config import ModelConfig
+from tfexport.contract import FORMAT
 from tfexport.errors import BundleError
 from tfexport.system.atomic_files import exchange, partial_folder
 

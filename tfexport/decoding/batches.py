@@ -9,7 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from tfexport.decoding.search import Hypothesis, SearchOptions, Source
-from tfexport.decoding.workers import Outputs, WorkerPool, worker_ended
+from tfexport.decoding.workers import Outputs, WorkerPool, worker_ended_error
 from tfexport.runtimes.base import Runtime
 from tfexport.system.processes import return_freed_memory
 
@@ -86,7 +86,7 @@ def _in_order(tasks: Sequence[Task]) -> list[list[Hypothesis]]:
         try:
             outputs = future.result()
         except BrokenProcessPool as error:
-            raise worker_ended() from error
+            raise worker_ended_error() from error
         for batch, of_batch in zip(task, outputs, strict=True):
             by_index |= zip(batch, of_batch, strict=True)
     return [by_index[index] for index in range(len(by_index))]

@@ -22,7 +22,7 @@ from tfexport.config import ModelConfig
 from tfexport.decoding.attention_trace import AttentionTrace
 from tfexport.decoding.finished import FinishedHypotheses
 from tfexport.decoding.options import SearchOptions
-from tfexport.decoding.steps import ALL_SENTENCES, Steps, no_token_is_possible, rows_to_keep
+from tfexport.decoding.steps import ALL_SENTENCES, Steps, no_token_error, rows_to_keep
 from tfexport.decoding.token_rules import LogProbs, TokenRules
 from tfexport.runtimes.base import Best, IntArray, State
 
@@ -152,7 +152,7 @@ class Beams:
         for index, log_prob in zip(self.sentences.tolist(), best_live, strict=True):
             finished = self.finished[index]
             if log_prob == -np.inf and not len(finished):
-                raise no_token_is_possible()
+                raise no_token_error()
             at_limit = may_be_at_limit and self._limits[index] == self._length
             unfinished.append(not (at_limit or finished.is_done(log_prob, self._length)))
         return unfinished

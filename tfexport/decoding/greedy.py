@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tfexport.decoding.attention_trace import AttentionTrace
 from tfexport.decoding.hypothesis import Hypothesis
 from tfexport.decoding.options import SearchOptions
-from tfexport.decoding.steps import ALL_SENTENCES, Steps, no_token_is_possible, rows_to_keep
+from tfexport.decoding.steps import ALL_SENTENCES, Steps, no_token_error, rows_to_keep
 from tfexport.decoding.token_rules import TokenRules
 from tfexport.runtimes.base import IntArray, State
 
@@ -45,7 +45,7 @@ def greedy_search(
         if scores.min() == -np.inf:
             impossible = live & (scores.reshape(-1, width) == -np.inf)
             if impossible[rules.forced_tokens(length, sentences) < 0].any():
-                raise no_token_is_possible()
+                raise no_token_error()
         if trace:
             trace.add(state.attention, sentences)
         tokens = ids[:, 0]

@@ -236,7 +236,8 @@ class SearchOptions(
     RepetitionPenalty,
     BaseSearchOptions,
 ):
-    """How to search. Lengths count generated tokens, eos included. A rule of `decoding/rules` is a line above.
+    """How to search. Lengths count generated tokens, eos included. To add a rule about past tokens, write a
+    `HistoryRule` in `decoding/rules/`, and add it to the base classes.
 
     Raises:
         TfexportError: an option is out of range, or two of them exclude each other.

@@ -31,7 +31,7 @@ def rows_to_keep(live: NDArray[np.bool_]) -> IntArray:
     return places
 
 
-def no_token_is_possible() -> TfexportError:
+def no_token_error() -> TfexportError:
     return TfexportError(
         "the model gives probability 0 to all that an output may go on with, its end included. Leave out the rule or the "
         "forced beginning that asks for it."

@@ -119,14 +119,14 @@ class WorkerPool:
 
         Raises:
             TfexportError: the system or a user ended a worker process. The future may raise BrokenProcessPool for the same
-                reason; see `worker_ended`.
+                reason; see `worker_ended_error`.
         """
         if isinstance(self._pool, ProcessPoolExecutor):
             others = [] if self._processes else multiprocessing.active_children()
             try:
                 return self._pool.submit(_search_in_process, batches, options)
             except BrokenProcessPool as error:
-                raise worker_ended() from error
+                raise worker_ended_error() from error
             finally:  # the first submission forks all of them
                 self._processes = self._processes or [c for c in multiprocessing.active_children() if c not in others]
         if self._pool is not None:
@@ -163,7 +163,7 @@ def _search_all(
     return [search(runtime, batch, options) for batch in batches if stopped is None or not stopped.is_set()]
 
 
-def worker_ended() -> TfexportError:
+def worker_ended_error() -> TfexportError:
     return TfexportError(
         "a worker process ended, as the system does when memory runs out. Use fewer --workers, or a smaller --batch-size."
     )

@@ -255,21 +255,19 @@ def refuse_traps(model: onnx.ModelProto, graph: GraphSpec) -> None:
                 raise EngineError(
                     f"{node.name} keeps its own cache, which TensorRT refuses. Build from the onnx24 graph."
                 )
-    past = [tensor.name for tensor in graph.inputs if tensor.name.startswith("past.")]
     fixed = {value.name: _is_fixed(value, axis=2) for value in model.graph.input}
-    for name in past:
-        readers = [node for node in model.graph.node if name in node.input]
-        writers = [node for node in readers if node.op_type == "TensorScatter" and node.input[0] == name]
-        present = name.replace("past.", "present.")
+    for past, present in graph.caches.items():
+        readers = [node for node in model.graph.node if past in node.input]
+        writers = [node for node in readers if node.op_type == "TensorScatter" and node.input[0] == past]
         is_aliased = len(writers) == 1 and list(writers[0].output) == [present] and _axis(writers[0]) in (-2, 2)
         if not is_aliased or any(node.op_type not in ("TensorScatter", "Shape") for node in readers):
             raise EngineError(
-                f"{name} is not written in place: TensorRT needs one TensorScatter on axis -2 from it to {present}, and "
+                f"{past} is not written in place: TensorRT needs one TensorScatter on axis -2 from it to {present}, and "
                 "nothing else reading it. Build from the onnx24 graph."
             )
-        if not fixed[name]:
+        if not fixed[past]:
             raise EngineError(
-                f"{name} has no fixed length, which TensorRT needs of a cache. Freeze it before building."
+                f"{past} has no fixed length, which TensorRT needs of a cache. Freeze it before building."
             )
 
 
@@ -304,9 +302,10 @@ def check_network(trt: Any, network: Any, graph: GraphSpec, profile: Profile) ->
         if not attention.decomposable:
             raise EngineError(f"an attention in {graph.file} may not be decomposed, and float32 has no other kernel.")
     updates = sum(network.get_layer(i).type == trt.LayerType.KV_CACHE_UPDATE for i in range(network.num_layers))
-    caches = sum(tensor.name.startswith("past.") for tensor in graph.inputs)
-    if updates != caches:
-        raise EngineError(f"TensorRT updates {updates} of the {caches} caches of {graph.file} in place. {_UPGRADE}")
+    if updates != len(graph.caches):
+        raise EngineError(
+            f"TensorRT updates {updates} of the {len(graph.caches)} caches of {graph.file} in place. {_UPGRADE}"
+        )
     sides = (
         ("input", [network.get_input(i) for i in range(network.num_inputs)], graph.inputs),
         ("output", [network.get_output(i) for i in range(network.num_outputs)], graph.outputs),

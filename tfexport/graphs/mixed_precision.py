@@ -1,114 +1,100 @@
-"""Modules that stay in float32 within a graph in half precision.
+"""Modules that compute in float32 within a graph in half precision.
 
     half ── Cast ──> nodes of such a module, with weights of the float32 file ── Cast ──> half
 
-A value is cast where it is used: between two such modules it stays in float32, so that what is too large for half precision
-gets through. Caches, and cross keys and values, have the types of the contract in any case.
+A value is cast where it is used: between two such modules it stays in float32, so that values too large for half precision
+get through. Caches, and cross keys and values, have the types of the contract in any case.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from tfexport import contract
-from tfexport.config import ModelConfig
-from tfexport.graphs.emitter import Emitter, Linear, Value
-from tfexport.graphs.projections import Projection
+from tfexport.graphs.emitter import Emitter, Floats, NodePrecision, Value
 from tfexport.graphs.stored_weights import StoredWeights
 
-_UNMOVED = ("TensorScatter", "Shape", "Cast")
-"""Operators that stay as they are: what writes a cache in its own type, and what computes no floats or says itself in which
-type."""
 
-
-class MixedEmitter(Emitter):
-    """An emitter of a half-precision graph in which the nodes of some modules compute in float32.
+class MixedPrecision(NodePrecision):
+    """Of a graph in half precision: the nodes of some modules compute in float32.
 
     Args:
         exact: the float32 weights.
         keep: the paths of these modules.
     """
 
-    def __init__(
-        self,
-        graph: contract.GraphSpec,
-        config: ModelConfig,
-        stored: StoredWeights,
-        projections: Iterable[Projection],
-        linear: Linear,
-        *,
-        exact: StoredWeights,
-        keep: Collection[str],
-    ):
-        super().__init__(graph, config, stored, projections, linear)
+    def __init__(self, graph: contract.GraphSpec, exact: StoredWeights, keep: Collection[str]):
         self._exact, self._keep = exact, frozenset(keep)
         self._half = ir.DataType.FLOAT16 if graph.precision == "float16" else ir.DataType.BFLOAT16
-        self._halves: set[Value] = set()  # what nodes made in half precision
-        self._wide: set[Value] = set()  # what nodes of kept modules made, in float32
+        self._made_in_half: set[Value] = set()
+        self._made_in_float32: set[Value] = set()  # by nodes of the modules `keep`
         self._casts: dict[Value, Value] = {}
         self.modules: dict[str, None] = {}
-        """The paths at which something is computed in half precision, or would be."""
+        """The paths at which nodes compute in half precision, or would without `keep`, in their order."""
 
-    def nodes(
-        self,
-        op_type: str,
-        *inputs: Value | None,
-        outputs: Sequence[str] | int,
-        attributes: Mapping[str, Any] | None = None,
-        domain: str = "",
-    ) -> Sequence[Value]:
-        if op_type == "Cast" and inputs[0] in self._wide:
-            # To float32, which it is; under another name, by which those who use it know that they are to have it so.
-            return super().nodes("Identity", *inputs, outputs=outputs, domain=domain)
-        in_half = op_type not in _UNMOVED and any(value in self._wide or self._is_half(value) for value in inputs)
-        if in_half:
-            self.modules.setdefault(self._path)
-        wide = in_half and self._path in self._keep
-        given = [self._as(value, wide=wide) for value in inputs]
-        made = super().nodes(
-            op_type,
-            *given,
-            outputs=outputs if isinstance(outputs, int) or not wide else len(outputs),
-            attributes=attributes,
-            domain=domain,
+    def inputs(
+        self, emitter: Emitter, inputs: Sequence[Value | None], floats: Floats
+    ) -> tuple[Sequence[Value | None], bool]:
+        if floats == "none":
+            return inputs, False
+        computes = floats == "computed" and any(
+            value in self._made_in_float32 or self._is_half(value) for value in inputs
         )
-        if wide:
-            self._wide.add(made[0])
-            for value, name in zip(made, () if isinstance(outputs, int) else outputs, strict=False):
-                if name:
-                    self.is_output(self._casted(value, self._half), name)
-        elif any(map(self._is_half, given)) and op_type not in ("Shape", "Cast"):
-            self._halves.add(made[0])
-        return made
+        if computes:
+            self.modules.setdefault(emitter.path)
+        in_float32 = computes and emitter.path in self._keep
+        take = self._in_float32 if in_float32 else self._in_half
+        return [None if value is None else take(emitter, value) for value in inputs], in_float32
 
-    def number(self, value: float) -> Value:
-        return self.constant(value, np.float32) if self._path in self._keep else super().number(value)
+    def created(
+        self, inputs: Sequence[Value | None], outputs: Sequence[Value], floats: Floats, in_float32: bool
+    ) -> None:
+        # Of several outputs the first is of floats; the second one of TopK is of ids.
+        if in_float32:
+            self._made_in_float32.add(outputs[0])
+        elif floats != "none" and any(map(self._is_half, inputs)):
+            self._made_in_half.add(outputs[0])
+
+    def output(self, emitter: Emitter, value: Value) -> Value:
+        return self._in_half(emitter, value)
+
+    def to_float32(self, emitter: Emitter, value: Value) -> Value:
+        if value not in self._made_in_float32:
+            return super().to_float32(emitter, value)
+        # Another value: those that take it are to have it in float32 and not in half precision.
+        return emitter.node("Identity", value, floats="none")
+
+    def scalar(self, emitter: Emitter, value: float) -> Value:
+        if emitter.path in self._keep:
+            return emitter.constant(value, np.float32)
+        return super().scalar(emitter, value)
 
     def _is_half(self, value: Value | None) -> bool:
         if value is None:
             return False
-        return value in self._halves or (value.type is not None and value.dtype == self._half)
+        return value in self._made_in_half or (value.type is not None and value.dtype == self._half)
 
-    def _as(self, value: Value | None, *, wide: bool) -> Value | None:
-        """`value` in float32 where it is a half, or in half precision where a kept module made it."""
-        if value is None:
-            return None
-        if wide and self._is_half(value):
-            if value.const_value is not None:
-                assert value.name is not None
-                return self._initializer(f"{value.name}.float32", self._exact.tensor(value.name))
-            return self._casted(value, ir.DataType.FLOAT)
-        return self._casted(value, self._half) if not wide and value in self._wide else value
+    def _in_float32(self, emitter: Emitter, value: Value) -> Value:
+        """`value` as a node in float32 takes it."""
+        if not self._is_half(value):
+            return value
+        if value.const_value is None:
+            return self._cast(emitter, value, ir.DataType.FLOAT)
+        assert value.name is not None
+        return emitter.initializer(f"{value.name}.float32", self._exact.tensor(value.name))
 
-    def _casted(self, value: Value, to: ir.DataType) -> Value:
+    def _in_half(self, emitter: Emitter, value: Value) -> Value:
+        """`value` as a node in half precision takes it."""
+        return self._cast(emitter, value, self._half) if value in self._made_in_float32 else value
+
+    def _cast(self, emitter: Emitter, value: Value, to: ir.DataType) -> Value:
         if value not in self._casts:
-            with self.at("cast"):
-                (cast,) = super().nodes("Cast", value, outputs=1, attributes={"to": int(to)})
+            with emitter.module("cast"):
+                (cast,) = emitter.nodes("Cast", value, outputs=1, attributes={"to": int(to)}, floats="none")
             self._casts[value] = cast
             if to == self._half:
-                self._halves.add(cast)
+                self._made_in_half.add(cast)
         return self._casts[value]

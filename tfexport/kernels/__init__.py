@@ -28,10 +28,8 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any, Literal
 
-from tfexport.bundle.reader import FORMAT
-from tfexport.config import ModelConfig
+from tfexport.contract import FORMAT
 
-LARGEST_HEAD = 128
 SWITCH = "TFEXPORT_KERNELS"
 """An environment variable: 0 switches the kernels off."""
 RECORD = "build.json"
@@ -44,12 +42,6 @@ State = Literal["ready", "disabled", "not-built", "no-onnxruntime", "other-forma
 
 AGAIN = "Install tfexport again."
 INSTALL_ONNXRUNTIME = "Install it: pip install 'tfexport[cpu]'."
-
-
-def take_attention(config: ModelConfig) -> bool:
-    """Whether graphs call the kernels' attention: with heads of some sizes (`has_kernel` in attention.h), and not with
-    relative positions, as what they add to the scores is no part of it."""
-    return config.head_dim % 16 == 0 and config.head_dim <= LARGEST_HEAD and config.positions != "relative"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The decoding loop over exported graphs: one code for ONNX Runtime on CPU and GPU and for TensorRT.
+"""Exported graphs over fixed buffers: ONNX Runtime on a GPU, TensorRT, and the portable graphs on a CPU.
 
 A library brings `Graphs`: how to run each graph of the contract on tensors at given addresses. Everything else is here:
 
@@ -8,9 +8,10 @@ A library brings `Graphs`: how to run each graph of the contract on tensors at g
              sentences that are done leave their places empty until a smaller batch is to be had for one gather
     growth   a full cache is copied into the next larger bucket
 
-Sizes come in buckets, so a GPU meets few shapes and can replay what it recorded for each. On a CPU a bucket is the size
-itself. Nothing is allocated in a step. Several threads may decode over one runtime: they take turns, call by call, because
-memory, bound tensors and a GPU's stream are shared.
+On a GPU, batch, source and cache sizes are rounded up to buckets, so that recorded graphs can be replayed. On a CPU
+only the cache is. A step allocates only if the cache grows, or if a reorder of beams needs a buffer that the pool does
+not have. Several threads may decode over one runtime: they take turns, call by call, because memory, bound tensors and
+a GPU's stream are shared.
 """
 
 from __future__ import annotations

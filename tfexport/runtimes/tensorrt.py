@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tfexport.bundle.reader import PORTABLE, Bundle, Engine
-from tfexport.contract import ALIGNMENT, Precision, aligned_length, graphs_of, short_name
+from tfexport.contract import ALIGNMENT, GraphSpec, Precision, Role, aligned_length, graphs_of, short_name
 from tfexport.errors import EngineError, RuntimeUnavailable
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.device import Call, Device, DeviceTensor, Memory
@@ -95,8 +95,13 @@ def usable_engines(
             f"the engines in {bundle.directory} were built by {built}, installed is {here}. Install that version, or "
             f"rebuild: {rebuild}."
         )
-    order = {"float16": 0, "bfloat16": 1, "float32": 2}
-    best = min(usable, key=lambda engine: (order[engine.precision], engine.gpu == PORTABLE))
+    order = ("float16", "bfloat16", "float32")
+    known = [engine for engine in usable if engine.precision in order]
+    if not known:
+        raise EngineError(
+            f"the manifest of {bundle.directory} has engines of no known precision. Build again: {rebuild}."
+        )
+    best = min(known, key=lambda engine: (order.index(engine.precision), engine.gpu == PORTABLE))
     same = ("precision", "gpu", "library")
     return [engine for engine in usable if all(getattr(engine, field) == getattr(best, field) for field in same)]
 
@@ -119,10 +124,12 @@ class TensorRtGraphs:
     def __init__(self, bundle: Bundle, engines: Sequence[Engine], library: Any, device: Device):
         self.device = device
         self.precision: Precision = engines[0].precision
-        _check_profiles(bundle, engines)
+        graphs = {graph.role: graph for graph in graphs_of(bundle.config, self.precision)}
+        _check_profiles(bundle, engines, graphs)
         self._runtime = library.Runtime(library.Logger(library.Logger.ERROR))
         loaded = {
-            (e.role, e.cache): TensorRtExecutable(bundle.engine(e), e, library, self._runtime, device) for e in engines
+            (e.role, e.cache): TensorRtExecutable(bundle.engine(e), e, graphs[e.role], library, self._runtime, device)
+            for e in engines
         }
         # One for all contexts: they run one after the other on one stream, and each would keep its own otherwise.
         scratch = device.allocate(max(executable.scratch for executable in loaded.values()))
@@ -147,12 +154,12 @@ class TensorRtGraphs:
         return self._steps[cache]
 
 
-def _check_profiles(bundle: Bundle, engines: Sequence[Engine]) -> None:
-    graphs = {graph.role: graph for graph in graphs_of(bundle.config, engines[0].precision)}
+def _check_profiles(bundle: Bundle, engines: Sequence[Engine], graphs: Mapping[Role, GraphSpec]) -> None:
     for engine in engines:
-        axes = {tensor.name: len(tensor.axes) for tensor in graphs[engine.role].inputs}
+        inputs = graphs[engine.role].inputs if engine.role in graphs else ()
+        axes = {tensor.name: len(tensor.axes) for tensor in inputs}
         found = {name: {len(shape) for shape in shapes} for name, shapes in engine.profile.items() if len(shapes) == 3}
-        if found != {name: {count} for name, count in axes.items()}:
+        if not axes or found != {name: {count} for name, count in axes.items()}:
             raise EngineError(
                 f"the manifest of {bundle.directory} does not say what {engine.file} was built for. Build again: "
                 f"tfexport build {bundle.directory}."
@@ -177,9 +184,13 @@ def buckets_of(bundle: Bundle, engines: Sequence[Engine]) -> Buckets:
 
 
 class TensorRtExecutable:
-    """One engine; each set of tensors that it is bound to has a context of its own, with its graph recorded."""
+    """One engine; each set of tensors that it is bound to has a context of its own, with its graph recorded.
 
-    def __init__(self, path: Path, engine: Engine, library: Any, runtime: Any, device: Device):
+    Raises:
+        EngineError: it cannot be loaded, or would not write the caches of `graph` in place.
+    """
+
+    def __init__(self, path: Path, engine: Engine, graph: GraphSpec, library: Any, runtime: Any, device: Device):
         self._trt, self._device = library, device
         content = path.read_bytes()
         self._engine = runtime.deserialize_cuda_engine(content)
@@ -189,9 +200,11 @@ class TensorRtExecutable:
                 f"again: tfexport build {path.parent}."
             )
         self._inputs = [name for name in self._names() if self._is_input(name)]
-        for name in self._names():
-            if name.startswith("present."):
-                self._require_alias(path, name)
+        for past, present in graph.caches.items():
+            if self._engine.get_aliased_input_tensor(present) != past:
+                raise EngineError(
+                    f"{path.name} does not write {past} in place. Build again: tfexport build {path.parent}."
+                )
         self._is_rtx = hasattr(library, "CudaGraphStrategy")
         if self._is_rtx:
             self._settings = self._prepare(f"kernels-{hashlib.sha256(content).hexdigest()[:16]}")
@@ -201,11 +214,6 @@ class TensorRtExecutable:
 
     def _is_input(self, name: str) -> bool:
         return bool(self._engine.get_tensor_mode(name) == self._trt.TensorIOMode.INPUT)
-
-    def _require_alias(self, path: Path, present: str) -> None:
-        past = present.replace("present.", "past.")
-        if self._engine.get_aliased_input_tensor(present) != past:
-            raise EngineError(f"{path.name} does not write {past} in place. Build again: tfexport build {path.parent}.")
 
     def bind(self, tensors: Mapping[str, DeviceTensor]) -> Call:
         context = self._context()

@@ -358,10 +358,10 @@ def choose(
     if not budget.holds(lost):
         everything = trials.loss(sizes)
         if not budget.holds(everything):
+            why = "" if precision in contract.QUANTIZED else ": its caches and what is between the graphs stay in it"
             raise TfexportError(
-                f"{short_name(precision)} does not keep {budget} even with all modules in fp32 (it loses {everything:.3g}): "
-                "its caches and what is between the graphs stay in it. Allow more with --budget, or export in another "
-                "precision."
+                f"{short_name(precision)} does not keep {budget} even with all modules in fp32 (it loses "
+                f"{everything:.3g}){why}. Allow more with --budget, or export in another precision."
             )
         harm = {module: trials.harm([other for other in sizes if other != module]) for module in sizes}
         kept = _fewest(sorted(sizes, key=lambda module: -harm[module]), lambda few: budget.holds(trials.loss(few)))
@@ -404,7 +404,7 @@ def modules_of(model: Transformer, precision: Precision, folder: Path) -> dict[s
         }
     stored = StoredWeights(folder / contract.weights_file(precision))
     graphs = contract.graphs_of(config, precision)
-    paths = [path for graph in graphs for path in portable.half_modules(graph, config, stored) if path]
+    paths = [path for graph in graphs for path in portable.modules_in_half(graph, config, stored) if path]
     return {
         path: sum(2 * tensor.numel() for name, tensor in model.state_dict().items() if name.rpartition(".")[0] == path)
         for path in dict.fromkeys(paths)

@@ -30,6 +30,8 @@ from tfexport.runtimes.base import FloatArray
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.verification.parity import random_sources
 
+pytestmark = pytest.mark.thorough
+
 OPTIMUM_PYTHON = os.environ.get("TFEXPORT_OPTIMUM_PYTHON")
 """An interpreter with the packages of benchmarks/optimum.txt."""
 

@@ -32,6 +32,8 @@ from tfexport.runtimes.base import FloatArray, IntArray
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.verification.parity import random_sources
 
+pytestmark = pytest.mark.thorough
+
 FEW = (
     *("--device", "cpu", "--threads", "1", "--repeats", "2", "--warmup", "1", "--tokens", "5", "--sentences", "5"),
     *("--batch-sizes", "1,3", "--beams", "1,2", "--max-length", "12"),

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import load
 from tfexport.errors import TfexportError
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = [pytest.mark.thorough, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
 
 def test_memory_that_is_written_to_is_unique() -> None:

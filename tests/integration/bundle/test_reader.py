@@ -20,8 +20,9 @@ import torch
 
 from tests.support.tiny import HEADS, IDS, TGT_VOCAB, TinyCheckpoint
 from tfexport import __version__
-from tfexport.bundle.reader import FORMAT, Engine, open_bundle
+from tfexport.bundle.reader import Engine, open_bundle
 from tfexport.bundle.writer import new_bundle, with_engines
+from tfexport.contract import FORMAT
 from tfexport.errors import BundleError, TfexportError
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import load_checkpoint

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,32 +13,6 @@ from tests.support.commands import (
 from tests.support.tiny import (
     TinyCheckpoint,
 )
-from tfexport.__main__ import main
-
-
-@pytest.fixture
-def run() -> Run:
-    """`tfexport ARGUMENTS` in this process, which has PyTorch loaded already."""
-
-    def run_main(*arguments: object, stdin: bytes | None = b"") -> Outcome:
-        # As in a poor locale: what is written must not depend on it.
-        out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-        err = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="backslashreplace")
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
-        with pytest.MonkeyPatch.context() as patches:
-            patches.setattr(sys, "argv", ["tfexport", *map(str, arguments)])
-            patches.setattr(sys, "stdin", None if stdin is None else io.TextIOWrapper(io.BytesIO(stdin)))
-            patches.setattr(sys, "stdout", out)
-            patches.setattr(sys, "stderr", err)
-            with pytest.raises(SystemExit) as caught:
-                main()
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for stream in (out, err):
-            stream.flush()
-        return Outcome(int(caught.value.code or 0), out.buffer.getvalue(), err.buffer.getvalue().decode("ascii"))
-
-    return run_main
 
 
 @pytest.fixture

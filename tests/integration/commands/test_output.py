@@ -103,6 +103,7 @@ KILLS = 12
 """Of one decode, each at a random moment."""
 
 
+@pytest.mark.thorough
 def test_a_decode_that_is_killed_again_and_again_loses_and_doubles_no_line(tiny_bundle: Path, tmp_path: Path) -> None:
     chosen = random.Random(0)
     lines = [" ".join(str(chosen.randrange(4, SRC_VOCAB)) for _ in range(chosen.randint(1, 18))) for _ in range(6000)]

@@ -9,11 +9,15 @@ import pytest
 import torch
 
 from benchmarks import converters
+from tests.support.fakes import Ids
+from tests.support.references import toolkits
 from tests.support.searches import (
     CONFIG,
+    EOS_ID,
     LIMIT,
     assert_same,
     found_by,
+    found_by_definition,
     generated,
     model_of,
     sources_of,
@@ -22,7 +26,9 @@ from tests.support.searches import (
 )
 from tfexport.decoding.alignments import Replacement
 from tfexport.decoding.hypothesis import SourceTokens
+from tfexport.decoding.profiles import ProfileName
 from tfexport.decoding.search import SearchOptions
+from tfexport.models.transformer import Transformer
 from tfexport.runtimes.pytorch import TorchRuntime
 
 HF_OPTIONS: list[dict[str, Any]] = [
@@ -33,6 +39,40 @@ HF_OPTIONS: list[dict[str, Any]] = [
     {"length_penalty": 0.0, "min_length": 3},
     {"length_penalty": 1.7},
 ]
+
+CT2_OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"length_penalty": 0.0},
+    {"length_penalty": 0.0, "nbest": 1},
+    {"length_penalty": 0.0, "nbest": 2},
+    {"length_penalty": 0.6, "min_length": 3},
+    {"length_penalty": -1.0, "nbest": 2},
+]
+
+COVERAGE: list[dict[str, Any]] = [
+    {"coverage_penalty": 0.2},
+    {"coverage_penalty": 0.5, "length_penalty": 0.0, "nbest": 1},
+    {"coverage_penalty": 2.0, "length_penalty": 0.6},
+]
+
+ONE_BY_ONE: dict[str, Any] = {"return_attention": True, "max_batch_size": 1}
+"""CTranslate2 4.8.5 ends with a segmentation fault where greedy search has a coverage penalty and attention is not asked
+for; and in batches its beam search takes the first sentence's attention of the first step for that of all."""
+
+SMALL = CONFIG.replace(n_encoder_layers=1, n_decoder_layers=1)
+
+
+def torch_log_probs(model: Transformer, source: Ids) -> toolkits.NextLogProbs:
+    """Of the whole model, run anew for every step."""
+
+    def after(outputs: list[Ids]) -> list[list[float]]:
+        count = len(outputs)
+        with torch.inference_mode():
+            ids = torch.tensor([[CONFIG.bos_id, *tokens] for tokens in outputs])
+            logits = model(torch.tensor([source] * count), torch.tensor([len(source)] * count), ids)
+        return logits[:, -1].double().log_softmax(-1).tolist()
+
+    return after
 
 
 @pytest.mark.parametrize("beam", [1, 4, 8])
@@ -53,16 +93,6 @@ def test_hf_finds_what_transformers_finds(number: int, beam: int) -> None:
     assert_same(found_by(TorchRuntime(model), sources, options), wanted)
 
 
-CT2_OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"length_penalty": 0.0},
-    {"length_penalty": 0.0, "nbest": 1},
-    {"length_penalty": 0.0, "nbest": 2},
-    {"length_penalty": 0.6, "min_length": 3},
-    {"length_penalty": -1.0, "nbest": 2},
-]
-
-
 @pytest.mark.parametrize("beam", [1, 4, 8])
 @pytest.mark.parametrize("number", range(len(CT2_OPTIONS)))
 def test_opennmt_finds_what_ctranslate2_finds(number: int, beam: int, tmp_path: Path) -> None:
@@ -72,18 +102,6 @@ def test_opennmt_finds_what_ctranslate2_finds(number: int, beam: int, tmp_path: 
     options = SearchOptions.for_profile("opennmt", beam=beam, max_length=LIMIT, **given)
     wanted = translated(model, tmp_path / "ct2", sources, options)
     assert_same(without_eos(found_by(TorchRuntime(model), sources, options)), wanted)
-
-
-COVERAGE: list[dict[str, Any]] = [
-    {"coverage_penalty": 0.2},
-    {"coverage_penalty": 0.5, "length_penalty": 0.0, "nbest": 1},
-    {"coverage_penalty": 2.0, "length_penalty": 0.6},
-]
-
-
-ONE_BY_ONE: dict[str, Any] = {"return_attention": True, "max_batch_size": 1}
-"""CTranslate2 4.8.5 ends with a segmentation fault where greedy search has a coverage penalty and attention is not asked
-for; and in batches its beam search takes the first sentence's attention of the first step for that of all."""
 
 
 @pytest.mark.parametrize("beam", [1, 4, 8])
@@ -118,3 +136,19 @@ def test_unknown_tokens_are_replaced_by_what_ctranslate2_replaces_them_with(
         assert tuple(ours[: len(theirs)]) == theirs
         replaced |= {(len(source), place, word) for place, word in words.items()}
     assert len(replaced) > 30
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("beam", [1, 4, 8])
+@pytest.mark.parametrize("profile", ["fairseq", "marian", "joeynmt"])
+def test_real_models_give_what_the_documented_searches_find(profile: ProfileName, beam: int) -> None:
+    """200 inputs for each setting, of four models."""
+    options = SearchOptions.for_profile(profile, beam=beam, nbest=beam, max_length=5)
+    best = set()
+    for number in (0, 1, 4, 5):
+        model, sources = model_of(number, SMALL), sources_of(50, number)
+        wanted = [found_by_definition(profile, torch_log_probs(model, source), CONFIG, options) for source in sources]
+        assert_same(found_by(TorchRuntime(model), sources, options, batch=25), wanted)
+        best |= {found[0][0] for found in wanted}
+    assert len(best) > 5
+    assert {ids[-1] == EOS_ID for ids in best} == ({True} if profile == "fairseq" else {True, False})

@@ -17,6 +17,8 @@ from tests.support.references.tutorial import TutorialTransformer
 from tests.support.tiny import SPECIALS, randomised
 from tfexport.cli import app
 
+pytestmark = pytest.mark.thorough
+
 FROM_NOTHING = ("README.md", "docs/start.md", "docs/guides/train.md")
 """Pages that begin with an export. The others begin with a bundle."""
 EXPORT = "export ckpt.pt --heads 8 --src-vocab src_vocab.json --tgt-vocab tgt_vocab.json"

@@ -29,6 +29,7 @@ FAULTS = [
     "greedy_step.ort banned ignored",
     "manifest eos_id (words)",
 ]
+QUICK = {"weights matrix 1.002", "decoder_step.fp16 mask off by one", "beam_step.ort definition: slot"}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,9 @@ def test_the_clean_bundle_passes_and_is_certified(prepared: Prepared, tmp_path: 
     assert all(certified(folder, precision) for precision in PRECISIONS)
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in FAULTS]
+)
 def test_planted_faults_are_rejected(prepared: Prepared, tmp_path: Path, name: str) -> None:
     (fault,) = (fault for fault in every_fault() if fault.name == name)
     folder = copied(prepared.bundle, tmp_path / "bundle")

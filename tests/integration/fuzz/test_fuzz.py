@@ -22,6 +22,8 @@ from fuzz import kills, models, mutations, readers
 from tests.support.paths import ROOT
 from tfexport.errors import TfexportError
 
+pytestmark = pytest.mark.thorough
+
 
 def ours(path: Path) -> None:
     raise TfexportError("Give another one.")

@@ -62,6 +62,7 @@ def written(
 # --- the clean graphs
 
 
+@pytest.mark.thorough
 @given(config=configs(), precision=st.sampled_from(PRECISIONS))
 @settings(max_examples=15, deadline=None, derandomize=True)
 def test_clean_graphs_of_any_model_have_no_fault(
@@ -78,7 +79,17 @@ def test_clean_graphs_of_any_model_have_no_fault(
 KINDS = [*ONE_CHANGE, {"positions": "relative", "max_distance": 6, "norm": "rms"}, {"gated": True, "d_head": 5}]
 
 
-@pytest.mark.parametrize(("index", "changes"), list(enumerate(KINDS)), ids=str)
+QUICK = (2, 8, len(KINDS) - 2, len(KINDS) - 1)
+
+
+@pytest.mark.parametrize(
+    ("index", "changes"),
+    [
+        pytest.param(index, changes, marks=[] if index in QUICK else pytest.mark.thorough)
+        for index, changes in enumerate(KINDS)
+    ],
+    ids=str,
+)
 def test_clean_graphs_of_each_kind_of_model(tmp_path: Path, index: int, changes: dict[str, Any]) -> None:
     """In float32 and one other precision, in turn. What comes out of every linear layer and norm is compared."""
     model = random_model(CONFIG.replace(**changes))

@@ -45,11 +45,11 @@ from tfexport.graph_checks.cases_ort import case
 from tfexport.graphs.emitter import Emitter
 from tfexport.graphs.linear_quantized import (
     INT4_BLOCK,
+    dequantize,
     from_blocks,
     int4_linear,
     int8_linear,
-    quantized,
-    restored,
+    quantize,
 )
 from tfexport.graphs.projections import Projection, decoder_projections, encoder_projections
 from tfexport.graphs.stored_weights import StoredWeights
@@ -68,6 +68,112 @@ def projections(config: ModelConfig) -> dict[str, Projection]:
 
 
 # --- rounding and storing
+
+
+matrices = st.tuples(st.integers(1, 9), st.sampled_from([1, 2, 5, 31, 32, 33, 64, 70]), st.integers(0, 2**31)).map(
+    lambda sizes: (
+        np.random.default_rng(sizes[2]).standard_normal(sizes[:2])
+        * 10.0 ** np.random.default_rng(sizes[2]).integers(-6, 4, (sizes[0], 1))
+    ).astype(np.float32)
+)
+"""[out, in] of sizes that are and are not multiples of a block, with rows of very different magnitudes."""
+
+
+def stored(matrix: Matrix, precision: Any) -> Arrays:
+    return quantize({"w": matrix}, [Projection("p", ("w",), ())], precision)
+
+
+def read_back(tensors: Arrays, matrix: Matrix) -> Matrix:
+    return dequantize(tensors, {"w": matrix}, [Projection("p", ("w",), ())])["w"]
+
+
+@given(matrix=matrices)
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_int8_is_at_most_half_a_step_off_and_exact_at_the_largest_of_a_column(matrix: Matrix) -> None:
+    tensors = stored(matrix, "int8")
+    blocks, scale = tensors["p.int8"], tensors["p.scale"]
+    n_out, n_in = matrix.shape
+    assert (blocks.dtype, blocks.shape) == (np.int8, (-(-n_out // BLOCK), -(-n_in // GROUP), BLOCK, GROUP))
+    numbers = from_blocks(blocks, *matrix.shape)
+    assert np.count_nonzero(blocks) == np.count_nonzero(numbers)  # what fills the last blocks is 0
+    assert numbers[-1, -1] == blocks[(n_out - 1) // BLOCK, (n_in - 1) // GROUP, (n_out - 1) % BLOCK, (n_in - 1) % GROUP]
+    assert (scale.dtype, scale.shape) == (np.float32, (len(matrix),))
+    found = read_back(tensors, matrix)
+    assert (found.dtype, found.shape) == (np.float32, matrix.shape)
+    assert (np.abs(found - matrix) <= 0.5001 * scale[:, None]).all()
+    largest = np.abs(matrix).argmax(axis=1)
+    rows = np.arange(len(matrix))
+    np.testing.assert_allclose(found[rows, largest], matrix[rows, largest], rtol=1e-6)
+    assert (np.abs(numbers).max(axis=1) == 127).all()  # the whole range is used, and -128 is not
+
+
+@given(matrix=matrices)
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_int4_is_at_most_half_a_step_off_and_exact_at_the_largest_of_a_block(matrix: Matrix) -> None:
+    n_out, n_in = matrix.shape
+    blocks = -(-n_in // INT4_BLOCK)
+    tensors = stored(matrix, "int4")
+    packed, scale = tensors["p.int4"], tensors["p.scale"]
+    assert (packed.dtype, packed.shape) == (np.uint8, (n_out, blocks, INT4_BLOCK // 2))
+    assert (scale.dtype, scale.shape) == (np.float32, (n_out, blocks))
+    found = read_back(tensors, matrix)
+    assert (found.dtype, found.shape) == (np.float32, matrix.shape)
+    steps = matrix / np.repeat(scale, INT4_BLOCK, axis=1)[:, :n_in]  # -8 at the largest
+    error = np.abs(found - matrix) / np.abs(np.repeat(scale, INT4_BLOCK, axis=1)[:, :n_in])
+    assert (error[steps <= 7.5] <= 0.5001).all()
+    assert (error[steps > 7.5] <= 1.0001).all()  # the opposite of the largest has no number, 7 is next to it
+    for row in range(n_out):
+        for block in range(blocks):
+            part = slice(block * INT4_BLOCK, (block + 1) * INT4_BLOCK)
+            largest = np.abs(matrix[row, part]).argmax()
+            assert found[row, part][largest] == matrix[row, part][largest]
+
+
+def test_the_first_of_two_4_bit_numbers_is_the_lower_half_of_a_byte() -> None:
+    """As MatMulNBits reads them: what lies behind the end stands for 0."""
+    tensors = stored(np.array([[-8, 7, 1, -1, 3]], dtype=np.float32), "int4")
+    assert tensors["p.scale"].tolist() == [[1.0]]
+    assert tensors["p.int4"][0, 0].tolist() == [0 | 15 << 4, 9 | 7 << 4, 11 | 8 << 4] + [8 | 8 << 4] * 13
+
+
+@bits
+def test_zeros_are_zeros(precision: Any) -> None:
+    matrix = np.zeros((3, 40), dtype=np.float32)
+    matrix[1, 5] = -2.5
+    tensors = stored(matrix, precision)
+    assert np.isfinite(tensors["p.scale"]).all()
+    assert np.array_equal(read_back(tensors, matrix), matrix)
+
+
+@bits
+@pytest.mark.parametrize("tiny", [1e-38, 2e-43, 1e-45])
+def test_numbers_near_the_least_float_keep_their_sign(precision: Any, tiny: float) -> None:
+    matrix = np.array([[tiny, -tiny, tiny / 2, 0.0]], dtype=np.float32)
+    found = read_back(stored(matrix, precision), matrix)
+    assert (np.abs(found - matrix) <= 1.01 * np.abs(matrix).max()).all()
+    assert (found * matrix >= 0).all()
+
+
+@bits
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_a_weight_that_is_no_finite_number_is_refused_by_its_name(precision: Any, number: float) -> None:
+    weights = {name: np.ones((2, 40), dtype=np.float32) for name in ("a.weight", "b.weight")}
+    weights["b.weight"][1, 39] = number
+    joined = [Projection("ab", ("a.weight", "b.weight"), ())]
+    with pytest.raises(TfexportError, match=r"^a\.weight has weights that are not finite numbers\. Check the training"):
+        quantize(weights, joined, precision)
+
+
+@bits
+def test_joined_matrices_lie_one_under_the_other_and_come_back_in_their_own_shapes(precision: Any) -> None:
+    random = np.random.default_rng(0)
+    shapes = {"a": (3, 40), "b": (5, 40, 1), "c": (1, 40)}
+    weights = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    order = [Projection("one", ("b", "a"), ()), Projection("two", ("c",), ())]
+    found = dequantize(quantize(weights, order, precision), weights, order)
+    for name, matrix in weights.items():
+        alone = stored(matrix.reshape(len(matrix), 40), precision)
+        assert np.array_equal(found[name], read_back(alone, matrix.reshape(len(matrix), 40)).reshape(matrix.shape))
 
 
 @bits
@@ -100,7 +206,7 @@ def test_the_model_that_graphs_are_compared_with_has_the_rounded_weights_and_its
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     tensors = load_file(tmp_path / contract.weights_file(precision))
     exact = {name: tensor.numpy() for name, tensor in before.items()}
-    wanted = restored(tensors, exact, projections(model.config).values())
+    wanted = dequantize(tensors, exact, projections(model.config).values())
     for name, tensor in rounded.state_dict().items():
         if name == "output_weight":
             assert np.array_equal(tensor.numpy(), wanted[projections(model.config)["output"].weights[0]])
@@ -147,8 +253,8 @@ def projection_graph(
     projections = (*encoder_projections(model.config), *decoder_projections(model.config))
     emitter = Emitter(spec, model.config, weights, projections, LINEARS[precision])
     given_states = emitter.inputs["states"]
-    value = emitter.projected(name, emitter.activated(given_states) if rectified else given_states)
-    emitter.is_output(value, "result")
+    value = emitter.project(name, emitter.relu(given_states) if rectified else given_states)
+    emitter.set_output(value, "result")
     path = folder / "one.onnx"
     onnx.save(onnx_proto(emitter), path)
     return path
@@ -287,7 +393,7 @@ def test_the_largest_products_of_8_bits_are_exact(
 def test_so_are_those_of_listed_weights(tmp_path: Path, rectified: bool) -> None:
     case = Extreme(tmp_path, "output", rectified=rectified)
     listed = {tensor.name: tensor for tensor in shortlist_graphs_of(case.model.config, "int8")[0].outputs}
-    weights = quantized({"w": case.weights}, [Projection("output", ("w",), ())], "int8")
+    weights = quantize({"w": case.weights}, [Projection("output", ("w",), ())], "int8")
     numbers = from_blocks(np.asarray(weights["output.int8"], np.int8), *case.weights.shape).T.astype(np.uint8) ^ 128
     path = projection_graph(tmp_path, case.model, "output", "int8", rectified=rectified, listed=tuple(listed.values()))
     feeds = {"listed.output.int8": numbers, "listed.output.scale": weights["output.scale"], "states": case.states}

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from safetensors.numpy import load_file
 
-from tests.support.ort_bundles import CONFIG, ONE_CHANGE, configs, outputs_of, random_model, session_of, write_graphs
+from tests.support.ort_bundles import CONFIG, configs, outputs_of, random_model, session_of, write_graphs
 from tfexport import contract
 from tfexport.config import ModelConfig
 from tfexport.contract import GraphSpec
@@ -118,15 +118,11 @@ def check_all(model: Transformer, *, seed: int) -> set[str]:
 
 
 @given(config=configs())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 def test_every_graph_computes_what_pytorch_computes(config: ModelConfig) -> None:
+    """Outputs alone, by NumPy. graph_checks/test_check.py holds every value of each kind of model."""
     roles = check_all(random_model(config, seed=config.d_ff), seed=config.d_model)
     assert roles == {"encoder", "beam_step"} | ({"decoder_step", "greedy_step"} if config.head_dim % 8 == 0 else set())
-
-
-@pytest.mark.parametrize("changes", ONE_CHANGE, ids=str)
-def test_each_kind_of_model_by_itself(changes: dict[str, Any]) -> None:
-    check_all(random_model(CONFIG.replace(**changes)), seed=1)
 
 
 @pytest.mark.parametrize("role", ["decoder_step", "beam_step"])

@@ -38,9 +38,9 @@ from tfexport.errors import TfexportError
 from tfexport.exporter.pipeline import export
 from tfexport.graphs import screening
 from tfexport.graphs.emitter import Emitter
-from tfexport.graphs.linear_quantized import stored_int8
+from tfexport.graphs.linear_quantized import from_blocks, quantize_int8
 from tfexport.graphs.projections import Projection
-from tfexport.graphs.screening import FEWEST_WORDS, FILE, LEVELS, screened, screening_of
+from tfexport.graphs.screening import FEWEST_WORDS, FILE, LEVELS, screen, screening_tensors
 from tfexport.graphs.stored_weights import StoredWeights
 from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.models.transformer import Transformer
@@ -148,7 +148,7 @@ def test_rows_that_are_not_proven_are_multiplied_whole_and_no_others(tmp_path: P
 
 
 def test_of_a_trained_model_all_rows_are_proven(tmp_path: Path) -> None:
-    bundle = open_bundle(export(load_checkpoint(embedded_checkpoint(), {}), tmp_path / "bundle").directory)
+    bundle = open_bundle(export(load_checkpoint(embedded_checkpoint(), {}), tmp_path / "bundle", check=False).directory)
     runtime, rows = whole_rows(bundle)
     tokenizer = bundle.tokenizer("source")
     assert tokenizer is not None
@@ -156,6 +156,34 @@ def test_of_a_trained_model_all_rows_are_proven(tmp_path: Path) -> None:
     search(runtime, [tokenizer.encode(line) for line in text[:32]], ALONE)
     assert len(rows) > 10
     assert sum(rows) == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    width=st.integers(1, 40),
+    spread=st.sampled_from([1e-38, 1e-6, 1.0, 1e6]),
+    outliers=st.booleans(),
+)
+def test_no_logit_is_above_its_bound(seed: int, width: int, spread: float, outliers: bool) -> None:
+    """With what is stored, in exact arithmetic: the inequality that the proof rests on."""
+    random = np.random.default_rng(seed)
+    weight = (random.standard_normal((50, width)) * spread).astype(np.float32)
+    states = random.standard_normal(width).astype(np.float32)
+    if outliers:
+        weight[7], weight[8, 0], states[0] = 0.0, spread * 1e3, 30.0
+    stored = stored_of(weight)
+    numbers, exact = np.rint(states / (np.abs(states).max() / LEVELS)), states.astype(np.float64)
+    rounded = numbers * float(np.abs(states).max() / LEVELS)
+    columns = from_blocks(stored["int8"], *weight.shape).T.astype(np.float64)
+    approximate = rounded @ (columns * stored["scale"])
+    room = np.linalg.norm(exact - rounded) * stored["norm"] + np.linalg.norm(rounded) * stored["error"]
+    assert (weight.astype(np.float64) @ exact <= approximate + room * (1 + 1e-12)).all()
+    assert np.abs(numbers).max() * np.abs(stored["int8"].astype(np.int64)).max() * 2 < 2**15  # no kernel can overflow
+
+
+def stored_of(weight: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+    return {name.removeprefix("screening."): tensor for name, tensor in screening_tensors(weight).items()}
 
 
 @settings(max_examples=5, deadline=None)
@@ -218,9 +246,16 @@ def test_numbers_that_are_none_are_told(tmp_path: Path, where: str) -> None:
         search(OrtCpuRuntime(bundle, threads=1), [[5, 6]], ALONE)
 
 
+def test_a_projection_that_is_no_numbers_is_refused() -> None:
+    with pytest.raises(TfexportError, match="output projection has weights that are not finite"):
+        screening_tensors(np.array([[1.0, np.inf]], np.float32))
+    with pytest.raises(TfexportError, match=r"output projection has weights above 1e\+30"):
+        screening_tensors(np.array([[1.0, 2e30]], np.float32))
+
+
 def plant(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other words' numbers, and bounds that lie. (With honest ones nothing would be proven, and all is right.)"""
-    monkeypatch.setattr(screening, "stored_int8", lambda weight: stored_int8(np.roll(weight, 1, axis=0)))
+    monkeypatch.setattr(screening, "quantize_int8", lambda weight: quantize_int8(np.roll(weight, 1, axis=0)))
     monkeypatch.setattr(screening, "_lengths", lambda weight, rounded=None: np.zeros(len(weight)))
 
 
@@ -320,13 +355,13 @@ def ranked(tmp_path: Path, weight: NDArray[np.float32], states: NDArray[np.float
     greedy = contract.ORT_GREEDY_STEP
     spec = contract.GraphSpec("greedy_step", (given, greedy.inputs[3]), greedy.outputs[:2], dialect="ort")
     save_file({"output_weight": weight}, tmp_path / contract.WEIGHTS_FILE)
-    save_file(screening_of(weight), tmp_path / FILE)
+    save_file(screening_tensors(weight), tmp_path / FILE)
     stored = StoredWeights(tmp_path / contract.WEIGHTS_FILE, tmp_path / FILE)
     output = Projection("output", ("output_weight",), ())
     emitter = Emitter(spec, config, stored, [output], lambda *_: pytest.fail("the whole projection"))
-    logits, ids = screened(emitter, output, emitter.inputs["states"], emitter.inputs["banned"])
-    emitter.is_output(logits, "best.logits")
-    emitter.is_output(ids, "best.ids")
+    logits, ids = screen(emitter, output, emitter.inputs["states"], emitter.inputs["banned"])
+    emitter.set_output(logits, "best.logits")
+    emitter.set_output(ids, "best.ids")
     ir.save(emitter.model(), tmp_path / "screening.onnx")
     session = session_of(tmp_path / "screening.onnx")
     found: list[int] = session.run(["best.ids"], {"states": states, "banned": np.zeros(0, np.int64)})[0][:, 0].tolist()

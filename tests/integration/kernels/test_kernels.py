@@ -22,10 +22,11 @@ from onnx import TensorProto, helper
 
 from tests.support.ort_bundles import CONFIG, random_model, random_sources, session_of, write_bundle, write_graphs
 from tfexport import kernels
+from tfexport.contract import calls_attention_functions
 from tfexport.decoding.search import SearchOptions, search
 from tfexport.graphs.emitter import OWN
 from tfexport.graphs.linear_float32 import BLOCK
-from tfexport.graphs.linear_quantized import stored_int8
+from tfexport.graphs.linear_quantized import quantize_int8
 from tfexport.graphs.screening import CANDIDATES, FEWEST_WORDS
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
@@ -150,7 +151,7 @@ def float_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
 def blocks_case(seed: int, columns: int, inputs: int) -> Arrays:
     """Weights of a projection, in blocks."""
     matrix = numbers(seed, columns, inputs, scale=10 ** (seed % 5 - 2))
-    return {f"weight.{kind}": array for kind, array in stored_int8(matrix).items()}
+    return {f"weight.{kind}": array for kind, array in quantize_int8(matrix).items()}
 
 
 def linear_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
@@ -280,7 +281,7 @@ def test_a_kernel_computes_what_its_definition_says(
 
 @pytest.mark.parametrize("head_dim", range(16, 144, 16))
 def test_every_size_of_heads_that_there_is_a_kernel_for(head_dim: int, tmp_path: Path) -> None:
-    assert kernels.take_attention(model_of(head_dim).config) == (head_dim <= 128)
+    assert calls_attention_functions(model_of(head_dim).config) == (head_dim <= 128)
     _decodes_the_same(model_of(head_dim), tmp_path)
 
 

@@ -245,6 +245,7 @@ def test_of_a_step_only_the_best_tokens_leave_the_device(static: Make, monkeypat
     assert left == [(2, BEST), (2, BEST)]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="torch.compile needs a C++ compiler")
 def test_compiled_code_finds_the_same_tokens_and_writes_only_to_fixed_addresses(
     static: Make, reference: TorchRuntime, monkeypatch: pytest.MonkeyPatch

@@ -168,6 +168,7 @@ def test_a_failed_exchange_leaves_the_old_one(
     assert names(tmp_path) == ["b"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("force", [False, True])
 def test_exports_that_end_in_the_same_moment_leave_one_whole_bundle(
     tmp_path: Path, tiny_bundle: Path, force: bool

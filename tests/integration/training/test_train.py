@@ -54,6 +54,7 @@ def options(**changes: object) -> TrainOptions:
     return TrainOptions(**{**vars(OPTIONS), **changes})
 
 
+@pytest.mark.thorough
 def test_training_learns_and_its_model_exports(tmp_path: Path) -> None:
     path = train(PAIRS * 4, PAIRS, tmp_path / "run", options(epochs=30, ema_decay=0.9))
     loaded = load_checkpoint(path, {})
@@ -171,6 +172,7 @@ def ending(by: Callable[[], object], *, epoch: int, batch: int) -> Iterator[None
             signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("number", "raised", "code"), [(signal.SIGINT, KeyboardInterrupt, None), (signal.SIGTERM, SystemExit, 143)]
 )
@@ -189,6 +191,7 @@ def test_a_signal_amid_an_epoch_keeps_the_best_one_and_costs_no_bit(
     same(train(PAIRS, PAIRS, tmp_path / "run", options(epochs=3), resume=True).parent, whole)
 
 
+@pytest.mark.thorough
 def test_lightnings_own_way_of_ending_by_a_signal_has_the_same_exit_code(tmp_path: Path) -> None:
     """It takes this way when the exception of our handler was lost, as those are that come up in a destructor."""
 
@@ -200,6 +203,7 @@ def test_lightnings_own_way_of_ending_by_a_signal_has_the_same_exit_code(tmp_pat
     assert caught.value.code == 143
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_training_that_was_ended_before_its_first_checkpoint_begins_again(
     tmp_path: Path, whole: Path, caplog: pytest.LogCaptureFixture, resume: bool
@@ -214,6 +218,7 @@ def test_a_training_that_was_ended_before_its_first_checkpoint_begins_again(
     assert ("beginning with the first epoch" in caplog.text) == resume
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("file", ["best.ckpt", "last.ckpt", "metrics.csv", "model.safetensors"])
 def test_a_kill_while_a_file_is_written_costs_no_bit(tmp_path: Path, whole: Path, file: str) -> None:
     """The second time that it is written, if it is written more than once."""
@@ -239,6 +244,7 @@ def test_a_kill_while_a_file_is_written_costs_no_bit(tmp_path: Path, whole: Path
     same(train(PAIRS, PAIRS, tmp_path / "run", options(epochs=3), resume=True).parent, whole)
 
 
+@pytest.mark.thorough
 def test_a_full_disk_is_told_and_the_training_can_be_resumed(tmp_path: Path, whole: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 

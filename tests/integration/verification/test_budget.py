@@ -39,12 +39,6 @@ def model_of(**changes: Any) -> Transformer:
     return model
 
 
-# --- budgets
-
-
-# --- the search for the modules, over a made-up loss
-
-
 # --- graphs with modules in float32
 
 
@@ -73,6 +67,7 @@ def test_with_all_modules_kept_graphs_compute_what_float32_does(
             assert not [node.op_type for node in graph.node if "Integer" in node.op_type or "NBits" in node.op_type]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("precision", ["float16", "int8", "int4"])
 def test_any_single_module_can_be_kept_or_let_go(tmp_path: Path, precision: Precision) -> None:
     model = model_of()
@@ -119,6 +114,7 @@ def test_modules_are_all_that_compute_in_half_precision(tmp_path: Path) -> None:
 # --- the whole way
 
 
+@pytest.mark.thorough
 def test_overflow_is_found_and_only_it_is_kept(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint.load()
     model = checkpoint.build_model()
@@ -148,6 +144,7 @@ def test_overflow_is_found_and_only_it_is_kept(tiny_checkpoint: TinyCheckpoint, 
     assert manifest["budgets"]["fp16"]["budget"] == "top1=0.9"
 
 
+@pytest.mark.thorough
 def test_int8_keeps_its_budget(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint.load()
     model = checkpoint.build_model()

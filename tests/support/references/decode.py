@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 Model = Callable[[Tensor, Tensor], Tensor]
-"""(src_ids [1, src], tgt_ids [1, tgt]) -> logits [1, tgt, vocab]"""
+"""(src_ids [n, src], tgt_ids [n, tgt]) -> logits [n, tgt, vocab]"""
 
 
-def next_log_probs(model: Model, src_ids: list[int], prefix: list[int]) -> list[float]:
-    """The log-probability of every token after the prefix (which starts with bos), in float64."""
+def next_log_probs(model: Model, src_ids: list[int], prefixes: list[list[int]]) -> list[list[float]]:
+    """The log-probability of every token after each prefix, in float64. Prefixes start with bos and have one length."""
     with torch.no_grad():
-        logits = model(torch.tensor([src_ids]), torch.tensor([prefix]))
-    return torch.log_softmax(logits[0, -1].double(), dim=-1).tolist()
+        logits = model(torch.tensor([src_ids] * len(prefixes)), torch.tensor(prefixes))
+    return torch.log_softmax(logits[:, -1].double(), dim=-1).tolist()
 
 
 def greedy(model: Model, src_ids: list[int], *, bos: int, eos: int, max_length: int) -> list[int]:
@@ -23,7 +23,7 @@ def greedy(model: Model, src_ids: list[int], *, bos: int, eos: int, max_length: 
     """
     tokens: list[int] = []
     while len(tokens) < max_length and eos not in tokens:
-        log_probs = next_log_probs(model, src_ids, [bos, *tokens])
+        [log_probs] = next_log_probs(model, src_ids, [[bos, *tokens]])
         tokens.append(log_probs.index(max(log_probs)))
     return tokens
 
@@ -43,10 +43,11 @@ def beam(
     live: list[tuple[list[int], float]] = [([], 0.0)]  # (tokens, sum of log-probabilities)
     finished: list[tuple[list[int], float]] = []  # (tokens, score), best first, at most `beam`
     for n in range(1, max_length + 1):
+        found = next_log_probs(model, src_ids, [[bos, *tokens] for tokens, _ in live])
         candidates = [
             (total + log_prob, index, token)
-            for index, (tokens, total) in enumerate(live)
-            for token, log_prob in enumerate(next_log_probs(model, src_ids, [bos, *tokens]))
+            for index, ((_, total), log_probs) in enumerate(zip(live, found, strict=True))
+            for token, log_prob in enumerate(log_probs)
         ]
         # Highest sum first; of equal sums, the lower live hypothesis first, then the lower token.
         candidates.sort(key=lambda candidate: (-candidate[0], candidate[1], candidate[2]))

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable
 
 Ids = tuple[int, ...]
-NextLogProbs = Callable[[Ids], list[float]]
-"""The tokens of an output so far -> the log-probability of every token that may follow."""
+NextLogProbs = Callable[[list[Ids]], list[list[float]]]
+"""The tokens of outputs so far, all of one length -> for each, the log-probability of every token that may follow."""
 NBest = list[tuple[Ids, float]]
 """Best first: the tokens, with eos where it came, and the score."""
 
@@ -20,8 +20,8 @@ def continuations(model: NextLogProbs, live: NBest, *, never: set[int], only: in
     """Every token after every live hypothesis, best sum first; without `never`, and `only` one token if it is said."""
     found = [
         ((*tokens, token), total + log_prob)
-        for tokens, total in live
-        for token, log_prob in enumerate(model(tokens))
+        for (tokens, total), log_probs in zip(live, model([tokens for tokens, _ in live]), strict=True)
+        for token, log_prob in enumerate(log_probs)
         if token not in never and only in (None, token) and log_prob > -math.inf
     ]
     return sorted(found, key=lambda hypothesis: -hypothesis[1])

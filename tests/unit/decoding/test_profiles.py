@@ -8,25 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.support.fakes import BOS, EOS, PAD, Ids, Model, ScriptedRuntime, constant_model, random_model, tiny_config
 from tests.support.references import toolkits
 from tests.support.searches import (
-    CONFIG,
-    EOS_ID,
     LIMIT,
     MODELS,
     assert_same,
     found_by,
+    found_by_definition,
     model_of,
     sources_of,
 )
-from tfexport.config import ModelConfig
 from tfexport.decoding.profiles import PROFILES, ProfileName
 from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import TfexportError
-from tfexport.models.transformer import Transformer
 from tfexport.runtimes.pytorch import TorchRuntime
 
 
@@ -50,45 +46,11 @@ FAKE = tiny_config(tgt_vocab_size=7, unk_id=3)
 
 
 def next_log_probs(model: Model, source: Ids) -> toolkits.NextLogProbs:
-    def after(tokens: Ids) -> list[float]:
-        logits = model(source, tokens).astype(np.float64)
-        return list(logits - np.logaddexp.reduce(logits))
+    def after(outputs: list[Ids]) -> list[list[float]]:
+        logits = np.array([model(source, tokens) for tokens in outputs], np.float64)
+        return (logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)).tolist()
 
     return after
-
-
-def torch_log_probs(model: Transformer, source: Ids) -> toolkits.NextLogProbs:
-    """Of the whole model, run anew for every prefix."""
-
-    def after(tokens: Ids) -> list[float]:
-        with torch.inference_mode():
-            ids = torch.tensor([[CONFIG.bos_id, *tokens]])
-            logits = model(torch.tensor([source]), torch.tensor([len(source)]), ids)
-        return logits[0, -1].double().log_softmax(-1).tolist()
-
-    return after
-
-
-def naive(
-    profile: ProfileName, after: toolkits.NextLogProbs, config: ModelConfig, options: SearchOptions
-) -> toolkits.NBest:
-    beam, limit, penalty = options.beam, options.max_length, options.length_penalty
-    if profile == "fairseq":
-        return toolkits.fairseq(
-            after,
-            eos=config.eos_id,
-            pad=config.pad_id,
-            beam=beam,
-            max_len=limit - 1,
-            lenpen=penalty,
-        )
-    if profile == "joeynmt":
-        never = {config.bos_id, config.pad_id}
-        found = toolkits.joeynmt(
-            after, eos=config.eos_id, never=never, beam=beam, max_output_length=limit, beam_alpha=penalty
-        )
-        return found[: options.nbest]
-    return toolkits.marian(after, eos=config.eos_id, unk=config.unk_id, beam=beam, max_length=limit, normalize=penalty)
 
 
 @pytest.mark.parametrize("length_penalty", [None, 0.6, -0.5])
@@ -105,26 +67,8 @@ def test_others_find_what_their_documentation_says(
         model = cache(random_model(seed, config.tgt_vocab_size))
         sources: list[Ids] = [(*random.integers(4, 100, random.integers(1, 6)).tolist(), seed) for _ in range(50)]
         found = found_by(ScriptedRuntime(model, config), sources, options)
-        wanted = [naive(profile, next_log_probs(model, source), config, options) for source in sources]
+        wanted = [found_by_definition(profile, next_log_probs(model, source), config, options) for source in sources]
         assert_same(found, wanted)
-
-
-SMALL = CONFIG.replace(n_encoder_layers=1, n_decoder_layers=1)
-
-
-@pytest.mark.parametrize("beam", [1, 4, 8])
-@pytest.mark.parametrize("profile", ["fairseq", "marian", "joeynmt"])
-def test_so_they_do_with_real_models(profile: ProfileName, beam: int) -> None:
-    """200 inputs for each setting, of four models."""
-    options = SearchOptions.for_profile(profile, beam=beam, nbest=beam, max_length=5)
-    best = set()
-    for number in (0, 1, 4, 5):
-        model, sources = model_of(number, SMALL), sources_of(50, number)
-        wanted = [naive(profile, torch_log_probs(model, source), CONFIG, options) for source in sources]
-        assert_same(found_by(TorchRuntime(model), sources, options, batch=25), wanted)
-        best |= {found[0][0] for found in wanted}
-    assert len(best) > 5
-    assert {ids[-1] == EOS_ID for ids in best} == ({True} if profile == "fairseq" else {True, False})
 
 
 # --- by hand

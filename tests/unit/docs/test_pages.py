@@ -96,6 +96,7 @@ OTHERS = {
     "--input",
     "--references",
     "--sentences",
+    "--steps",
     "--alignment",
 }
 """Options of other programs."""
@@ -153,3 +154,11 @@ def test_readme_is_short_and_names_every_runtime() -> None:
     assert len(readme.splitlines()) <= 150
     for runtime in RUNTIMES:
         assert f"`{runtime}`" in readme
+
+
+def test_classes_and_operators_that_are_named_are_in_the_source() -> None:
+    files = [path for pattern in ("*.py", "*.cpp", "*.h") for path in (ROOT / "tfexport").rglob(pattern)]
+    source = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    for page in (DOCS / "how-it-works").glob("*.md"):
+        for name in re.findall(r"`([A-Z][a-z]+[A-Z]\w+)`", text_of(page)):
+            assert re.search(rf"\b{name}\b", source), (page.name, name)

@@ -12,11 +12,19 @@ from numpy.typing import NDArray
 from tests.support.ort_bundles import CONFIG, random_model
 from tfexport.contract import Precision
 from tfexport.errors import TfexportError
+from tfexport.graph_checks import definition as module
 from tfexport.graph_checks.cases_portable import Model
 from tfexport.graph_checks.definition import BETWEEN, Definition, _Activations
 from tfexport.graphs.linear_quantized import INT4_BLOCK
 
 MODEL = CONFIG.replace(output_bias=True)
+
+
+@pytest.fixture
+def exact_zero_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No slack but that of numbers between two steps."""
+    monkeypatch.setattr(module, "ZERO_POINT_ROUNDING", 0.0)
+
 
 SRC, LENGTH, TGT = torch.tensor([[5, 6, 7], [4, 3, 1]]), torch.tensor([3, 2]), torch.tensor([[2, 3], [2, 0]])
 
@@ -56,6 +64,7 @@ def test_activations_are_rounded_to_steps_of_each_row(precision: Any, inputs: in
     assert torch.equal(slack_of_batch[0], slack)
 
 
+@pytest.mark.usefixtures("exact_zero_points")
 @pytest.mark.parametrize("precision", QUANTIZED)
 def test_a_number_between_two_steps_may_be_rounded_to_either(precision: Any) -> None:
     """Then the product may be off by that step times the largest weight of that input, and by no more."""
@@ -71,6 +80,7 @@ def test_a_number_between_two_steps_may_be_rounded_to_either(precision: Any) -> 
     assert found[3].tolist() == [127, 1, 0, 6]
 
 
+@pytest.mark.usefixtures("exact_zero_points")
 @pytest.mark.parametrize("precision", QUANTIZED)
 def test_hardly_any_number_lies_between_two_steps(precision: Any) -> None:
     """Else a product that is wrong by a step would pass."""
@@ -81,6 +91,7 @@ def test_hardly_any_number_lies_between_two_steps(precision: Any) -> None:
     assert BETWEEN > 127 * 2**-23
 
 
+@pytest.mark.usefixtures("exact_zero_points")
 def test_in_4_bits_each_block_has_a_step_of_its_own() -> None:
     states = torch.zeros(1, 40, dtype=torch.float64)
     states[0, 0], states[0, 1], states[0, 39], states[0, 38] = 127, 2.5, 1.27, 0.025
@@ -92,6 +103,22 @@ def test_in_4_bits_each_block_has_a_step_of_its_own() -> None:
     found, slack = _Activations(torch.ones(3, 40, dtype=torch.float64), "int8", rectified=False).rounded(states)
     assert found[0, [1, 38, 39]].tolist() == [2, 0, 1]
     assert slack.item() == pytest.approx(1.0)
+
+
+def test_in_4_bits_the_sum_of_each_block_rounds() -> None:
+    """ONNX Runtime subtracts it, times the zero point: much where activations do not cancel, nothing where they do."""
+    weight = torch.full((3, 64), 0.5, dtype=torch.float64)
+    weight[1, 40] = -2.0
+    states = torch.zeros(2, 64, dtype=torch.float64)
+    states[0] = 127.0
+    states[1, :32], states[1, 32:48], states[1, 48:] = 0.0, 127.0, -127.0
+    _, slack = _Activations(weight, "int4", rectified=False).rounded(states)
+    sums = 127 * 32 * (0.5 + 2.0)
+    assert slack[0].item() == pytest.approx(module.ZERO_POINT_ROUNDING * 2**-23 * sums)
+    assert slack[1].item() == 0
+    assert slack[0].item() < 0.01  # of products of up to 4,000
+    _, slack = _Activations(weight, "int8", rectified=False).rounded(states)
+    assert slack.flatten().tolist() == [0, 0]
 
 
 def test_of_float32_it_is_the_model_itself() -> None:

@@ -277,9 +277,9 @@ def scripted(table: dict[tuple[int, ...], list[float]]) -> Callable[[Tensor, Ten
     """A model that reads the probabilities of the next token off a table of prefixes (without bos)."""
 
     def model(src_ids: Tensor, tgt_ids: Tensor) -> Tensor:
-        prefixes = [tuple(tgt_ids[0, 1 : n + 1].tolist()) for n in range(tgt_ids.shape[1])]
         vocab = len(next(iter(table.values())))
-        return torch.tensor([[table.get(prefix, [1 / vocab] * vocab) for prefix in prefixes]]).log()
+        prefixes = [[tuple(row[1 : n + 1]) for n in range(len(row))] for row in tgt_ids.tolist()]
+        return torch.tensor([[table.get(prefix, [1 / vocab] * vocab) for prefix in row] for row in prefixes]).log()
 
     return model
 
@@ -320,7 +320,7 @@ def test_a_beam_wide_enough_is_an_exhaustive_search(length_penalty: float) -> No
     for n in (1, 2, 3):
         for tokens in itertools.product(range(4), repeat=n):
             if EOS not in tokens[:-1] and (tokens[-1] == EOS or n == 3):
-                steps = [next_log_probs(model, [1, 3], [BOS, *tokens[:i]])[tokens[i]] for i in range(n)]
+                steps = [next_log_probs(model, [1, 3], [[BOS, *tokens[:i]]])[0][tokens[i]] for i in range(n)]
                 every.append((list(tokens), sum(steps) / ((5 + n) / 6) ** length_penalty))
     every.sort(key=lambda hypothesis: -hypothesis[1])
     found = beam(model, [1, 3], bos=BOS, eos=EOS, max_length=3, beam=100, length_penalty=length_penalty)

@@ -11,7 +11,7 @@ import onnxruntime
 from tfexport import kernels
 from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
-from tfexport.contract import Precision, Role, attention_graphs_of, cache_names, graphs_of
+from tfexport.contract import Precision, Role, attention_graphs_of, cache_names, calls_attention_functions, graphs_of
 from tfexport.errors import BundleError
 from tfexport.runtimes.base import FloatArray
 from tfexport.runtimes.ort import cpu_session
@@ -60,7 +60,7 @@ class Context:
     ):
         self.bundle, self.config, self.precision = bundle, bundle.config, precision
         self.threads, self.layout, self.buffers = threads, layout, Buffers()
-        self.attention_is_by_row = kernels.library() is not None and kernels.take_attention(self.config)
+        self.attention_is_by_row = kernels.library() is not None and calls_attention_functions(self.config)
         """Whether the attention of a row has the same last bits whatever other rows are computed with it. So it is with the
         kernels; ONNX Runtime's operators multiply all rows of a sentence together."""
         self._share_weights = share_weights

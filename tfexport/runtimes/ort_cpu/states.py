@@ -4,7 +4,7 @@ Greedy search has a cache for each row, beam search one for all hypotheses of a 
 
     slots   0   1   2   3   4   5   6   7   8   9  10  11        beam 3, three steps done
           [a0][b0][c0][a1][b1][c1][a2][b2][c2][  ][  ][  ]       each step appends a slot for each hypothesis
-    mask   x           x       x                                 hypothesis 0: a0 a1, then c1's place in the third step
+    mask   x           x                   x                     hypothesis 0: a0, a1, then c2
 
 A reorder of beams moves rows of the mask. Every few steps, slots are dropped that no hypothesis has in its past any more.
 The hypotheses of a sentence share all but their last few tokens, so that a cache holds little more than one hypothesis. They

@@ -53,6 +53,7 @@ def own_module(example: Path) -> nn.Module:
     return family.reference(torch.load(path, weights_only=True), checkpoint.config)
 
 
+@pytest.mark.thorough
 def test_the_example_decodes_as_its_own_module(example: Path, run: Any) -> None:
     family = ("--family", "my_family.py", "--heads", 4, *VOCABULARIES)
     assert run("probe", "ckpt.pt", *family).exit_code == 0

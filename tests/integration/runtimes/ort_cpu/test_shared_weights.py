@@ -300,6 +300,7 @@ def test_packed_weights_between_whole_addresses_are_not_used(
     assert ("no multiples of 16" in caplog.text) != aligned
 
 
+@pytest.mark.thorough
 def test_the_command_shares_weights(larger: Path, tmp_path: Path, cache: Path) -> None:
     (tmp_path / "input.txt").write_text("4 5\n9\n")
     command = [sys.executable, "-m", "tfexport", "decode", str(larger), str(tmp_path / "input.txt")]
