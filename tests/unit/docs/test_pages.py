@@ -97,6 +97,7 @@ OTHERS = {
     "--references",
     "--sentences",
     "--alignment",
+    "--steps",  # of the examples
 }
 """Options of other programs."""
 
