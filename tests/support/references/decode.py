@@ -13,6 +13,8 @@ def next_log_probs(model: Model, src_ids: list[int], prefixes: list[list[int]]) 
     """The log-probability of every token after each prefix, in float64. Prefixes start with bos and have one length."""
     with torch.no_grad():
         logits = model(torch.tensor([src_ids] * len(prefixes)), torch.tensor(prefixes))
+        if len(logits) < len(prefixes):  # a scripted model that takes one sequence at a time
+            logits = torch.cat([model(torch.tensor([src_ids]), torch.tensor([prefix])) for prefix in prefixes])
     return torch.log_softmax(logits[:, -1].double(), dim=-1).tolist()
 
 
