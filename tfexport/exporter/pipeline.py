@@ -24,9 +24,9 @@ from tfexport.graph_checks.check import Compared, check_graph
 from tfexport.graph_checks.definition import Definition, Stored, projections_of
 from tfexport.graph_checks.session import ONNX_RUNTIME
 from tfexport.graphs import ort, portable
-from tfexport.graphs.linear_quantized import quantized
+from tfexport.graphs.linear_quantized import quantize
 from tfexport.graphs.screening import FILE as SCREENING_FILE
-from tfexport.graphs.screening import is_screened, screening_of
+from tfexport.graphs.screening import is_screened, screening_tensors
 from tfexport.graphs.stored_weights import StoredWeights
 from tfexport.models.checkpoints.load import Checkpoint
 from tfexport.models.classifier import EncoderClassifier
@@ -283,7 +283,7 @@ def write_weights(model: Model, precision: contract.Precision, folder: Path) -> 
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     save_weights(tensors, folder / contract.weights_file(precision), {"format": "pt"})
     if isinstance(model, Transformer) and is_screened(model.config, precision):
-        arrays = screening_of(model.output_matrix().detach().numpy())
+        arrays = screening_tensors(model.output_matrix().detach().numpy())
         save_weights(
             {n: torch.from_numpy(array) for n, array in arrays.items()}, folder / SCREENING_FILE, {"format": "pt"}
         )
@@ -303,7 +303,7 @@ def write_quantized(model: Model, precision: contract.Precision, folder: Path, k
         )
     weights = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
     projections = [projection for projection in projections_of(model.config) if projection.name not in keep]
-    arrays = quantized(weights, projections, precision)
+    arrays = quantize(weights, projections, precision)
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     save_weights(tensors, folder / contract.weights_file(precision), {"format": "pt"})
     return arrays

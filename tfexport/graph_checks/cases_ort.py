@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tfexport import contract
 from tfexport.graph_checks.cases_portable import Arrays, Case, Model, Outputs
-from tfexport.graphs.linear_quantized import from_blocks, quantized
+from tfexport.graphs.linear_quantized import from_blocks, quantize
 from tfexport.graphs.projections import Projection
 from tfexport.models.transformer import KeyValue, Transformer
 from tfexport.shortlist_contract import LISTED
@@ -64,7 +64,7 @@ def _listed(model: Transformer, graph: contract.GraphSpec, ids: NDArray[np.int64
     rows = model.output_matrix().detach().numpy()[ids]
     arrays: Arrays = {"output_weight": rows}
     if graph.precision == "int8":
-        arrays = quantized({"output_weight": rows}, [Projection("output", ("output_weight",), ())], "int8")
+        arrays = quantize({"output_weight": rows}, [Projection("output", ("output_weight",), ())], "int8")
         blocks = np.asarray(arrays["output.int8"], np.int8)
         arrays["output.int8"] = np.ascontiguousarray(from_blocks(blocks, *rows.shape).T).view(np.uint8) ^ 128
     if model.output_bias is not None:

@@ -22,7 +22,7 @@ from tfexport.config import ModelConfig
 from tfexport.contract import QUANTIZED, Precision
 from tfexport.graph_checks.cases_portable import Model
 from tfexport.graph_checks.rounding import EPS
-from tfexport.graphs.linear_quantized import INT4_BLOCK, restored
+from tfexport.graphs.linear_quantized import INT4_BLOCK, dequantize
 from tfexport.graphs.projections import Projection, decoder_projections, encoder_projections
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import Transformer
@@ -161,7 +161,7 @@ def rounded(model: Transformer, stored: Stored) -> Transformer:
     """A copy of the float32 `model` with the matrices that the quantized tensors of a weights file stand for, in float32."""
     weights = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
     projections = projections_of(model.config)
-    matrices = {name: torch.from_numpy(matrix) for name, matrix in restored(stored, weights, projections).items()}
+    matrices = {name: torch.from_numpy(matrix) for name, matrix in dequantize(stored, weights, projections).items()}
     variant = copy.deepcopy(model)
     if variant.output_weight is None:  # the embeddings that it is tied to stay as they are
         variant.output_weight = nn.Parameter(variant.output_matrix().detach().clone())

@@ -1,6 +1,6 @@
-"""What the graphs of all dialects have in common: embeddings, and layers of residual branches.
+"""The layers that the graphs of all dialects share: embeddings, norms, feed-forward blocks and residual branches.
 
-It follows `models.transformer`, module by module; attention is each dialect's own.
+They follow `models.transformer`, module by module. Attention is in the modules of the dialects.
 """
 
 from __future__ import annotations
@@ -9,36 +9,43 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 
+import ml_dtypes
 import numpy as np
+import onnx_ir as ir
 
+from tfexport.contract import Precision
 from tfexport.graphs.emitter import Emitter, Value
 
-HIDDEN = float(np.finfo(np.float32).min) / 2
-"""Added to the score of a slot that is not to be seen, or put in its place: its weight is exactly 0, whatever the score. Not
--inf, which would be NaN in a row that sees nothing; half of the least number, so that a score added to it stays finite."""
-
 Sublayer = Callable[[str, Value], Value]
-"""What a layer at a path does to states in a residual branch."""
+"""Emits a residual branch: called with the path of the layer and its states, returns the states to add."""
 
 
-def source_embedded(emitter: Emitter) -> Value:
+def masked_score(precision: Precision) -> float:
+    """The attention score of a key that is masked, or what is added to its score: its weight is exactly 0.
+
+    Half of the least number of the type, so that the sum with a score is finite. Not -inf: a row without keys would be NaN.
+    """
+    return float(ml_dtypes.finfo(precision if precision in ("float16", "bfloat16") else "float32").min) / 2
+
+
+def embed_source(emitter: Emitter) -> Value:
     """`src_ids` [batch, src] to states [batch, src, d_model]."""
     ids, offset = emitter.inputs["src_ids"], emitter.config.position_offset
     if emitter.config.positions == "relative":
         return _embedded(emitter, "encoder", ids, None)
-    with emitter.at("encoder.positions"):
+    with emitter.module("encoder.positions"):
         start, end = emitter.sizes(offset), emitter.shape_of(ids, 1)
         end = emitter.shape_node("Add", end, start) if offset else end
         positions = emitter.node("Slice", emitter.weight("encoder.positions.table"), start, end, emitter.sizes(0))
     return _embedded(emitter, "encoder", ids, positions)
 
 
-def target_embedded(emitter: Emitter) -> Value:
+def embed_target(emitter: Emitter) -> Value:
     """`tokens` at `position` to states [*tokens.shape, d_model]."""
     position, offset = emitter.inputs["position"], emitter.config.position_offset
     if emitter.config.positions == "relative":
         return _embedded(emitter, "decoder", emitter.inputs["tokens"], None)
-    with emitter.at("decoder.positions"):
+    with emitter.module("decoder.positions"):
         if offset:
             dtype = np.int32 if emitter.graph.dialect == "ort" else np.int64
             position = emitter.node("Add", position, emitter.constant(offset, dtype))
@@ -49,21 +56,20 @@ def target_embedded(emitter: Emitter) -> Value:
 def _embedded(emitter: Emitter, side: str, ids: Value, positions: Value | None) -> Value:
     config = emitter.config
     table = "encoder" if config.tie_source_target else side
-    with emitter.at(f"{side}.tokens"):
+    with emitter.module(f"{side}.tokens"):
         states = emitter.node("Gather", emitter.weight(f"{table}.tokens.weight"), ids)
         if config.embedding_scale != 1.0:
-            states = emitter.node("Mul", states, emitter.number(config.embedding_scale))
+            states = emitter.node("Mul", states, emitter.scalar(config.embedding_scale))
         if positions is not None:
             states = emitter.node("Add", states, positions)
-    return emitter.normed(f"{side}.embedding_norm", states) if config.embedding_norm else states
+    return norm(emitter, f"{side}.embedding_norm", states) if config.embedding_norm else states
 
 
-def source_distances(emitter: Emitter) -> Value:
-    """What relative positions add to the scores of the encoder's self-attention: [1, heads, src, src]."""
-    with emitter.at("encoder.positions"):
-        size = emitter.shape_node("Squeeze", emitter.shape_of(emitter.inputs["src_ids"], 1))
-        every = emitter.node("Range", emitter.constant(0, np.int64), size, emitter.constant(1, np.int64))
-        distance = emitter.node("Sub", emitter.node("Unsqueeze", every, emitter.sizes(1)), every)
+def source_position_bias(emitter: Emitter) -> Value:
+    """The relative position bias of the encoder's self-attention: [1, heads, src, src], added to the scores."""
+    with emitter.module("encoder.positions"):
+        places = key_places(emitter, emitter.shape_of(emitter.inputs["src_ids"], 1))
+        distance = emitter.node("Sub", emitter.node("Unsqueeze", places, emitter.sizes(1)), places)
         most = emitter.config.max_distance
         low, high = emitter.constant(-most, np.int64), emitter.constant(most, np.int64)
         rows = emitter.node("Add", emitter.node("Clip", distance, low, high), high)
@@ -72,59 +78,73 @@ def source_distances(emitter: Emitter) -> Value:
         return emitter.node("Unsqueeze", added, emitter.sizes(0))
 
 
-def target_distances(emitter: Emitter, distance: Value) -> Value:
-    """The same for the decoder, where a key is `distance` [rows, queries, keys] (int64, not below 0) before a query:
-    [rows, heads, queries, keys]."""
-    with emitter.at("decoder.positions"):
+def target_position_bias(emitter: Emitter, distance: Value) -> Value:
+    """The relative position bias of the decoder's self-attention: [rows, heads, queries, keys], added to the scores.
+
+    Args:
+        distance: int64 [rows, queries, keys], the tokens from a key to a query, not below 0.
+    """
+    with emitter.module("decoder.positions"):
         most = emitter.constant(emitter.config.max_distance, np.int64)
         rows = emitter.node("Clip", distance, emitter.constant(0, np.int64), most)
         added = emitter.node("Gather", emitter.weight("decoder.positions.table"), rows)
         return emitter.node("Transpose", added, attributes={"perm": (0, 3, 1, 2)})
 
 
+def key_places(emitter: Emitter, keys: Value) -> Value:
+    """The places of keys, 0 to before `keys` [1]: int64 [keys]."""
+    zero, one = emitter.constant(0, np.int64), emitter.constant(1, np.int64)
+    return emitter.node("Range", zero, emitter.shape_node("Squeeze", keys), one)
+
+
+def length_mask(emitter: Emitter, places: Value, length: Value) -> Value:
+    """True for the first `length` (int64 [batch]) of the keys at `places` [keys]: bool [batch, 1, 1, keys]."""
+    mask = emitter.node("Less", places, emitter.node("Unsqueeze", length, emitter.sizes(1)))
+    return emitter.node("Unsqueeze", mask, emitter.sizes(1, 2))
+
+
 def encoder_stack(emitter: Emitter, states: Value, attention: Sublayer) -> Value:
-    """All encoder layers, whose self-attention is `attention`, and the norm after them."""
-    sublayers = (attention, partial(_fed_forward, emitter))
+    """All encoder layers, with the self-attention `attention`, and the norm after them."""
+    sublayers = (attention, partial(_feed_forward, emitter))
     return _stack(emitter, "encoder", emitter.config.n_encoder_layers, states, sublayers)
 
 
-def decoder_stack(emitter: Emitter, states: Value, own: Sublayer, cross: Sublayer) -> Value:
-    """All decoder layers, whose self- and cross-attention are `own` and `cross`, and the norm after them."""
-    sublayers = (own, cross, partial(_fed_forward, emitter))
+def decoder_stack(emitter: Emitter, states: Value, self_attention: Sublayer, cross_attention: Sublayer) -> Value:
+    """All decoder layers, with these attentions, and the norm after them."""
+    sublayers = (self_attention, cross_attention, partial(_feed_forward, emitter))
     return _stack(emitter, "decoder", emitter.config.n_decoder_layers, states, sublayers)
 
 
 def attention_weights(emitter: Emitter, path: str, query: Value, key: Value, mask: Value) -> Value:
-    """The weights that the cross-attention at `path` mixes its values with, computed beside it: a fused operator keeps them.
+    """The weights of the cross-attention at `path`, computed beside it, because fused operators do not return them.
 
-    They are softmax(query * key / sqrt(head_dim)) in float32, whatever the graph computes in.
+    softmax(query * key / sqrt(head_dim)), in float32 in graphs of any precision.
 
     Args:
         query: [batch, heads, beam, head_dim].
         key: [batch, heads, src, head_dim].
-        mask: bool, which broadcasts to [batch, heads, beam, src], True for what may be attended to.
+        mask: bool, broadcasts to [batch, heads, beam, src], True for keys that may be attended to.
 
     Returns:
         [1, batch * beam, heads, src].
     """
-    with emitter.at(f"{path}/attention"):
-        query, key = emitter.float32(query), emitter.float32(key)
+    with emitter.module(f"{path}/attention"):
+        query, key = emitter.to_float32(query), emitter.to_float32(key)
         scores = emitter.node("MatMul", query, emitter.node("Transpose", key, attributes={"perm": (0, 1, 3, 2)}))
         scores = emitter.node("Mul", scores, emitter.constant(emitter.config.head_dim**-0.5, np.float32))
-        scores = emitter.node("Where", mask, scores, emitter.constant(HIDDEN, np.float32))
+        scores = emitter.node("Where", mask, scores, emitter.constant(masked_score("float32"), np.float32))
         weights = emitter.node("Softmax", scores, attributes={"axis": -1})
         weights = emitter.node("Transpose", weights, attributes={"perm": (0, 2, 1, 3)})
-        return emitter.reshaped(weights, 1, -1, 0, 0)
+        return emitter.reshape(weights, 1, -1, 0, 0)
 
 
-def tell_attention(emitter: Emitter, weights: Sequence[Value]) -> None:
-    """The `attention_weights` of all layers are the graph's output."""
+def output_attention(emitter: Emitter, weights: Sequence[Value]) -> None:
+    """Make the `attention_weights` of all layers the output `attention` of the graph."""
     emitter.node("Concat", *weights, attributes={"axis": 0}, output="attention")
 
 
 def _stack(emitter: Emitter, side: str, n_layers: int, states: Value, sublayers: Sequence[Sublayer]) -> Value:
-    """The layers of a side and the norm after them, their norms before or after the sublayers, as `models.transformer.Layer`
-    has them."""
+    """The layers of a side and the norm after them, as in `models.transformer.Layer`: pre-norm or post-norm."""
     config = emitter.config
     last = f"{side}.norm" if config.final_norm else None
     branches = [
@@ -133,27 +153,80 @@ def _stack(emitter: Emitter, side: str, n_layers: int, states: Value, sublayers:
         for index, sublayer in enumerate(sublayers)
     ]
     if not config.norm_first:
-        for layer, norm, sublayer in branches:
-            _, states = emitter.added_and_normed(layer, norm, states, sublayer(layer, states))
-        return emitter.normed(last, states) if last else states
+        for layer, norm_path, sublayer in branches:
+            _, states = add_and_norm(emitter, layer, norm_path, states, sublayer(layer, states))
+        return norm(emitter, last, states) if last else states
     # The norm after a sum is that of the next sublayer.
-    inner = emitter.normed(branches[0][1], states)
-    for (layer, _, sublayer), (_, norm, _) in pairwise(branches):
-        states, inner = emitter.added_and_normed(layer, norm, states, sublayer(layer, inner))
+    inner = norm(emitter, branches[0][1], states)
+    for (layer, _, sublayer), (_, norm_path, _) in pairwise(branches):
+        states, inner = add_and_norm(emitter, layer, norm_path, states, sublayer(layer, inner))
     layer, _, sublayer = branches[-1]
     branch = sublayer(layer, inner)
     if last:
-        return emitter.added_and_normed(layer, last, states, branch)[1]
-    with emitter.at(layer):
-        return emitter.added(states, branch)
+        return add_and_norm(emitter, layer, last, states, branch)[1]
+    with emitter.module(layer):
+        return emitter.node("Add", states, branch)
 
 
-def _fed_forward(emitter: Emitter, path: str, inner: Value) -> Value:
-    hidden = emitter.projected(f"{path}.feed_forward.hidden", inner)
-    with emitter.at(f"{path}.feed_forward"):
-        hidden = emitter.activated(hidden)
+def _feed_forward(emitter: Emitter, path: str, inner: Value) -> Value:
+    hidden = emitter.project(f"{path}.feed_forward.hidden", inner)
+    with emitter.module(f"{path}.feed_forward"):
+        hidden = activation(emitter, hidden)
     if emitter.config.gated:
-        gate = emitter.projected(f"{path}.feed_forward.gate", inner)
-        with emitter.at(f"{path}.feed_forward"):
+        gate = emitter.project(f"{path}.feed_forward.gate", inner)
+        with emitter.module(f"{path}.feed_forward"):
             hidden = emitter.node("Mul", hidden, gate)
-    return emitter.projected(f"{path}.feed_forward.output", hidden)
+    return emitter.project(f"{path}.feed_forward.output", hidden)
+
+
+def activation(emitter: Emitter, states: Value) -> Value:
+    """The activation of feed-forward blocks."""
+    config = emitter.config
+    if config.activation == "silu":
+        return emitter.node("Mul", states, emitter.node("Sigmoid", states))
+    if config.activation == "relu":
+        return emitter.relu(states)
+    approximate = "tanh" if config.activation == "gelu_tanh" else "none"
+    return emitter.node("Gelu", states, attributes={"approximate": approximate})
+
+
+def norm(emitter: Emitter, path: str, states: Value) -> Value:
+    """The norm of the module at `path`."""
+    return _norm(emitter, path, states, *_norm_weights(emitter, path))
+
+
+def add_and_norm(emitter: Emitter, layer: str, path: str, states: Value, branch: Value) -> tuple[Value, Value]:
+    """The sum of `states` and a residual branch of `layer`, and the norm at `path` of the sum."""
+    if emitter.graph.dialect != "ort" or emitter.config.norm == "rms":
+        with emitter.module(layer):
+            total = emitter.node("Add", states, branch)
+        return total, norm(emitter, path, total)
+    with emitter.module(path):
+        inputs = (states, branch, *_norm_weights(emitter, path))
+        attributes = {"epsilon": float(emitter.config.norm_eps)}
+        total, normed = emitter.call(
+            "ResidualNorm", *inputs, body=_residual_norm, outputs=("", ""), attributes=attributes
+        )
+    return total, normed
+
+
+def _residual_norm(emitter: Emitter, states: Value, branch: Value, scale: Value, bias: Value) -> Sequence[Value]:
+    # Not SkipLayerNormalization, whose kernel in ONNX Runtime is slower than Add and LayerNormalization.
+    total = emitter.node("Add", states, branch)
+    epsilon = ir.RefAttr("epsilon", "epsilon", ir.AttributeType.FLOAT)
+    return total, _norm(emitter, "", total, scale, bias, epsilon=epsilon)
+
+
+def _norm_weights(emitter: Emitter, path: str) -> list[Value]:
+    parts = ("weight",) if emitter.config.norm == "rms" else ("weight", "bias")
+    return [emitter.weight(f"{path}.{part}") for part in parts]
+
+
+def _norm(
+    emitter: Emitter, path: str, states: Value, *weights: Value, epsilon: float | ir.RefAttr | None = None
+) -> Value:
+    config = emitter.config
+    attributes = {"axis": -1, "epsilon": float(config.norm_eps) if epsilon is None else epsilon}
+    with emitter.module(path):
+        name = "RMSNormalization" if config.norm == "rms" else "LayerNormalization"
+        return emitter.nodes(name, states, *weights, outputs=1, attributes=attributes)[0]

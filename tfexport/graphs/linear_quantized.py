@@ -1,7 +1,7 @@
 """Quantized projections: how their weights are stored, and how the dialect `ort` computes with them.
 
-What is rounded is rounded for each row of activations and each column of weights by itself, so that the result of a row
-depends on no other row. (ONNX Runtime's DynamicQuantizeMatMul, which is a little faster, has one scale for all rows.)
+Each row of activations and each column of weights has its own scale, so that the result of a row depends on no other row.
+(ONNX Runtime's DynamicQuantizeMatMul, which is a little faster, has one scale for all rows.)
 """
 
 from __future__ import annotations
@@ -27,20 +27,23 @@ INT4_BLOCK = 32
 
 
 GROUP = 4
-"""Inputs of 8-bit weights that lie side by side, in blocks of outputs, as CPUs take them (see kernels/products.h)."""
+"""Inputs whose 8-bit weights are adjacent in memory, in blocks of outputs, as CPUs take them (see kernels/products.h)."""
 
 
-def quantized(
+def quantize(
     weights: Mapping[str, Matrix],
     projections: Iterable[Projection],
     precision: Precision,
 ) -> dict[str, NDArray[np.generic]]:
-    """The stored tensors of `projections`, whose float32 matrices [out, in] are in `weights`.
+    """The quantized tensors of `projections`, by the names in the weights file.
+
+    Args:
+        weights: the float32 matrices [out, in].
 
     Raises:
         TfexportError: a weight is not a finite number.
     """
-    store = {"int8": stored_int8, "int4": _stored_int4}[precision]
+    store = {"int8": quantize_int8, "int4": _quantize_int4}[precision]
     tensors: dict[str, NDArray[np.generic]] = {}
     for projection in projections:
         matrix = np.concatenate([weights[name].reshape(len(weights[name]), -1) for name in projection.weights])
@@ -50,12 +53,12 @@ def quantized(
     return tensors
 
 
-def restored(
+def dequantize(
     tensors: Mapping[str, NDArray[np.generic]], weights: Mapping[str, Matrix], projections: Iterable[Projection]
 ) -> dict[str, Matrix]:
-    """The float32 matrices that quantized `tensors` stand for, by their names and in their shapes in `weights`.
+    """The float32 matrices that quantized `tensors` represent, with the names and shapes that they have in `weights`.
 
-    Projections of which there are no such tensors are left out.
+    Projections without quantized tensors are left out.
     """
     matrices: dict[str, Matrix] = {}
     for projection in projections:
@@ -80,15 +83,15 @@ def restored(
     return matrices
 
 
-def stored_int8(matrix: Matrix) -> dict[str, NDArray[np.generic]]:
+def quantize_int8(matrix: Matrix) -> dict[str, NDArray[np.generic]]:
     """[out, in] to int8 [ceil(out / BLOCK), ceil(in / GROUP), BLOCK, GROUP], and the scale of each output [out]."""
     scale = np.abs(matrix).max(axis=1) / 127
     scale = np.where(scale > 0, scale, 1).astype(np.float32)
     numbers = np.clip(np.rint(matrix / scale[:, None]), -127, 127)  # of the least floats even the scale is rounded
-    return {"int8": _in_blocks(numbers.astype(np.int8)), "scale": scale}
+    return {"int8": _to_blocks(numbers.astype(np.int8)), "scale": scale}
 
 
-def _in_blocks(numbers: Numbers) -> Numbers:
+def _to_blocks(numbers: Numbers) -> Numbers:
     n_out, n_in = numbers.shape
     padded = np.pad(numbers, ((0, -n_out % BLOCK), (0, -n_in % GROUP)))
     grid = padded.reshape(padded.shape[0] // BLOCK, BLOCK, padded.shape[1] // GROUP, GROUP)
@@ -96,15 +99,15 @@ def _in_blocks(numbers: Numbers) -> Numbers:
 
 
 def from_blocks(blocks: Numbers, n_out: int, n_in: int) -> Numbers:
-    """What `stored_int8` put into blocks, [out, in]."""
+    """The matrix [out, in] of blocks that `quantize_int8` made."""
     grid = blocks.transpose(0, 2, 1, 3)
     return grid.reshape(grid.shape[0] * BLOCK, -1)[:n_out, :n_in]
 
 
-def _stored_int4(matrix: Matrix) -> dict[str, NDArray[np.generic]]:
+def _quantize_int4(matrix: Matrix) -> dict[str, NDArray[np.generic]]:
     """[out, in] to pairs of 4-bit numbers uint8 [out, blocks, INT4_BLOCK / 2] and scales [out, blocks].
 
-    A number n stands for (n - 8) * scale. The largest of a block is -8: the one number that has no opposite.
+    A number n represents (n - 8) * scale. The largest weight of a block becomes -8, the one number without an opposite.
     """
     n_out, n_in = matrix.shape
     padded = np.pad(matrix, ((0, 0), (0, -n_in % INT4_BLOCK))).reshape(n_out, -1, INT4_BLOCK)
@@ -122,37 +125,35 @@ def int8_linear(emitter: Emitter, projection: Projection, states: ir.Value) -> i
                ── / scale ── uint8, 128 for 0 ── MatMulIntegerToFloat ── * ── + bias
         weights ── uint8, 128 for 0 ─────────────┘
 
-    Where states come from a ReLU it is a part of this, with 0 for 0, / 255 and no Abs. In a row of zeros 0 / 0 is rounded to
-    some number or other, which the scale of 0 makes 0 again.
-
-    The stored weights are signed; see `unsigned_columns`.
+    A ReLU before it is included, with 0 for 0, / 255 and no Abs. In a row of zeros 0 / 0 becomes any number, which the scale
+    of 0 makes 0 again. The stored weights are signed; see `unsigned_columns`.
     """
-    before = emitter.before_relu(states)
-    rectified = before is not None
+    before = emitter.input_of_relu(states)
+    relu = before is not None
     weight, columns = (emitter.weight(f"{projection.name}.{kind}") for kind in ("int8", "scale"))
     states = states if before is None else before
-    if emitter.is_listed(f"{projection.name}.int8"):
-        listed_bias = emitter.joined(projection.biases) if projection.biases else None
-        return _int8_linear(emitter, rectified, states, weight, columns, listed_bias)
+    if emitter.is_input_weight(f"{projection.name}.int8"):
+        listed_bias = emitter.stacked(projection.biases) if projection.biases else None
+        return _int8_linear(emitter, relu, states, weight, columns, listed_bias)
 
     n_in, n_out = emitter.projection_size(projection)
-    bias = emitter.joined(projection.biases) if projection.biases else zeros(emitter, n_out)
+    bias = emitter.stacked(projection.biases) if projection.biases else zeros(emitter, n_out)
     if n_in % GROUP:  # the kernel takes whole groups
-        return _int8_linear(emitter, rectified, states, unsigned_columns(emitter, weight, columns, n_in), columns, bias)
+        return _int8_linear(emitter, relu, states, unsigned_columns(emitter, weight, columns, n_in), columns, bias)
 
-    name = "Int8LinearRectified" if rectified else "Int8Linear"
-    body = partial(_int8_blocks, rectified=rectified)
-    return emitter.called(name, states, weight, columns, bias, body=body, outputs=("",))[0]
+    name = "Int8LinearRectified" if relu else "Int8Linear"
+    body = partial(_int8_blocks, relu=relu)
+    return emitter.call(name, states, weight, columns, bias, body=body, outputs=("",))[0]
 
 
 def _int8_blocks(
-    emitter: Emitter, states: ir.Value, blocks: ir.Value, columns: ir.Value, bias: ir.Value, *, rectified: bool
+    emitter: Emitter, states: ir.Value, blocks: ir.Value, columns: ir.Value, bias: ir.Value, *, relu: bool
 ) -> tuple[ir.Value]:
-    return (_int8_linear(emitter, rectified, states, unsigned_columns(emitter, blocks, columns), columns, bias),)
+    return (_int8_linear(emitter, relu, states, unsigned_columns(emitter, blocks, columns), columns, bias),)
 
 
-def columns_of(emitter: Emitter, blocks: ir.Value, scale: ir.Value, n_in: int = 0) -> ir.Value:
-    """Blocks of weights to [in, out], which ONNX Runtime does when it loads the graph.
+def columns_from_blocks(emitter: Emitter, blocks: ir.Value, scale: ir.Value, n_in: int = 0) -> ir.Value:
+    """Blocks of weights to [in, out]. ONNX Runtime computes this once, when it loads the graph.
 
     Args:
         scale: [out].
@@ -166,11 +167,11 @@ def columns_of(emitter: Emitter, blocks: ir.Value, scale: ir.Value, n_in: int = 
 
 
 def _int8_linear(
-    emitter: Emitter, rectified: bool, states: ir.Value, weight: ir.Value, columns: ir.Value, bias: ir.Value | None
+    emitter: Emitter, relu: bool, states: ir.Value, weight: ir.Value, columns: ir.Value, bias: ir.Value | None
 ) -> ir.Value:
-    """The same with unsigned weights [in, out]."""
+    """The definition of `int8_linear`, with unsigned weights [in, out]."""
     constant = emitter.constant
-    if rectified:
+    if relu:
         zero, most, states = 0, 255, emitter.node("Relu", states)
         magnitudes = states
     else:
@@ -186,24 +187,20 @@ def _int8_linear(
 
 
 def unsigned_columns(emitter: Emitter, blocks: ir.Value, scale: ir.Value, n_in: int = 0) -> ir.Value:
-    """The same as `columns_of`, in uint8 with 128 for 0, as products take them.
+    """The same as `columns_from_blocks`, in uint8 with 128 for 0, as ONNX Runtime's products take them.
 
-    Of unsigned activations and signed weights, its kernels for CPUs with AVX2 and without VNNI add two products in 16 bits,
-    which saturate. Those for two unsigned factors are exact on every CPU, and on those with VNNI as fast.
+    With signed weights, its kernels for CPUs with AVX2 and without VNNI add two products in 16 bits, which saturate. The
+    kernels for two unsigned factors are exact on every CPU, and as fast on CPUs with VNNI.
     """
-    columns = columns_of(emitter, blocks, scale, n_in)
+    columns = columns_from_blocks(emitter, blocks, scale, n_in)
     bits = emitter.node("Cast", columns, attributes={"to": int(ir.DataType.UINT8)})
     return emitter.node("BitwiseXor", bits, emitter.constant(128, np.uint8))
 
 
 def int4_linear(emitter: Emitter, projection: Projection, states: ir.Value) -> ir.Value:
-    """4-bit weights; the operator rounds activations to 8 bits itself, block by block of a row."""
+    """4-bit weights. The operator itself rounds activations to 8 bits, each block of a row with its own scale."""
     n_in, n_out = emitter.projection_size(projection)
     weight, scale = (emitter.weight(f"{projection.name}.{kind}") for kind in ("int4", "scale"))
     sizes = {"K": n_in, "N": n_out, "bits": 4, "block_size": INT4_BLOCK, "accuracy_level": 4}
     product = emitter.node("MatMulNBits", states, weight, scale, attributes=sizes, domain=CONTRIB)
-    return _plus_bias(emitter, projection, product)
-
-
-def _plus_bias(emitter: Emitter, projection: Projection, product: ir.Value) -> ir.Value:
-    return emitter.node("Add", product, emitter.joined(projection.biases)) if projection.biases else product
+    return emitter.node("Add", product, emitter.stacked(projection.biases)) if projection.biases else product

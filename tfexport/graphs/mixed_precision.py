@@ -14,11 +14,11 @@ import numpy as np
 import onnx_ir as ir
 
 from tfexport import contract
-from tfexport.graphs.emitter import Emitter, Floats, OnePrecision, Value
+from tfexport.graphs.emitter import Emitter, Floats, NodePrecision, Value
 from tfexport.graphs.stored_weights import StoredWeights
 
 
-class MixedPrecision(OnePrecision):
+class MixedPrecision(NodePrecision):
     """Of a graph in half precision: the nodes of some modules compute in float32.
 
     Args:
@@ -49,7 +49,9 @@ class MixedPrecision(OnePrecision):
         take = self._in_float32 if in_float32 else self._in_half
         return [None if value is None else take(emitter, value) for value in inputs], in_float32
 
-    def made(self, inputs: Sequence[Value | None], outputs: Sequence[Value], floats: Floats, in_float32: bool) -> None:
+    def created(
+        self, inputs: Sequence[Value | None], outputs: Sequence[Value], floats: Floats, in_float32: bool
+    ) -> None:
         # Of several outputs the first is of floats; the second one of TopK is of ids.
         if in_float32:
             self._made_in_float32.add(outputs[0])
@@ -59,16 +61,16 @@ class MixedPrecision(OnePrecision):
     def output(self, emitter: Emitter, value: Value) -> Value:
         return self._in_half(emitter, value)
 
-    def float32(self, emitter: Emitter, value: Value) -> Value:
+    def to_float32(self, emitter: Emitter, value: Value) -> Value:
         if value not in self._made_in_float32:
-            return emitter.node("Cast", value, attributes={"to": int(ir.DataType.FLOAT)}, floats="none")
+            return super().to_float32(emitter, value)
         # Another value: those that take it are to have it in float32 and not in half precision.
         return emitter.node("Identity", value, floats="none")
 
-    def number(self, emitter: Emitter, value: float) -> Value:
+    def scalar(self, emitter: Emitter, value: float) -> Value:
         if emitter.path in self._keep:
             return emitter.constant(value, np.float32)
-        return super().number(emitter, value)
+        return super().scalar(emitter, value)
 
     def _is_half(self, value: Value | None) -> bool:
         if value is None:
@@ -90,7 +92,7 @@ class MixedPrecision(OnePrecision):
 
     def _cast(self, emitter: Emitter, value: Value, to: ir.DataType) -> Value:
         if value not in self._casts:
-            with emitter.at("cast"):
+            with emitter.module("cast"):
                 (cast,) = emitter.nodes("Cast", value, outputs=1, attributes={"to": int(to)}, floats="none")
             self._casts[value] = cast
             if to == self._half:

@@ -2,13 +2,11 @@
 
 They compute what `models.transformer` computes, from the same weights file. What differs from the standard graphs:
 
-    states       in float32 [n, d_model] between attentions, so that every projection is one product with its bias in it
-    projections  query, key and value are one, and so are the cross keys/values of all layers; a ReLU is in the one after it
-    greedy       GroupQueryAttention: writes the cache in place and reads its filled slots only, each row its own
+    states       in float32 [n, d_model] between attentions, so that a projection is one product that includes its bias
+    projections  one for query, key and value, one for the cross keys/values of all layers; with the ReLU before it
+    greedy       GroupQueryAttention: writes the cache in place and reads its filled slots only; each row has its own cache
     beams        the hypotheses of a sentence are queries to one cache that only grows (see `_beam_attention`)
-    best tokens  log-softmax and top-k of as many as are asked for; without their scores, by `graphs/screening.py`
-
-The reasons for these choices are in docs/decisions.
+    best tokens  log-softmax and top-k, as many as the runtime requests; without scores, by `graphs/screening.py`
 """
 
 from __future__ import annotations
@@ -20,41 +18,31 @@ import onnx_ir as ir
 
 from tfexport import contract
 from tfexport.config import ModelConfig
+from tfexport.graphs import layers
 from tfexport.graphs.emitter import CONTRIB, Emitter, Linear, Value
-from tfexport.graphs.layers import (
-    HIDDEN,
-    attention_weights,
-    decoder_stack,
-    encoder_stack,
-    source_distances,
-    source_embedded,
-    target_distances,
-    target_embedded,
-    tell_attention,
-)
-from tfexport.graphs.linear_float32 import float32_linear, three_axes_linear
+from tfexport.graphs.linear_float32 import float32_linear, matmul_linear
 from tfexport.graphs.linear_quantized import int4_linear, int8_linear, unsigned_columns
 from tfexport.graphs.projections import Projection, decoder_projections, encoder_projections
-from tfexport.graphs.screening import is_screened, screened
+from tfexport.graphs.screening import is_screened, screen
 from tfexport.graphs.stored_weights import StoredWeights
 from tfexport.shortlist_contract import LISTED
 
 
 def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, keep: Collection[str] = ()) -> ir.Model:
-    """A graph of the dialect `ort`, its weights in `stored`; the projections `keep` are in float32."""
-    # A shortlist takes rows of the output projection, not of the embeddings that this may be tied to.
+    """A graph of the dialect `ort` over the weights in `stored`; the projections `keep` are in float32."""
+    # Shortlists gather from the output projection, which has a matrix of its own though it be tied to embeddings.
     own_output = graph.role in contract.SHORTLIST_ROLES.values()
     projections = (*encoder_projections(config), *decoder_projections(config, own_output=own_output))
 
     def linear(emitter: Emitter, projection: Projection, states: Value) -> Value:
-        emit_linear = three_axes_linear if projection.name in keep else _LINEARS[graph.precision]
+        emit_linear = matmul_linear if projection.name in keep else _LINEARS[graph.precision]
         return emit_linear(emitter, projection, states)
 
     emitter = Emitter(graph, config, stored, projections, linear)
     if graph.role == "encoder":
         _encoder(emitter)
     elif graph.role == "shortlist":
-        _gathered_output(emitter, projections[-1])
+        _gather_output_projection(emitter, projections[-1])
     else:
         _step(emitter, projections[-1])
     return emitter.model()
@@ -72,26 +60,26 @@ def _encoder(emitter: Emitter) -> None:
     config = emitter.config
     length, size = emitter.inputs["src_len"], emitter.shape_of(emitter.inputs["src_ids"])
     grid = _shape(emitter, size, config.d_attention)
-    added = source_distances(emitter) if config.positions == "relative" else None
+    bias = layers.source_position_bias(emitter) if config.positions == "relative" else None
 
-    def attended(path: str, inner: Value) -> Value:
+    def self_attention(path: str, inner: Value) -> Value:
         query, key, value = (
-            _three_axes(emitter, emitter.projected(f"{path}.self_attention.{part}", inner), grid)
+            _three_axes(emitter, emitter.project(f"{path}.self_attention.{part}", inner), grid)
             for part in ("query", "key", "value")
         )
-        with emitter.at(f"{path}.self_attention"):
-            mixed = _attention(emitter, query, key, value, length=length, bias=added)
-        return emitter.projected(f"{path}.self_attention.output", mixed)
+        with emitter.module(f"{path}.self_attention"):
+            mixed = _attention(emitter, query, key, value, length=length, bias=bias)
+        return emitter.project(f"{path}.self_attention.output", mixed)
 
-    states = encoder_stack(emitter, _two_axes(emitter, source_embedded(emitter)), attended)
-    cross = emitter.projected("cross", states)
-    with emitter.at("decoder"):
+    states = layers.encoder_stack(emitter, _two_axes(emitter, layers.embed_source(emitter)), self_attention)
+    cross = emitter.project("cross", states)
+    with emitter.module("decoder"):
         layout = _shape(emitter, size, 2 * config.n_decoder_layers, config.n_heads, config.head_dim)
         cross = emitter.node("Reshape", cross, layout)  # [batch, src, keys_values, heads, head_dim]
         emitter.node("Transpose", cross, attributes={"perm": (2, 0, 3, 1, 4)}, output="cross")
 
 
-def _gathered_output(emitter: Emitter, output: Projection) -> None:
+def _gather_output_projection(emitter: Emitter, output: Projection) -> None:
     """The weights of the output projection for some candidates."""
     stored = {"output_weight": output.weights[0]}  # in float32, where it may be tied to embeddings
     for tensor in emitter.graph.outputs:
@@ -106,46 +94,48 @@ def _gathered_output(emitter: Emitter, output: Projection) -> None:
 def _step(emitter: Emitter, output: Projection) -> None:
     """One token of each row to logits, best tokens and the cache."""
     config, inputs = emitter.config, emitter.inputs
-    states = target_embedded(emitter)
-    # The hypotheses of a sentence are so many queries to its one set of cross keys and values.
+    states = layers.embed_target(emitter)
+    # The hypotheses of a sentence are queries to the same cross keys and values.
     if emitter.graph.step == "beam_step":
         states = _two_axes(emitter, states)
     else:
-        states = states if _is_flat(emitter) else emitter.reshaped(states, -1, 1, config.d_model)
+        states = states if _projections_take_two_axes(emitter) else emitter.reshape(states, -1, 1, config.d_model)
 
-    def attended(path: str, inner: Value) -> Value:
+    def self_attention(path: str, inner: Value) -> Value:
         layer = int(path.rpartition(".")[2])
-        own = emitter.projected(f"{path}.self_attention.query_key_value", inner)
-        with emitter.at(f"{path}.self_attention"):
+        own = emitter.project(f"{path}.self_attention.query_key_value", inner)
+        with emitter.module(f"{path}.self_attention"):
             mixed = _self_attention(emitter, layer, own)
-        return emitter.projected(f"{path}.self_attention.output", mixed)
+        return emitter.project(f"{path}.self_attention.output", mixed)
 
-    def crossed(path: str, inner: Value) -> Value:
+    def cross_attention(path: str, inner: Value) -> Value:
         layer = path.rpartition(".")[2]
-        query = emitter.projected(f"{path}.cross_attention.query", inner)
-        with emitter.at(f"{path}.cross_attention"):
+        query = emitter.project(f"{path}.cross_attention.query", inner)
+        with emitter.module(f"{path}.cross_attention"):
             key, value = (inputs[f"cross.{layer}.{part}"] for part in ("key", "value"))
-            mixed = _called(
-                emitter, "CrossAttention", query, key, value, inputs["src_len"], body=_cross, outputs=("",)
+            mixed = _call_attention(
+                emitter, "CrossAttention", query, key, value, inputs["src_len"], body=_cross_attention, outputs=("",)
             )[0]
         if emitter.graph.tells_attention:
             grid = _shape(emitter, emitter.shape_of(key, 0, 1), -1, config.d_attention)
-            weights.append(_weights(emitter, f"{path}.cross_attention", _three_axes(emitter, query, grid), key))
-        return emitter.projected(f"{path}.cross_attention.output", mixed)
+            weights.append(
+                _cross_attention_weights(emitter, f"{path}.cross_attention", _three_axes(emitter, query, grid), key)
+            )
+        return emitter.project(f"{path}.cross_attention.output", mixed)
 
     weights: list[Value] = []
-    states = decoder_stack(emitter, states, attended, crossed)
+    states = layers.decoder_stack(emitter, states, self_attention, cross_attention)
     if weights:
-        tell_attention(emitter, weights)
-    states = states if _is_flat(emitter) else emitter.reshaped(states, -1, config.d_model)
+        layers.output_attention(emitter, weights)
+    states = states if _projections_take_two_axes(emitter) else emitter.reshape(states, -1, config.d_model)
     if emitter.graph.role == "greedy_step":
-        _best_alone(emitter, output, states)
+        _argmax(emitter, output, states)
         return
-    logits = emitter.projected("output", states)
+    logits = emitter.project("output", states)
     if "left_out" in inputs:
         logits = emitter.node("Add", logits, inputs["left_out"])
     emitter.set_output(logits, "logits")
-    emitter.called(
+    emitter.call(
         "BestTokens",
         *(logits, inputs["count"]),
         body=_best_tokens,
@@ -159,15 +149,15 @@ def _best_tokens(emitter: Emitter, logits: Value, count: Value) -> Sequence[Valu
     return emitter.nodes("TopK", log_probs, count, outputs=2)
 
 
-def _best_alone(emitter: Emitter, output: Projection, states: Value) -> None:
+def _argmax(emitter: Emitter, output: Projection, states: Value) -> None:
     """States [rows, d_model] to the best token that is not banned, and its logit."""
     banned = emitter.inputs["banned"]
     if is_screened(emitter.config, emitter.graph.precision):
-        logits, ids = screened(emitter, output, states, banned)
+        logits, ids = screen(emitter, output, states, banned)
     else:
-        logits, ids = emitter.called(
+        logits, ids = emitter.call(
             "BestToken",
-            *(emitter.projected("output", states), banned),
+            *(emitter.project("output", states), banned),
             body=_best_token,
             outputs=("", ""),
             dtypes=("float32", "int64"),
@@ -186,38 +176,36 @@ def _best_token(emitter: Emitter, logits: Value, banned: Value) -> Sequence[Valu
     return emitter.nodes("TopK", logits, emitter.sizes(1), outputs=2)
 
 
-def _weights(emitter: Emitter, path: str, query: Value, key: Value) -> Value:
-    """`attention_weights` of `query` [batch, beam, d_attention]."""
+def _cross_attention_weights(emitter: Emitter, path: str, query: Value, key: Value) -> Value:
+    """`layers.attention_weights` of `query` [batch, beam, d_attention]."""
     config, inputs = emitter.config, emitter.inputs
-    with emitter.at(f"{path}/attention"):
-        query = emitter.reshaped(query, 0, 0, config.n_heads, config.head_dim)
+    with emitter.module(f"{path}/attention"):
+        query = emitter.reshape(query, 0, 0, config.n_heads, config.head_dim)
         query = emitter.node("Transpose", query, attributes={"perm": (0, 2, 1, 3)})
-        size = emitter.shape_node("Squeeze", emitter.shape_of(inputs["cross.0.key"], 2, 3))
-        every = emitter.node("Range", emitter.constant(0, np.int64), size, emitter.constant(1, np.int64))
+        places = layers.key_places(emitter, emitter.shape_of(inputs["cross.0.key"], 2, 3))
         length = emitter.node("Cast", inputs["src_len"], attributes={"to": int(ir.DataType.INT64)})
-        mask = emitter.node("Less", every, emitter.node("Unsqueeze", length, emitter.sizes(1)))
-        mask = emitter.node("Unsqueeze", mask, emitter.sizes(1, 2))
-    return attention_weights(emitter, path, query, key, mask)
+        mask = layers.length_mask(emitter, places, length)
+    return layers.attention_weights(emitter, path, query, key, mask)
 
 
-def _is_flat(emitter: Emitter) -> bool:
-    """Gemm takes two axes. The quantized operators take the three that attention has, which saves the changes between."""
+def _projections_take_two_axes(emitter: Emitter) -> bool:
+    """Whether projections take states with two axes, as Gemm does. The quantized operators take the three of attention."""
     return emitter.graph.precision == "float32"
 
 
 def _two_axes(emitter: Emitter, states: Value) -> Value:
-    """States [.., d_model] as projections take them: [n, d_model] in float32."""
-    return emitter.reshaped(states, -1, emitter.config.d_model) if _is_flat(emitter) else states
+    """States [.., d_model] as projections take them: [n, d_model] for two axes."""
+    return emitter.reshape(states, -1, emitter.config.d_model) if _projections_take_two_axes(emitter) else states
 
 
-def _mixed(emitter: Emitter, states: Value) -> Value:
-    """The same of what attention gives, [.., d_attention]."""
-    return emitter.reshaped(states, -1, emitter.config.d_attention) if _is_flat(emitter) else states
+def _attention_output(emitter: Emitter, states: Value) -> Value:
+    """The result of an attention, [.., d_attention], as projections take it: [n, d_attention] for two axes."""
+    return emitter.reshape(states, -1, emitter.config.d_attention) if _projections_take_two_axes(emitter) else states
 
 
 def _three_axes(emitter: Emitter, states: Value, shape: Value) -> Value:
-    """States of projections as attention takes them, of this shape."""
-    return emitter.node("Reshape", states, shape) if _is_flat(emitter) else states
+    """The result of a projection as attention takes it, in this `shape`."""
+    return emitter.node("Reshape", states, shape) if _projections_take_two_axes(emitter) else states
 
 
 def _shape(emitter: Emitter, size: Value, *more: int) -> Value:
@@ -228,26 +216,28 @@ def _shape(emitter: Emitter, size: Value, *more: int) -> Value:
 def _attention(
     emitter: Emitter, query: Value, key: Value, value: Value, *, length: Value | None, bias: Value | None
 ) -> Value:
-    """Attention of `query` [batch, queries, d_attention], to states for a projection.
+    """Attention of `query` [batch, queries, d_attention]; returns states for a projection.
 
-    Keys and values are [batch, keys, d_attention] or, as caches are, [batch, heads, keys, head_dim]. `length` int32
-    [batch] says how many of them count, `bias` [batch, 1, queries, keys] is added to the scores.
+    Args:
+        key, value: [batch, keys, d_attention], or [batch, heads, keys, head_dim] as caches are.
+        length: int32 [batch], the number of valid keys; all if None.
+        bias: [batch, 1, queries, keys], added to the scores.
     """
     mixed = emitter.node(
         "MultiHeadAttention",
         *(query, key, value, None, length, bias),
-        attributes={"num_heads": emitter.config.n_heads, "mask_filter_value": HIDDEN},
+        attributes={"num_heads": emitter.config.n_heads, "mask_filter_value": layers.masked_score("float32")},
         domain=CONTRIB,
     )
-    return _mixed(emitter, mixed)
+    return _attention_output(emitter, mixed)
 
 
-def _called(
+def _call_attention(
     emitter: Emitter, name: str, *inputs: Value, body: Callable[..., Sequence[Value]], outputs: Sequence[str]
 ) -> Sequence[Value]:
-    """Attention as `body(emitter, *inputs)` says, in a function where there may be a kernel for it."""
+    """The outputs of `body(emitter, *inputs)`, in a function where there may be a kernel for it; see `Emitter.call`."""
     if contract.calls_attention_functions(emitter.config):
-        return emitter.called(name, *inputs, body=body, outputs=outputs)
+        return emitter.call(name, *inputs, body=body, outputs=outputs)
     found = body(emitter, *inputs)
     for value, output in zip(found, outputs, strict=True):
         if output:
@@ -255,26 +245,32 @@ def _called(
     return found
 
 
-def _cross(emitter: Emitter, query: Value, key: Value, value: Value, length: Value) -> Sequence[Value]:
-    """Cross-attention of all queries of a sentence, [batch, queries, d_attention] or flat, to its keys and values."""
+def _cross_attention(emitter: Emitter, query: Value, key: Value, value: Value, length: Value) -> Sequence[Value]:
+    """Cross-attention of all hypotheses of a sentence; `query` is [batch, queries, d_attention] or [n, d_attention]."""
     grid = _shape(emitter, emitter.shape_of(key, 0, 1), -1, emitter.config.d_attention)
     return (_attention(emitter, _three_axes(emitter, query, grid), key, value, length=length, bias=None),)
 
 
 def _self_attention(emitter: Emitter, layer: int, query_key_value: Value) -> Value:
-    """Writes the new keys and values of a layer to its cache and attends to it: `query_key_value` [.., 3 * d_attention] to
-    [.., d_attention]."""
+    """Write the new keys and values of a layer to its cache and attend to it.
+
+    Args:
+        query_key_value: [.., 3 * d_attention].
+
+    Returns:
+        [.., d_attention].
+    """
     inputs = emitter.inputs
     body: Callable[..., Sequence[Value]]
     if emitter.graph.step == "decoder_step":
-        name, body, told = "GreedyAttention", _greedy_attention, ("position", "total")
+        name, body, more = "GreedyAttention", _greedy_attention, ("position", "total")
     else:
-        name, body, told = "BeamAttention", _beam_attention, ("slot", "mask")
-    mixed, *_ = _called(
+        name, body, more = "BeamAttention", _beam_attention, ("slot", "mask")
+    mixed, *_ = _call_attention(
         emitter,
         name,
         *(query_key_value, inputs[f"past.{layer}.key"], inputs[f"past.{layer}.value"]),
-        *(inputs[each] for each in told),
+        *(inputs[each] for each in more),
         body=body,
         outputs=("", f"present.{layer}.key", f"present.{layer}.value"),
     )
@@ -289,7 +285,8 @@ def _greedy_attention(
         query_key_value [rows, 1, 3 * d_attention] > GroupQueryAttention > [rows, 1, d_attention]
         past [rows, heads, cache, head_dim] ─────>                     ──> present, the same buffer, one slot more
 
-    As many key heads as query heads: the operator is taken for its in-place cache, and because it reads no empty slot.
+    There are as many key heads as query heads: the operator is used because it updates the cache in place and reads no empty
+    slot.
     """
     config = emitter.config
     mixed, *present = emitter.nodes(
@@ -300,17 +297,17 @@ def _greedy_attention(
         attributes={"num_heads": config.n_heads, "kv_num_heads": config.n_heads},
         domain=CONTRIB,
     )
-    return _mixed(emitter, mixed), *present
+    return _attention_output(emitter, mixed), *present
 
 
 def _beam_attention(
     emitter: Emitter, query_key_value: Value, past_key: Value, past_value: Value, slot: Value, mask: Value
 ) -> Sequence[Value]:
-    """The hypotheses of a sentence share one cache; `mask` tells each its own past in it.
+    """The hypotheses of a sentence share one cache; `mask` has the slots of each hypothesis' past.
 
     Split ── query ──────────────────────────────────────────> MultiHeadAttention [batch, beam, d_attention]
           ── key, value [batch, heads, beam, head_dim] ── TensorScatter at `slot` ──>    keys, values [.., cache, ..]
-    mask ── Where(mask, 0, HIDDEN) ───────────────────────────────────────────────>      bias [batch, 1, beam, cache]
+    mask ── Where(mask, 0, masked) ───────────────────────────────────────────────>      bias [batch, 1, beam, cache]
     """
     config = emitter.config
     parts = emitter.nodes("Split", query_key_value, outputs=3, attributes={"axis": -1, "num_outputs": 3})
@@ -321,23 +318,23 @@ def _beam_attention(
     for past, new in zip((past_key, past_value), parts[1:], strict=True):
         new = emitter.node("Transpose", emitter.node("Reshape", new, heads), attributes={"perm": (0, 2, 1, 3)})
         present.append(emitter.node("TensorScatter", past, new, slot, attributes={"axis": -2, "mode": "linear"}))
-    hidden = emitter.constant(HIDDEN, np.float32)
-    seen = _slot_distances(emitter) if config.positions == "relative" else emitter.constant(0.0, np.float32)
-    bias = emitter.node("Where", mask, seen, hidden)
+    masked = emitter.constant(layers.masked_score("float32"), np.float32)
+    seen = _slot_position_bias(emitter) if config.positions == "relative" else emitter.constant(0.0, np.float32)
+    bias = emitter.node("Where", mask, seen, masked)
     return _attention(emitter, query, present[0], present[1], length=None, bias=bias), *present
 
 
-def _slot_distances(emitter: Emitter) -> Value:
-    """What relative positions add to the scores of a shared cache's slots: [batch, heads, beam, cache].
+def _slot_position_bias(emitter: Emitter) -> Value:
+    """The relative position bias of a shared cache's slots: [batch, heads, beam, cache].
 
-    The slots of a hypothesis are in the order of its tokens: so many of them up to a slot as `mask` tells are that many
-    tokens, of its position and one.
+    The slots of a hypothesis are in the order of its tokens. So the number of its slots in `mask` up to a slot is the place
+    of that slot's token, from 1 to `position` + 1.
     """
-    with emitter.at("decoder.positions"):
+    with emitter.module("decoder.positions"):
         ours = emitter.node("Cast", emitter.inputs["mask"], attributes={"to": int(ir.DataType.INT64)})
         ours = emitter.node("Squeeze", ours, emitter.sizes(1))  # [batch, beam, cache]
         upto = emitter.node("CumSum", ours, emitter.constant(2, np.int64))
         position = emitter.node("Cast", emitter.inputs["position"], attributes={"to": int(ir.DataType.INT64)})
         all_of_them = emitter.node("Add", position, emitter.constant(1, np.int64))
         all_of_them = emitter.node("Unsqueeze", all_of_them, emitter.sizes(2))
-        return target_distances(emitter, emitter.node("Sub", all_of_them, upto))
+        return layers.target_position_bias(emitter, emitter.node("Sub", all_of_them, upto))

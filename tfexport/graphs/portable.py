@@ -1,11 +1,11 @@
 """The graphs of the standard dialects: operators of ONNX opset 24 alone, for TensorRT, CUDA and any other runtime.
 
-Both are the same but for how attention is told which keys count, `length` of the first ones of each row:
+The dialects differ in how attention gets the number of valid keys of each row, `length`:
 
     onnx24          Range(keys) < length ── Unsqueeze ── Expand over queries ──> Attention(q, k, v, mask)
     onnx24-lengths  length ────────────────────────────────────────────────────> Attention(q, k, v, nonpad_kv_seqlen)
 
-What relative positions add to scores takes the place of the mask: in onnx24 with the mask in it, Where(mask, added, hidden).
+A relative position bias takes the place of the mask. In onnx24 it includes the mask: Where(mask, bias, masked score).
 """
 
 from __future__ import annotations
@@ -17,24 +17,15 @@ import onnx_ir as ir
 
 from tfexport import contract
 from tfexport.config import ModelConfig
+from tfexport.graphs import layers
 from tfexport.graphs.emitter import Emitter, Value
-from tfexport.graphs.layers import (
-    attention_weights,
-    decoder_stack,
-    encoder_stack,
-    source_distances,
-    source_embedded,
-    target_distances,
-    target_embedded,
-    tell_attention,
-)
 from tfexport.graphs.mixed_precision import MixedPrecision
 from tfexport.graphs.projections import Projection, decoder_projections, encoder_projections
 from tfexport.graphs.stored_weights import StoredWeights
 
 
 def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, keep: Collection[str] = ()) -> ir.Model:
-    """A graph of a standard dialect, its weights in `stored`; in half precision the modules `keep` are in float32."""
+    """A graph of a standard dialect over the weights in `stored`; in half precision, the modules `keep` are in float32."""
     projections = _projections(graph, config)
     mixed = MixedPrecision(graph, StoredWeights(stored.folder / contract.WEIGHTS_FILE), keep) if keep else None
     emitter = Emitter(graph, config, stored, projections, _linear, mixed)
@@ -42,7 +33,7 @@ def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, 
     return emitter.model()
 
 
-def half_modules(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights) -> list[str]:
+def modules_in_half(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights) -> list[str]:
     """The modules of a graph that compute in half precision, by their paths."""
     mixed = MixedPrecision(graph, stored, keep=())
     _EMIT[graph.role](Emitter(graph, config, stored, _projections(graph, config), _linear, mixed))
@@ -52,11 +43,11 @@ def half_modules(graph: contract.GraphSpec, config: ModelConfig, stored: StoredW
 def _projections(graph: contract.GraphSpec, config: ModelConfig) -> list[Projection]:
     own_output = graph.precision != "float32"  # half precision has the output projection apart, in float32
     sides = (encoder_projections(config), decoder_projections(config, own_output=own_output))
-    return [part for side in sides for projection in side for part in projection.apart()]
+    return [part for side in sides for projection in side for part in projection.split()]
 
 
 def _linear(emitter: Emitter, projection: Projection, states: Value) -> Value:
-    """Weights as they lie in the file, [out, in]: every runtime transposes or packs them once, when it loads them."""
+    """Weights as the file has them, [out, in]. Every runtime transposes or packs them once, when it loads the graph."""
     (weight,) = projection.weights
     product = emitter.node(
         "MatMul", states, emitter.node("Transpose", emitter.weight(weight), attributes={"perm": (1, 0)})
@@ -66,58 +57,58 @@ def _linear(emitter: Emitter, projection: Projection, states: Value) -> Value:
 
 def _encoder(emitter: Emitter) -> None:
     """src_ids [batch, src] and src_len [batch] to the cross keys and values of each layer."""
-    states = _encoded(emitter)
+    states = _encoder_states(emitter)
     for i in range(emitter.config.n_decoder_layers):
         for part in ("key", "value"):
             path = f"decoder.layers.{i}.cross_attention"
-            _heads(emitter, path, emitter.projected(f"{path}.{part}", states), output=f"cross.{i}.{part}")
+            _split_heads(emitter, path, emitter.project(f"{path}.{part}", states), output=f"cross.{i}.{part}")
 
 
 def _classifier(emitter: Emitter) -> None:
     """src_ids [batch, src] and src_len [batch] to the logits of the classes, from the state of the first token."""
-    first = emitter.node("Gather", _encoded(emitter), emitter.constant(0, np.int64), attributes={"axis": 1})
-    emitter.set_output(emitter.projected("head", emitter.float32(first)), "logits")
+    first = emitter.node("Gather", _encoder_states(emitter), emitter.constant(0, np.int64), attributes={"axis": 1})
+    emitter.set_output(emitter.project("head", emitter.to_float32(first)), "logits")
 
 
-def _encoded(emitter: Emitter) -> Value:
+def _encoder_states(emitter: Emitter) -> Value:
     """The encoder's states [batch, src, d_model]."""
     keys = emitter.shape_of(emitter.inputs["src_ids"], 1)
 
-    def attended(path: str, inner: Value) -> Value:
+    def self_attention(path: str, inner: Value) -> Value:
         path = f"{path}.self_attention"
         query, key, value = (
-            _heads(emitter, path, emitter.projected(f"{path}.{part}", inner)) for part in ("query", "key", "value")
+            _split_heads(emitter, path, emitter.project(f"{path}.{part}", inner)) for part in ("query", "key", "value")
         )
-        added = source_distances(emitter) if emitter.config.positions == "relative" else None
+        bias = layers.source_position_bias(emitter) if emitter.config.positions == "relative" else None
         length = emitter.inputs["src_len"]
-        mixed = _attention(emitter, path, query, key, value, length, keys=keys, queries=keys, added=added)
-        with emitter.at(path):
+        mixed = _attention(emitter, path, query, key, value, length, keys=keys, queries=keys, bias=bias)
+        with emitter.module(path):
             mixed = emitter.node("Transpose", mixed, attributes={"perm": (0, 2, 1, 3)})
-            mixed = emitter.reshaped(mixed, 0, 0, emitter.config.d_attention)
-        return emitter.projected(f"{path}.output", mixed)
+            mixed = emitter.reshape(mixed, 0, 0, emitter.config.d_attention)
+        return emitter.project(f"{path}.output", mixed)
 
-    return encoder_stack(emitter, source_embedded(emitter), attended)
+    return layers.encoder_stack(emitter, layers.embed_source(emitter), self_attention)
 
 
 def _decoder_step(emitter: Emitter) -> None:
     """One token of each row to logits, best tokens and the cache. States are [rows, d_model]."""
     config, inputs = emitter.config, emitter.inputs
-    with emitter.at("decoder"):
+    with emitter.module("decoder"):
         filled = emitter.node("Add", inputs["position"], emitter.constant(1, np.int64))
     cache, src = emitter.shape_of(inputs["past.0.key"], 2, 3), emitter.shape_of(inputs["cross.0.key"], 2, 3)
     batch = emitter.shape_of(inputs["src_len"])
-    # The hypotheses of a sentence are so many queries to its one set of cross keys and values.
+    # The hypotheses of a sentence are queries to the same cross keys and values.
     beam = emitter.shape_node("Div", emitter.shape_of(inputs["tokens"]), batch)
     beams = emitter.shape_node(
         "Concat", batch, beam, emitter.sizes(config.n_heads, config.head_dim), attributes={"axis": 0}
     )
 
-    added = _cache_distances(emitter, cache) if config.positions == "relative" else None
+    bias = _cache_position_bias(emitter, cache) if config.positions == "relative" else None
 
-    def attended(path: str, inner: Value) -> Value:
+    def self_attention(path: str, inner: Value) -> Value:
         layer, path = path.rpartition(".")[2], f"{path}.self_attention"
-        query, *new = (emitter.projected(f"{path}.{part}", inner) for part in ("query", "key", "value"))
-        with emitter.at(path):
+        query, *new = (emitter.project(f"{path}.{part}", inner) for part in ("query", "key", "value"))
+        with emitter.module(path):
             key, value = (
                 emitter.node(
                     "TensorScatter",
@@ -129,54 +120,53 @@ def _decoder_step(emitter: Emitter) -> None:
                 for part, states in zip(("key", "value"), new, strict=True)
             )
             query = _one_slot(emitter, query)
-        mixed = _attention(emitter, path, query, key, value, filled, keys=cache, queries=None, added=added)
-        with emitter.at(path):
-            mixed = emitter.reshaped(mixed, -1, config.d_attention)
-        return emitter.projected(f"{path}.output", mixed)
+        mixed = _attention(emitter, path, query, key, value, filled, keys=cache, queries=None, bias=bias)
+        with emitter.module(path):
+            mixed = emitter.reshape(mixed, -1, config.d_attention)
+        return emitter.project(f"{path}.output", mixed)
 
-    def crossed(path: str, inner: Value) -> Value:
+    def cross_attention(path: str, inner: Value) -> Value:
         layer, path = path.rpartition(".")[2], f"{path}.cross_attention"
-        query = emitter.projected(f"{path}.query", inner)
+        query = emitter.project(f"{path}.query", inner)
         key, value = (inputs[f"cross.{layer}.{part}"] for part in ("key", "value"))
-        with emitter.at(path):
+        with emitter.module(path):
             query = emitter.node("Reshape", query, beams)
             query = emitter.node("Transpose", query, attributes={"perm": (0, 2, 1, 3)})
         mixed = _attention(emitter, path, query, key, value, inputs["src_len"], keys=src, queries=beam)
         if emitter.graph.tells_attention:
             mask = _mask(emitter, inputs["src_len"], src, beam)
-            weights.append(attention_weights(emitter, path, query, key, mask))
-        with emitter.at(path):
+            weights.append(layers.attention_weights(emitter, path, query, key, mask))
+        with emitter.module(path):
             mixed = emitter.node("Transpose", mixed, attributes={"perm": (0, 2, 1, 3)})
-            mixed = emitter.reshaped(mixed, -1, config.d_attention)
-        return emitter.projected(f"{path}.output", mixed)
+            mixed = emitter.reshape(mixed, -1, config.d_attention)
+        return emitter.project(f"{path}.output", mixed)
 
     weights: list[Value] = []
-    states = decoder_stack(emitter, target_embedded(emitter), attended, crossed)
+    states = layers.decoder_stack(emitter, layers.embed_target(emitter), self_attention, cross_attention)
     if weights:
-        tell_attention(emitter, weights)
-    logits = emitter.projected("output", emitter.float32(states))
+        layers.output_attention(emitter, weights)
+    logits = emitter.project("output", emitter.to_float32(states))
     emitter.set_output(logits, "logits")
-    _best(emitter, logits)
+    _best_tokens(emitter, logits)
 
 
-def _cache_distances(emitter: Emitter, keys: Value) -> Value:
-    """What relative positions add to the scores of the cache's slots: [rows, heads, 1, cache]."""
-    zero, one = emitter.constant(0, np.int64), emitter.constant(1, np.int64)
-    with emitter.at("decoder.positions"):
-        every = emitter.node("Range", zero, emitter.shape_node("Squeeze", keys), one)
+def _cache_position_bias(emitter: Emitter, keys: Value) -> Value:
+    """The relative position bias of the cache's slots: [rows, heads, 1, cache]."""
+    with emitter.module("decoder.positions"):
+        places = layers.key_places(emitter, keys)
         position = emitter.node("Unsqueeze", emitter.inputs["position"], emitter.sizes(1, 2))
-        return target_distances(emitter, emitter.node("Sub", position, every))
+        return layers.target_position_bias(emitter, emitter.node("Sub", position, places))
 
 
 def _one_slot(emitter: Emitter, states: Value) -> Value:
     """[rows, d_model] to [rows, heads, 1, head_dim]."""
-    return emitter.reshaped(states, -1, emitter.config.n_heads, 1, emitter.config.head_dim)
+    return emitter.reshape(states, -1, emitter.config.n_heads, 1, emitter.config.head_dim)
 
 
-def _heads(emitter: Emitter, path: str, states: Value, *, output: str = "") -> Value:
+def _split_heads(emitter: Emitter, path: str, states: Value, *, output: str = "") -> Value:
     """[batch, length, d_model] to [batch, heads, length, head_dim]."""
-    with emitter.at(path):
-        states = emitter.reshaped(states, 0, 0, emitter.config.n_heads, emitter.config.head_dim)
+    with emitter.module(path):
+        states = emitter.reshape(states, 0, 0, emitter.config.n_heads, emitter.config.head_dim)
         return emitter.node("Transpose", states, attributes={"perm": (0, 2, 1, 3)}, output=output)
 
 
@@ -190,42 +180,40 @@ def _attention(
     *,
     keys: Value,
     queries: Value | None,
-    added: Value | None = None,
+    bias: Value | None = None,
 ) -> Value:
-    """Attention [.., heads, queries, head_dim] to the first `length` [batch] of [.., heads, keys, head_dim].
+    """Attention of `query` [.., heads, queries, head_dim] to the first `length` [batch] of the keys.
 
     Args:
-        keys, queries: their numbers [1]; no `queries` where there is one.
-        added: to the scores, [.., heads, queries, keys].
+        key, value: [.., heads, keys, head_dim].
+        keys, queries: their numbers [1]; `queries` is None for one query.
+        bias: added to the scores, [.., heads, queries, keys].
     """
     if emitter.graph.dialect == "onnx24-lengths":
-        told: tuple[Value | None, ...] = (added, None, None, length)
+        valid: tuple[Value | None, ...] = (bias, None, None, length)
     else:
         mask = _mask(emitter, length, keys, queries)
-        if added is not None:
-            with emitter.at("mask"):
-                mask = emitter.node("Where", mask, added, emitter.hidden_score())
-        told = (mask,)
-    with emitter.at(path):
+        if bias is not None:
+            with emitter.module("mask"):
+                mask = emitter.node("Where", mask, bias, emitter.scalar(layers.masked_score(emitter.graph.precision)))
+        valid = (mask,)
+    with emitter.module(path):
         scale = {"scale": emitter.config.head_dim**-0.5}
-        return emitter.node("Attention", query, key, value, *told, attributes=scale)
+        return emitter.node("Attention", query, key, value, *valid, attributes=scale)
 
 
 def _mask(emitter: Emitter, length: Value, keys: Value, queries: Value | None) -> Value:
-    """True for the first `length` [batch] of the keys: [batch, 1, queries, keys]."""
-    zero, one = emitter.constant(0, np.int64), emitter.constant(1, np.int64)
-    with emitter.at("mask"):
-        every = emitter.node("Range", zero, emitter.shape_node("Squeeze", keys), one)
-        mask = emitter.node("Less", every, emitter.node("Unsqueeze", length, emitter.sizes(1)))
-        mask = emitter.node("Unsqueeze", mask, emitter.sizes(1, 2))
+    """True for the first `length` [batch] of the keys: bool [batch, 1, queries, keys]."""
+    with emitter.module("mask"):
+        mask = layers.length_mask(emitter, layers.key_places(emitter, keys), length)
         if queries is None:
             return mask
-        # ONNX Runtime's CPU kernel takes no mask that broadcasts over the query axis.
+        # ONNX Runtime's CPU kernel takes no mask that broadcasts over the queries.
         shape = emitter.shape_node("Concat", emitter.sizes(1, 1), queries, emitter.sizes(1), attributes={"axis": 0})
         return emitter.node("Expand", mask, shape)
 
 
-def _best(emitter: Emitter, logits: Value) -> None:
+def _best_tokens(emitter: Emitter, logits: Value) -> None:
     """The best tokens of each row of `logits` and their log-probabilities, as `models.transformer.best_tokens`."""
     count, last = emitter.sizes(min(contract.BEST, emitter.config.tgt_vocab_size)), emitter.sizes(-1)
     values, _ = emitter.nodes("TopK", logits, count, outputs=("", "best.ids"))
@@ -236,7 +224,7 @@ def _best(emitter: Emitter, logits: Value) -> None:
 
 
 def _select_rows(emitter: Emitter) -> None:
-    """Rows `index` of tensors [blocks, from, width]."""
+    """The rows `index` of tensors [blocks, from, width]."""
     tensors, index = emitter.inputs["tensors"], emitter.inputs["index"]
     emitter.node("Gather", tensors, index, attributes={"axis": 1}, output="selected")
 

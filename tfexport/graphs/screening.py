@@ -1,22 +1,22 @@
-"""The best next tokens of float32, proven, without float32's product with the whole vocabulary.
+"""The best next token of float32, proven, without a float32 product with the whole vocabulary.
 
-In a decoder step no matrix is larger than the output projection, and greedy search wants one number of its product: which
-word is best. Here 8-bit logits of all words choose a few candidates, and float32 decides among them:
+In a decoder step no matrix is larger than the output projection, and greedy search needs one number of its product: the best
+word. Here 8-bit logits of all words choose a few candidates, and float32 decides among them:
 
     states ── 7 bits, a scale a row ── x 8-bit projection, + bounds ──> at most so large is each logit ── TopK ──> candidates
            ── x the candidates' rows of the float32 projection ──> their logits ── TopK ──> best.logits, best.ids
            ── Compress: rows whose best are not proven ── Gemm with all of the projection ── TopK ── ScatterND ──> the same
 
-The proof: let x be the states, w the row of a word, x' and w' what they are rounded to. By Cauchy and Schwarz
+The proof: let x be the states, w the row of a word, and x' and w' the rounded ones. By Cauchy and Schwarz
 
     x w = x' w' + (x - x') w + x' (w - w') <= x' w' + |x - x'| |w| + |x'| |w - w'|
 
-where |w| and |w - w'| of each word are stored, and of |x - x'| and |x'| the largest of all rows is taken. The candidates are
-the words with the largest such bounds. So if the best logits among them are above the least of their bounds, no other word
-has a better one. It is a proof up to the rounding of float32 itself, for which |w - w'| is stored with some room.
+|w| and |w - w'| of each word are stored; of |x - x'| and |x'| the largest of all rows is used. The candidates are the words
+with the largest bounds. So if the best logit among them is above the least of their bounds, no other word has a better one.
+This is a proof up to the rounding of float32 itself, for which |w - w'| is stored with a margin.
 
-When it must not fire: to rows that are not proven the whole projection is applied, in float32; so it is with states that are
-not numbers. Vocabularies below `FEWEST_WORDS` are multiplied whole, which takes no longer there.
+Rows that are not proven, such as those with a NaN, are multiplied with the whole projection in float32. Vocabularies below
+`FEWEST_WORDS` are not screened: the whole product takes no longer there.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ from tfexport.contract import Precision, groups_queries
 from tfexport.errors import TfexportError
 from tfexport.graphs.emitter import CONTRIB, Emitter
 from tfexport.graphs.linear_float32 import zeros
-from tfexport.graphs.linear_quantized import GROUP, columns_of, from_blocks, stored_int8
+from tfexport.graphs.linear_quantized import GROUP, columns_from_blocks, from_blocks, quantize_int8
 from tfexport.graphs.projections import Projection
 
 CANDIDATES = 16
-"""Words that float32 decides among. With so many all rows of trained and random models were proven; with 8 words 95 % of the
-random ones'. From about 32 on ONNX Runtime's TopK takes twice the time."""
+"""Words that float32 decides among. With 16, all rows of trained and random models were proven; with 8, 95 % of the rows of
+random models. From about 32 on, ONNX Runtime's TopK takes twice the time."""
 
 FEWEST_WORDS = 1024
 
 LEVELS = 63
-"""States are rounded to -63 .. 63 and not to 127: then no kernel overflows the 16 bits in which some of them (without VNNI)
-add up two products of 8-bit numbers. The proof rests on exact sums."""
+"""States are rounded to -63 .. 63 and not to 127. So no kernel overflows the 16 bits in which some kernels (without VNNI)
+add two products of 8-bit numbers. The proof requires exact sums."""
 
 CHUNK = 4096
-"""Rows that are in memory in float64 at once."""
+"""Rows that are in memory in float64 at the same time."""
 
 LARGEST = 1e30
-"""Of weights: with larger ones a bound may leave the range of float32."""
+"""The largest weight: with a larger one, a bound may leave the range of float32."""
 
 FILE = "weights.screening.safetensors"
 
 
 def is_screened(config: ModelConfig, precision: Precision) -> bool:
-    """Whether the graphs of a model screen its vocabulary. In quantized ones the whole product is as cheap."""
+    """Whether the graphs of a model screen its vocabulary. In quantized graphs the whole product is as cheap."""
     large = config.tgt_vocab_size >= FEWEST_WORDS and config.d_model % GROUP == 0
     return precision == "float32" and groups_queries(config) and large
 
 
-def screening_of(weight: NDArray[np.float32]) -> dict[str, NDArray[np.generic]]:
-    """The stored tensors that screening adds to the output projection `weight` [vocab, d_model].
+def screening_tensors(weight: NDArray[np.float32]) -> dict[str, NDArray[np.generic]]:
+    """The tensors that screening needs beside the output projection `weight` [vocab, d_model], by the names in `FILE`.
 
     Raises:
         TfexportError: a weight is not a finite number, or so large that bounds may leave the range of float32.
@@ -70,10 +70,10 @@ def screening_of(weight: NDArray[np.float32]) -> dict[str, NDArray[np.generic]]:
         raise TfexportError("the output projection has weights that are not finite numbers. Check the training.")
     if np.abs(weight).max() > LARGEST:
         raise TfexportError(f"the output projection has weights above {LARGEST:g}. Check the training.")
-    stored = stored_int8(weight)
-    norms, errors = _lengths(weight), _lengths(weight, stored)
-    # What float32 may lose in a dot product is relative to |x| |w| (Higham 2002, section 3.1), and it is computed twice;
-    # `tiny` is for what is lost below its range.
+    stored = quantize_int8(weight)
+    norms, errors = _norms(weight), _norms(weight, stored)
+    # The rounding error of a dot product in float32 is relative to |x| |w| (Higham 2002, section 3.1), and there are two dot
+    # products; `tiny` covers underflow.
     numbers = np.finfo(np.float32)
     errors += 2 * (weight.shape[1] + 8) * float(numbers.eps) * norms + float(numbers.tiny)
     bounds = {"norm": norms, "error": errors}
@@ -81,11 +81,11 @@ def screening_of(weight: NDArray[np.float32]) -> dict[str, NDArray[np.generic]]:
     return {f"screening.{name}": array for name, array in {**stored, **up}.items()}
 
 
-def _lengths(
+def _norms(
     weight: NDArray[np.float32], rounded: Mapping[str, NDArray[np.generic]] | None = None
 ) -> NDArray[np.float64]:
     """|w|, or |w - w'|, of each row, in float64: squares may leave the range of float32."""
-    lengths = np.empty(len(weight))
+    norms = np.empty(len(weight))
     if rounded is not None:
         numbers = from_blocks(np.asarray(rounded["int8"], np.int8), *weight.shape)
     for start in range(0, len(weight), CHUNK):
@@ -93,30 +93,30 @@ def _lengths(
         difference = weight[rows].astype(np.float64)
         if rounded is not None:
             difference -= numbers[rows].astype(np.float64) * np.asarray(rounded["scale"][rows, None], np.float64)
-        lengths[rows] = np.linalg.norm(difference, axis=1)
-    return lengths
+        norms[rows] = np.linalg.norm(difference, axis=1)
+    return norms
 
 
-def screened(emitter: Emitter, output: Projection, states: ir.Value, banned: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The largest logit of `states` [rows, d_model], words that are `banned` [n] aside, and its word, each [rows, 1]."""
-    with emitter.at("screening"):
-        bias = emitter.joined(output.biases) if output.biases else zeros(emitter, emitter.config.tgt_vocab_size)
-        numbers, scale, room = emitter.called(
+def screen(emitter: Emitter, output: Projection, states: ir.Value, banned: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """The largest logit of `states` [rows, d_model], the words `banned` [n] excluded, and its word, each [rows, 1]."""
+    with emitter.module("screening"):
+        bias = emitter.stacked(output.biases) if output.biases else zeros(emitter, emitter.config.tgt_vocab_size)
+        numbers, scale, room = emitter.call(
             "ScreenStates",
             *(states, emitter.weight("screening.norm"), emitter.weight("screening.error")),
             body=_screen_states,
             outputs=("", "", ""),
             dtypes=("uint8", "float32", "float32"),
         )
-        (bounds,) = emitter.called(
+        (bounds,) = emitter.call(
             "ScreenProduct",
             *(numbers, emitter.weight("screening.int8"), emitter.weight("screening.scale"), room),
             body=_screen_product,
             outputs=("",),
         )
-        best, ids = emitter.called(
+        best, ids = emitter.call(
             "ScreenBest",
-            *(bounds, scale, states, emitter.joined(output.weights), bias, banned),
+            *(bounds, scale, states, emitter.stacked(output.weights), bias, banned),
             body=_screen_best,
             outputs=("", ""),
             dtypes=("float32", "int64"),
@@ -127,13 +127,13 @@ def screened(emitter: Emitter, output: Projection, states: ir.Value, banned: ir.
 def _screen_states(
     emitter: Emitter, states: ir.Value, norm: ir.Value, error: ir.Value
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """States in 7 bits uint8 [rows, d_model], their scales [rows, 1], and what a word's logit may be above that of these,
-    [vocab], in multiples of the scales."""
+    """States rounded to 7 bits, uint8 [rows, d_model]; their scales [rows, 1]; and by how much the logit of each word may
+    exceed that of the rounded states, [vocab], in multiples of the scales."""
     constant, axis = emitter.constant, emitter.constant([1], np.int64)
     one, zero = constant(1.0, np.float32), constant(LEVELS + 1, np.uint8)
     largest = emitter.node("ReduceMax", emitter.node("Abs", states), axis, attributes={"keepdims": 1})
     scale = emitter.node("Mul", largest, constant(1 / LEVELS, np.float32))  # [rows, 1]
-    # Not 0: in a row of zeros 0 / 0 would be a NaN, over which ONNX Runtime's ReduceMax loses the largest of other rows.
+    # Not 0: in a row of zeros 0 / 0 would be NaN, and then ONNX Runtime's ReduceMax misses the largest of other rows.
     scale = emitter.node("Max", scale, constant(np.finfo(np.float32).tiny, np.float32))
     exact = emitter.node("Div", states, scale)
     numbers = emitter.node("QuantizeLinear", exact, one, zero)
@@ -148,9 +148,9 @@ def _screen_states(
 def _screen_product(
     emitter: Emitter, numbers: ir.Value, blocks: ir.Value, columns: ir.Value, room: ir.Value
 ) -> tuple[ir.Value]:
-    """At most so large is each logit, [rows, vocab], in multiples of the rows' scales."""
+    """Upper bounds of the logits, [rows, vocab], in multiples of the rows' scales."""
     one, zero = emitter.constant(1.0, np.float32), emitter.constant(LEVELS + 1, np.uint8)
-    inputs = (numbers, columns_of(emitter, blocks, columns), one, columns, zero, None, room)
+    inputs = (numbers, columns_from_blocks(emitter, blocks, columns), one, columns, zero, None, room)
     return (emitter.node("MatMulIntegerToFloat", *inputs, domain=CONTRIB),)
 
 
@@ -163,14 +163,14 @@ def _screen_best(
     bias: ir.Value,
     banned: ir.Value,
 ) -> tuple[ir.Value, ir.Value]:
-    """The candidates by their bounds, the best of them in float32, and all words where it is not proven to be the best."""
+    """The best of the candidates in float32, or of all words in rows where that is not proven to be the best."""
     hidden = emitter.node("Expand", emitter.constant(-np.inf, np.float32), emitter.shape_of(banned))
-    allowed = emitter.node("ScatterElements", bias, banned, hidden, attributes={"axis": 0})  # what is added to logits
+    allowed = emitter.node("ScatterElements", bias, banned, hidden, attributes={"axis": 0})  # added to logits
     bounds = emitter.node("Add", emitter.node("Mul", bounds, scale), allowed)
     size = emitter.sizes(min(CANDIDATES, emitter.config.tgt_vocab_size))
     values, found = emitter.nodes("TopK", bounds, size, outputs=2)
     least = emitter.node("ReduceMin", values, emitter.constant([1], np.int64), attributes={"keepdims": 1})
-    # In the order of their ids, so that the first of equal logits is the one with the lowest.
+    # In the order of their ids, so that of equal logits the lowest id is taken.
     words, _ = emitter.nodes("TopK", found, size, outputs=2, attributes={"largest": 0})
     rows = emitter.node("Gather", weight, words)  # [rows, CANDIDATES, d_model]
     logits = emitter.node("MatMul", rows, emitter.node("Unsqueeze", states, emitter.sizes(-1)))
@@ -180,9 +180,9 @@ def _screen_best(
     best, places = emitter.nodes("TopK", logits, emitter.sizes(1), outputs=2)
     ids = emitter.node("GatherElements", words, places, attributes={"axis": 1})
 
-    # So written that a row with a NaN is not proven.
+    # Written so that a row with NaN is not proven.
     unproven = emitter.node("Not", emitter.node("Squeeze", emitter.node("Greater", best, least), emitter.sizes(1)))
-    rest = emitter.node("Compress", states, unproven, attributes={"axis": 0})  # hardly ever any rows
+    rest = emitter.node("Compress", states, unproven, attributes={"axis": 0})  # almost always no rows
     whole = emitter.node("Gemm", rest, weight, allowed, attributes={"transB": 1})
     where = emitter.node("Transpose", emitter.node("NonZero", unproven), attributes={"perm": (1, 0)})
     best, ids = (

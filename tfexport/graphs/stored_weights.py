@@ -1,4 +1,4 @@
-"""Initializers that lie in a bundle's weights files: graphs point at them, so that one copy serves all graphs."""
+"""Initializers as references into a bundle's weights files, so that all graphs share one copy."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class StoredWeights:
         return self._entries[name][3]
 
     def tensor(self, name: str) -> ir.ExternalTensor:
-        """The tensor of this name, without the last axis of 1 that the weight of a Conv1d of kernel 1 has."""
+        """The tensor of this name. A weight of a Conv1d with kernel 1 is [out, in], without its last axis."""
         path, offset, dtype, shape, nbytes = self._entries[name]
         if len(shape) == 3 and shape[2] == 1:
             shape = shape[:2]

@@ -404,7 +404,7 @@ def modules_of(model: Transformer, precision: Precision, folder: Path) -> dict[s
         }
     stored = StoredWeights(folder / contract.weights_file(precision))
     graphs = contract.graphs_of(config, precision)
-    paths = [path for graph in graphs for path in portable.half_modules(graph, config, stored) if path]
+    paths = [path for graph in graphs for path in portable.modules_in_half(graph, config, stored) if path]
     return {
         path: sum(2 * tensor.numel() for name, tensor in model.state_dict().items() if name.rpartition(".")[0] == path)
         for path in dict.fromkeys(paths)

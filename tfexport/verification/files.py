@@ -26,9 +26,9 @@ from tfexport.contract import Precision
 from tfexport.graph_checks.cases_portable import Model
 from tfexport.graph_checks.definition import projections_of
 from tfexport.graph_checks.rounding import EPS
-from tfexport.graphs.linear_quantized import quantized
+from tfexport.graphs.linear_quantized import quantize
 from tfexport.graphs.screening import FILE as SCREENING_FILE
-from tfexport.graphs.screening import screening_of
+from tfexport.graphs.screening import screening_tensors
 from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.precision import in_precision
@@ -118,7 +118,7 @@ def _quantized_mismatches(bundle: Bundle, model: Model, precision: Precision) ->
             own = {name for name in names if name.rpartition(".")[0] == projection.name}
             if not own:  # it stays in float32 for a budget: then graphs point to its float32 weights
                 continue
-            wanted = quantized(weights, [projection], precision)
+            wanted = quantize(weights, [projection], precision)
             yield from _names(file, own, wanted)
             for name in own & wanted.keys():
                 yield from _difference(file, name, stored.get_tensor(name), wanted[name])
@@ -133,7 +133,7 @@ BOUNDS = 1e-6
 
 def _screening_mismatches(bundle: Bundle, model: Model) -> Iterator[Mismatch]:
     assert not isinstance(model, EncoderClassifier)
-    wanted = screening_of(model.output_matrix().detach().numpy())
+    wanted = screening_tensors(model.output_matrix().detach().numpy())
     with safe_open(bundle.directory / SCREENING_FILE, "np") as stored:
         yield from _names(SCREENING_FILE, stored.keys(), wanted)
         for name in sorted(set(stored.keys()) & wanted.keys()):

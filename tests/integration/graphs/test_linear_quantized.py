@@ -45,11 +45,11 @@ from tfexport.graph_checks.cases_ort import case
 from tfexport.graphs.emitter import Emitter
 from tfexport.graphs.linear_quantized import (
     INT4_BLOCK,
+    dequantize,
     from_blocks,
     int4_linear,
     int8_linear,
-    quantized,
-    restored,
+    quantize,
 )
 from tfexport.graphs.projections import Projection, decoder_projections, encoder_projections
 from tfexport.graphs.stored_weights import StoredWeights
@@ -100,7 +100,7 @@ def test_the_model_that_graphs_are_compared_with_has_the_rounded_weights_and_its
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     tensors = load_file(tmp_path / contract.weights_file(precision))
     exact = {name: tensor.numpy() for name, tensor in before.items()}
-    wanted = restored(tensors, exact, projections(model.config).values())
+    wanted = dequantize(tensors, exact, projections(model.config).values())
     for name, tensor in rounded.state_dict().items():
         if name == "output_weight":
             assert np.array_equal(tensor.numpy(), wanted[projections(model.config)["output"].weights[0]])
@@ -147,7 +147,7 @@ def projection_graph(
     projections = (*encoder_projections(model.config), *decoder_projections(model.config))
     emitter = Emitter(spec, model.config, weights, projections, LINEARS[precision])
     given_states = emitter.inputs["states"]
-    value = emitter.projected(name, emitter.activated(given_states) if rectified else given_states)
+    value = emitter.project(name, emitter.relu(given_states) if rectified else given_states)
     emitter.set_output(value, "result")
     path = folder / "one.onnx"
     onnx.save(onnx_proto(emitter), path)
@@ -287,7 +287,7 @@ def test_the_largest_products_of_8_bits_are_exact(
 def test_so_are_those_of_listed_weights(tmp_path: Path, rectified: bool) -> None:
     case = Extreme(tmp_path, "output", rectified=rectified)
     listed = {tensor.name: tensor for tensor in shortlist_graphs_of(case.model.config, "int8")[0].outputs}
-    weights = quantized({"w": case.weights}, [Projection("output", ("w",), ())], "int8")
+    weights = quantize({"w": case.weights}, [Projection("output", ("w",), ())], "int8")
     numbers = from_blocks(np.asarray(weights["output.int8"], np.int8), *case.weights.shape).T.astype(np.uint8) ^ 128
     path = projection_graph(tmp_path, case.model, "output", "int8", rectified=rectified, listed=tuple(listed.values()))
     feeds = {"listed.output.int8": numbers, "listed.output.scale": weights["output.scale"], "states": case.states}

@@ -38,9 +38,9 @@ from tfexport.errors import TfexportError
 from tfexport.exporter.pipeline import export
 from tfexport.graphs import screening
 from tfexport.graphs.emitter import Emitter
-from tfexport.graphs.linear_quantized import stored_int8
+from tfexport.graphs.linear_quantized import quantize_int8
 from tfexport.graphs.projections import Projection
-from tfexport.graphs.screening import FEWEST_WORDS, FILE, LEVELS, screened, screening_of
+from tfexport.graphs.screening import FEWEST_WORDS, FILE, LEVELS, screen, screening_tensors
 from tfexport.graphs.stored_weights import StoredWeights
 from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.models.transformer import Transformer
@@ -220,7 +220,7 @@ def test_numbers_that_are_none_are_told(tmp_path: Path, where: str) -> None:
 
 def plant(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other words' numbers, and bounds that lie. (With honest ones nothing would be proven, and all is right.)"""
-    monkeypatch.setattr(screening, "stored_int8", lambda weight: stored_int8(np.roll(weight, 1, axis=0)))
+    monkeypatch.setattr(screening, "quantize_int8", lambda weight: quantize_int8(np.roll(weight, 1, axis=0)))
     monkeypatch.setattr(screening, "_lengths", lambda weight, rounded=None: np.zeros(len(weight)))
 
 
@@ -320,13 +320,13 @@ def ranked(tmp_path: Path, weight: NDArray[np.float32], states: NDArray[np.float
     greedy = contract.ORT_GREEDY_STEP
     spec = contract.GraphSpec("greedy_step", (given, greedy.inputs[3]), greedy.outputs[:2], dialect="ort")
     save_file({"output_weight": weight}, tmp_path / contract.WEIGHTS_FILE)
-    save_file(screening_of(weight), tmp_path / FILE)
+    save_file(screening_tensors(weight), tmp_path / FILE)
     stored = StoredWeights(tmp_path / contract.WEIGHTS_FILE, tmp_path / FILE)
     output = Projection("output", ("output_weight",), ())
     emitter = Emitter(spec, config, stored, [output], lambda *_: pytest.fail("the whole projection"))
-    logits, ids = screened(emitter, output, emitter.inputs["states"], emitter.inputs["banned"])
-    emitter.is_output(logits, "best.logits")
-    emitter.is_output(ids, "best.ids")
+    logits, ids = screen(emitter, output, emitter.inputs["states"], emitter.inputs["banned"])
+    emitter.set_output(logits, "best.logits")
+    emitter.set_output(ids, "best.ids")
     ir.save(emitter.model(), tmp_path / "screening.onnx")
     session = session_of(tmp_path / "screening.onnx")
     found: list[int] = session.run(["best.ids"], {"states": states, "banned": np.zeros(0, np.int64)})[0][:, 0].tolist()

@@ -26,7 +26,7 @@ from tfexport.contract import calls_attention_functions
 from tfexport.decoding.search import SearchOptions, search
 from tfexport.graphs.emitter import OWN
 from tfexport.graphs.linear_float32 import BLOCK
-from tfexport.graphs.linear_quantized import stored_int8
+from tfexport.graphs.linear_quantized import quantize_int8
 from tfexport.graphs.screening import CANDIDATES, FEWEST_WORDS
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
@@ -151,7 +151,7 @@ def float_case(seed: int, places: int, slots: int, queries: int) -> Arrays:
 def blocks_case(seed: int, columns: int, inputs: int) -> Arrays:
     """Weights of a projection, in blocks."""
     matrix = numbers(seed, columns, inputs, scale=10 ** (seed % 5 - 2))
-    return {f"weight.{kind}": array for kind, array in stored_int8(matrix).items()}
+    return {f"weight.{kind}": array for kind, array in quantize_int8(matrix).items()}
 
 
 def linear_case(seed: int, places: int, slots: int, queries: int) -> Arrays:

@@ -23,7 +23,7 @@ from tfexport.runtimes import RUNTIMES
 
 DOCS = ROOT / "docs"
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "SECURITY.md", "examples/README.md")),
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")),
     *sorted(DOCS.rglob("*.md")),
 ]
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]
@@ -97,7 +97,7 @@ OTHERS = {
     "--references",
     "--sentences",
     "--steps",
-    "--alignment",
+    "--alignment",  # of the examples
 }
 """Options of other programs."""
 
