@@ -303,6 +303,7 @@ numpy.save(result, session.run(None, {"states": numpy.load(states)})[0])
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="it is about x86-64 CPUs")
 @pytest.mark.skipif(not shutil.which("qemu-x86_64"), reason="no qemu-x86_64 on the PATH (Debian: qemu-user)")
 @pytest.mark.parametrize("cpu", ["SandyBridge", "Haswell"])  # without AVX2, and with it
@@ -397,6 +398,7 @@ def rounded_model(model: Transformer, folder: Path, precision: Any) -> Transform
     return twin
 
 
+@pytest.mark.thorough
 @bits
 @given(config=configs())
 @settings(max_examples=25, deadline=None, derandomize=True)
