@@ -7,20 +7,17 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.metadata import version as version_of
 from typing import Any
 
 from tfexport.commands.console import working
 from tfexport.commands.flags import AsJson
+from tfexport.errors import TfexportError
 from tfexport.system.json_text import json_text
 from tfexport.system.processes import cpu_name, instruction_sets, usable_cpus
 from tfexport.system.version import version as own_version
-
-CHECKED = (("ort-cpu", "kernels", "ort-cuda"), ("tensorrt",), ("torch", "torch-cuda"))
-"""What one process checks: each library is imported once, and if one ends its process, the others are still checked."""
 
 SECONDS = 120
 """The longest that a process may take, on a machine that reads PyTorch from a slow disk."""
@@ -53,33 +50,50 @@ def facts() -> dict[str, Any]:
 
 def checks() -> dict[str, Any]:
     """Which runtimes can be used here, and the kernels."""
-    with ThreadPoolExecutor(len(CHECKED)) as pool:
-        found = {name: result for results in pool.map(checked, CHECKED) for name, result in results.items()}
-    kernels = found.pop("kernels")
+    found = checked()
+    kernels = found.pop("kernels", {"state": "unknown", "reason": "no check of them was made"})
     return {"runtimes": found, "kernels": kernels}
 
 
-def checked(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What a process of its own finds of runtimes, and of `kernels`; see `tfexport/runtimes/availability.py`."""
-    command = [sys.executable, "-m", "tfexport.runtimes.availability", *names]
+def checked() -> dict[str, dict[str, Any]]:
+    """What processes of their own find of each runtime, and of `kernels`; see `tfexport/runtimes/availability.py`.
+
+    One process makes all checks, so that each library is imported once. A check that ends its process is passed over by
+    the next one.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    while True:
+        waiting, lost = _check(found)
+        if not waiting:
+            return found
+        found[waiting] = {"available": False, "state": "unknown", "reason": lost, "libraries": {}}
+
+
+def _check(found: dict[str, dict[str, Any]]) -> tuple[str, str]:
+    """Add to `found` what one process finds of the others; the check in which it ended, if it did, and why."""
+    command = [sys.executable, "-m", "tfexport.runtimes.availability", *found]
     try:
         done = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False)
         output, lost = done.stdout, _ending(done.returncode, done.stderr)
     except subprocess.TimeoutExpired as error:
         output, lost = error.stdout or b"", f"there was no answer within {SECONDS} seconds"
-    found: dict[str, dict[str, Any]] = {}
+    waiting = ""
     for line in output.decode(errors="replace").splitlines():
-        if line.startswith('{"name": '):  # libraries print, too
+        if line.startswith('{"checking": '):  # libraries print, too
+            waiting = json.loads(line)["checking"]
+        elif line.startswith('{"name": '):
             result = json.loads(line)
             found[result.pop("name")] = result
-    unknown = {
-        name: {"state": "unknown"} if name == "kernels" else {"available": False, "libraries": {}} for name in names
-    }
-    return {name: found.get(name) or {**unknown[name], "reason": lost} for name in names}
+            waiting = ""
+    if not output and lost:
+        raise TfexportError(f"tfexport cannot be imported in a process of its own: {lost}. Install tfexport again.")
+    return waiting, lost
 
 
 def _ending(code: int, messages: bytes) -> str:
-    """Why a process printed less than it should have."""
+    """Why a process ended early; empty where it did not."""
+    if code == 0:
+        return ""
     last = messages.decode(errors="replace").strip().splitlines()[-1:]
     how = f"signal {-code} ended its process" if code < 0 else "its process failed"
     return ": ".join([how, *last])

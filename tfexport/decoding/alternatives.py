@@ -99,7 +99,7 @@ class Alternatives:
         options = self._options
         least = math.log(options.min_alternative_prob) if options.min_alternative_prob else -math.inf
         possible = [Candidate(*one) for one in zip(ids, log_probs, strict=True) if one[1] > -math.inf]
-        return possible[:1] + [one for one in possible[1 : options.alternatives] if one.log_prob >= least]
+        return possible[:1] + [one for one in possible[1:] if one.log_prob >= least]
 
     def _best(self, continuations: Sequence[Hypothesis], position: int, log_prob: float) -> Hypothesis:
         """The best of the `continuations` of an alternative, whose token at `position` has this log-probability."""

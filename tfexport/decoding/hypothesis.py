@@ -47,22 +47,22 @@ class SourceTokens:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is to be decoded, where its ids do not say it all."""
+    """A source sentence, with what is particular to its outputs."""
 
     ids: Sequence[int]
-    """The encoder's, at least one."""
+    """The input of the encoder, at least one id."""
     prefix: tuple[int, ...] = ()
-    """Ids that every output begins with; their log-probabilities count."""
+    """Ids that every output begins with. Their log-probabilities count in its score."""
     most: int | None = None
-    """Most tokens of its outputs, beside the limits of the search."""
+    """The largest number of tokens of its outputs, besides the limits of the search."""
     least: int = 0
-    """Fewest tokens before eos may come, beside that of the search."""
+    """The smallest number of tokens before eos, besides that of the search."""
     candidates: IntArray | None = field(default=None, compare=False)
-    """Target ids that may come in its outputs, beside eos and those of `prefix`; None for all."""
+    """The target ids that its outputs may have, besides eos and those of `prefix`; None for all."""
     line: int = 0
-    """Its number, which decides with the seed what is drawn for it."""
+    """The number of its line. With the seed it decides what sampling draws."""
     tokens: SourceTokens | None = None
-    """Its ids as a person reads them, where who writes outputs asks for them."""
+    """The words of its ids, where the writer of the outputs needs them."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -75,17 +75,17 @@ class Hypothesis:
     ids: tuple[int, ...]
     """Without bos, with eos when it came."""
     score: float
-    """The log-probability after length normalisation; n-best lists are sorted by it. NaN, as `log_prob`, where greedy search
-    was to tell none."""
+    """The log-probability after length normalisation; n-best lists are sorted by it. NaN, as `log_prob`, if the search
+    computes no scores."""
     log_prob: float
     """Sum of the tokens' log-probabilities, eos included when it came."""
     finished: bool
     """False where the length limit, not eos, ended it."""
     token_log_probs: tuple[float, ...] = ()
-    """Of each token, which sum up to `log_prob`; empty where they were not asked for."""
+    """Of each token; their sum is `log_prob`. Empty if the options do not request them."""
     attention: FloatArray | None = field(default=None, compare=False)
-    """What each token attended to when it was chosen, [tokens, source ids]: cross-attention of one layer, the mean of its
-    heads; None where it was not asked for."""
+    """The cross-attention of each token when it was chosen, [tokens, source ids]: of one layer, the mean of its heads. None
+    if the options do not request it."""
 
     @classmethod
     def scored(

@@ -1,7 +1,7 @@
-"""Which runtimes can be used here. `python -m tfexport.runtimes.availability NAME ..` prints a line of JSON for each.
+"""Which runtimes can be used here. `python -m tfexport.runtimes.availability` prints JSON before and after each check.
 
 A check imports the library of a runtime. A library that was built for another CPU or driver can end the process, so
-`tfexport version` runs the checks in processes of their own.
+`tfexport version` makes the checks in another process. It names those to leave out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tfexport.errors import RuntimeUnavailable
 from tfexport.runtimes import RUNTIMES
 
 KERNELS = "kernels"
-"""In place of a runtime: the status of the kernels, which are loaded for it."""
+"""In place of a runtime: the status of the kernels."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,11 @@ def kernels_status() -> dict[str, Any]:
 
 
 def main() -> None:
-    for name in sys.argv[1:]:
-        found = kernels_status() if name == KERNELS else asdict(availability(name))
-        print(json.dumps({"name": name, **found}), flush=True)
+    for name in (KERNELS, *CHECKS):
+        if name not in sys.argv[1:]:
+            print(json.dumps({"checking": name}), flush=True)
+            found = kernels_status() if name == KERNELS else asdict(availability(name))
+            print(json.dumps({"name": name, **found}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,88 +1,16 @@
-"""`tfexport version`: what can run here, and why not what cannot."""
+"""`tfexport version` looks at libraries in another process, whatever they do to it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tfexport.commands import version
+from tfexport.errors import TfexportError
 from tfexport.runtimes import RUNTIMES
-from tfexport.runtimes.availability import CHECKS, availability
-from tfexport.system import processes
-
-READY = {
-    **{"state": "ready", "built": True, "reason": "", "remedy": "", "build": {"compiler": "GCC 12.2.0"}},
-    **{"instruction_sets": ["AVX2", "FMA"], "matrix_products": False},
-}
-ZEN3 = "processor\t: 0\nmodel name\t: AMD EPYC\nflags\t\t: sse2 fma avx avx2\n\nprocessor\t: 1\nflags\t\t: avx512f\n"
-SAPPHIRE = "model name\t: Xeon\nflags\t\t: avx fma avx2 avx512f avx512_vnni avx_vnni amx_int8\n"
-GRAVITON = "processor\t: 0\nFeatures\t: fp asimd asimddp sve i8mm\nCPU part\t: 0xd40\n"
-
-
-def kernel_lines(**changes: Any) -> list[str]:
-    runtimes = {"ort-cpu": {"available": True, "reason": "", "libraries": {"onnxruntime": "1.31.1"}}}
-    lines = version.about_checks({"runtimes": runtimes, "kernels": {**READY, **changes}})
-    assert lines[:2] == ["runtimes:", "  ort-cpu  onnxruntime 1.31.1"]
-    return lines[2:]
-
-
-def test_every_runtime_is_checked_once() -> None:
-    checked = [name for names in version.CHECKED for name in names]
-    assert sorted(checked) == sorted([*RUNTIMES, "kernels"])
-    assert CHECKS.keys() == RUNTIMES.keys()
-
-
-def test_kernels_that_are_ready() -> None:
-    assert kernel_lines() == [
-        "kernels: in use, AVX2, FMA; built by GCC 12.2.0",
-        "  matrix products are computed by ONNX Runtime: their kernels need AVX-512 VNNI",
-    ]
-    assert kernel_lines(matrix_products=True, instruction_sets=["AVX-512", "AVX-512 VNNI"], build={}) == [
-        "kernels: in use, AVX-512, AVX-512 VNNI"
-    ]
-
-
-@pytest.mark.parametrize("state", ["disabled", "not-built", "no-onnxruntime", "other-format", "cannot-load"])
-def test_kernels_that_are_not(state: str) -> None:
-    lines = kernel_lines(state=state, reason="REASON", remedy="REMEDY.")
-    assert lines == ["kernels: not in use, as REASON. REMEDY."]
-
-
-def test_the_first_lines_of_a_compile_error_are_shown() -> None:
-    build = {"reason": "compile-error", "details": ["rows.h:3: error: x", "  3 | x"]}
-    lines = kernel_lines(state="not-built", reason="they were not built", remedy="Report it.", build=build)
-    assert lines[1:] == ["  rows.h:3: error: x", "    3 | x"]
-
-
-@pytest.mark.parametrize(
-    ("content", "found"),
-    [
-        (ZEN3, ("AVX", "FMA", "AVX2")),
-        (SAPPHIRE, ("AVX", "FMA", "AVX2", "AVX-VNNI", "AVX-512", "AVX-512 VNNI", "AMX-INT8")),
-        (GRAVITON, ("NEON", "NEON dot product", "I8MM", "SVE")),
-        ("processor\t: 0\n", ()),
-        (None, ()),
-    ],
-)
-def test_instruction_sets_are_those_that_linux_lists(
-    content: str | None, found: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if content is not None:
-        (tmp_path / "cpuinfo").write_text(content)
-    monkeypatch.setattr(processes, "CPU_FACTS", tmp_path / "cpuinfo")
-    monkeypatch.setattr("platform.system", lambda: "Linux")
-    assert processes.instruction_sets() == found
-
-
-def test_instruction_sets_are_those_that_macos_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platform.system", lambda: "Darwin")
-    known = {"hw.optional.AdvSIMD": 1, "hw.optional.arm.FEAT_DotProd": 1, "hw.optional.arm.FEAT_I8MM": 0}
-    monkeypatch.setattr(processes, "system_number", lambda key: known.get(key, 0))
-    assert processes.instruction_sets() == ("NEON", "NEON dot product")
+from tfexport.runtimes.availability import availability
 
 
 def with_module(folder: Path, monkeypatch: pytest.MonkeyPatch, **modules: str) -> None:
@@ -93,40 +21,41 @@ def with_module(folder: Path, monkeypatch: pytest.MonkeyPatch, **modules: str) -
     monkeypatch.setenv("PYTHONPATH", f"{folder}:{root}")
 
 
-def found_of(*names: str) -> Mapping[str, Any]:
-    found = version.checked(names)
-    assert found.keys() == set(names)
-    assert json.dumps(found)
-    return found
-
-
 def test_a_library_that_ends_its_process_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = "import os, sys; print('libcuda is too old', file=sys.stderr, flush=True); os.abort()"
-    with_module(tmp_path, monkeypatch, tensorrt=fault)
-    found = found_of("ort-cpu", "tensorrt")
-    assert found["ort-cpu"]["available"]  # whose result was printed before
-    assert found["tensorrt"] == {
-        **{"available": False, "libraries": {}},
-        "reason": "signal 6 ended its process: libcuda is too old",
-    }
+    with_module(tmp_path, monkeypatch, tensorrt=fault, torch="__version__ = '3.0'")
+    found = version.checked()
+    assert found.keys() == {*RUNTIMES, "kernels"}
+    assert found["ort-cpu"]["available"]  # which was checked before
+    assert found["tensorrt"]["reason"] == "signal 6 ended its process: libcuda is too old"
+    assert not found["tensorrt"]["available"]
+    assert found["torch"] == {"available": True, "reason": "", "libraries": {"torch": "3.0"}}  # and after
+    assert json.dumps(found)
 
 
 def test_a_library_that_cannot_be_imported_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = "print('a banner'); raise ImportError('libstdc++.so.6: version GLIBCXX_3.4.32 not found')"
     with_module(tmp_path, monkeypatch, onnxruntime=fault, torch="import not_there")
-    found = found_of("ort-cpu", "kernels", "torch")
+    found = version.checked()
     assert found["ort-cpu"]["reason"] == (
         "the import of its library failed: libstdc++.so.6: version GLIBCXX_3.4.32 not found"
     )
     assert found["torch"]["reason"] == "not_there is not installed: pip install 'tfexport[export]'."
     assert found["kernels"]["state"] in ("no-onnxruntime", "not-built")
-    assert not any(found[name]["available"] for name in ("ort-cpu", "torch"))
+    assert not any(found[name]["available"] for name in RUNTIMES)
 
 
-def test_a_process_that_does_not_answer_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_module(tmp_path, monkeypatch, torch="import time; time.sleep(60)")
-    monkeypatch.setattr(version, "SECONDS", 1)
-    assert found_of("torch")["torch"]["reason"] == "there was no answer within 1 seconds"
+def test_a_check_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_module(tmp_path, monkeypatch, torch="import time; time.sleep(60)", onnxruntime="raise ImportError")
+    monkeypatch.setattr(version, "SECONDS", 8)
+    found = version.checked()
+    assert found["torch"]["reason"] == found["torch-cuda"]["reason"] == "there was no answer within 8 seconds"
+
+
+def test_a_package_that_cannot_be_imported_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_module(tmp_path, monkeypatch, numpy="raise ImportError('numpy is damaged')")
+    with pytest.raises(TfexportError, match="numpy is damaged"):
+        version.checked()
 
 
 def test_runtimes_that_the_tests_use_are_available() -> None:

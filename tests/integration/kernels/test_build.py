@@ -121,7 +121,11 @@ def test_the_reason_of_a_compiler_that_fails_is_kept(tmp_path: Path, major: int,
     compiler.write_text(COMPILER.format(major=major))
     compiler.chmod(0o755)
     site = installed(tmp_path, compiler)
-    command = [sys.executable, "-m", "tfexport.runtimes.availability", "kernels"]
-    found = json.loads(subprocess.check_output(command, cwd=site, env={**os.environ, "PYTHONPATH": str(site)}))["build"]
+    command = [
+        sys.executable,
+        "-c",
+        "import json; from tfexport import kernels; print(json.dumps(kernels.status().build))",
+    ]
+    found = json.loads(subprocess.check_output(command, cwd=site, env={**os.environ, "PYTHONPATH": str(site)}))
     assert (found["reason"], found["message"], found["compiler"]) == (reason, message, f"GCC {major}.4.0")
     assert found["details"] == ["floats.h:12:1: error: bad target", "  12 | static"]

@@ -97,7 +97,7 @@ OTHERS = {
     "--references",
     "--sentences",
     "--steps",
-    "--alignment",
+    "--alignment",  # of the examples
 }
 """Options of other programs."""
 

@@ -15,9 +15,9 @@ from tfexport.graphs.linear_float32 import BLOCK
 from tfexport.graphs.linear_quantized import (
     GROUP,
     INT4_BLOCK,
+    dequantize,
     from_blocks,
-    quantized,
-    restored,
+    quantize,
 )
 from tfexport.graphs.projections import Projection
 
@@ -35,11 +35,11 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def stored(matrix: Matrix, precision: Any) -> Arrays:
-    return quantized({"w": matrix}, [Projection("p", ("w",), ())], precision)
+    return quantize({"w": matrix}, [Projection("p", ("w",), ())], precision)
 
 
 def read_back(tensors: Arrays, matrix: Matrix) -> Matrix:
-    return restored(tensors, {"w": matrix}, [Projection("p", ("w",), ())])["w"]
+    return dequantize(tensors, {"w": matrix}, [Projection("p", ("w",), ())])["w"]
 
 
 @given(matrix=matrices)
@@ -116,7 +116,7 @@ def test_a_weight_that_is_no_finite_number_is_refused_by_its_name(precision: Any
     weights["b.weight"][1, 39] = number
     joined = [Projection("ab", ("a.weight", "b.weight"), ())]
     with pytest.raises(TfexportError, match=r"^a\.weight has weights that are not finite numbers\. Check the training"):
-        quantized(weights, joined, precision)
+        quantize(weights, joined, precision)
 
 
 @bits
@@ -125,7 +125,7 @@ def test_joined_matrices_lie_one_under_the_other_and_come_back_in_their_own_shap
     shapes = {"a": (3, 40), "b": (5, 40, 1), "c": (1, 40)}
     weights = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
     order = [Projection("one", ("b", "a"), ()), Projection("two", ("c",), ())]
-    found = restored(quantized(weights, order, precision), weights, order)
+    found = dequantize(quantize(weights, order, precision), weights, order)
     for name, matrix in weights.items():
         alone = stored(matrix.reshape(len(matrix), 40), precision)
         assert np.array_equal(found[name], read_back(alone, matrix.reshape(len(matrix), 40)).reshape(matrix.shape))

@@ -16,13 +16,13 @@ from tests.support.fakes import random_model as scripted_model
 from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import TfexportError
 from tfexport.graphs.linear_quantized import from_blocks
-from tfexport.graphs.screening import LEVELS, screening_of
+from tfexport.graphs.screening import LEVELS, screening_tensors
 
 SCORED, ALONE = SearchOptions(max_length=30), SearchOptions(max_length=30, scores=False)
 
 
 def stored_of(weight: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-    return {name.removeprefix("screening."): tensor for name, tensor in screening_of(weight).items()}
+    return {name.removeprefix("screening."): tensor for name, tensor in screening_tensors(weight).items()}
 
 
 @settings(max_examples=60, deadline=None)
@@ -51,9 +51,9 @@ def test_no_logit_is_above_its_bound(seed: int, width: int, spread: float, outli
 
 def test_a_projection_that_is_no_numbers_is_refused() -> None:
     with pytest.raises(TfexportError, match="output projection has weights that are not finite"):
-        screening_of(np.array([[1.0, np.inf]], np.float32))
+        screening_tensors(np.array([[1.0, np.inf]], np.float32))
     with pytest.raises(TfexportError, match=r"output projection has weights above 1e\+30"):
-        screening_of(np.array([[1.0, 2e30]], np.float32))
+        screening_tensors(np.array([[1.0, 2e30]], np.float32))
 
 
 def test_scores_that_nobody_asked_for_are_none() -> None:
