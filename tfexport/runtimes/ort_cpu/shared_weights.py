@@ -8,7 +8,8 @@ graph has for itself. ONNX Runtime can also write a graph together with its pack
                                     checksums.json of these two, against full and damaged disks
 
 KEY is a digest of the bundle's files, ONNX Runtime and the CPU: each CPU packs in its own way. ONNX Runtime trusts the
-content of these files, so they are read only if nobody but this user could have written them. They may be deleted at any time.
+content of these files, so they are read only if nobody but this user could have written them. They can be deleted at any
+time.
 """
 
 from __future__ import annotations
