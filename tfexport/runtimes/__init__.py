@@ -1,4 +1,4 @@
-"""The ways to execute a bundle. A runtime's library is imported only when it is asked for."""
+"""The runtimes: ways to execute a bundle. The library of a runtime is imported when the runtime is loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUNTIMES = {
     "torch": "export",
     "torch-cuda": "export",
 }
-"""The runtimes, and the extra that brings what each needs."""
+"""The runtimes, and the extra of the package that installs the library of each."""
 
 
 def load_runtime(
@@ -31,10 +31,10 @@ def load_runtime(
     """The runtime `name` on `bundle`.
 
     Args:
-        precision: float32 when None; for `tensorrt` that of the bundle's engines, where they have one.
-        threads: CPU threads; all that this process may use when None.
-        share_weights: have packed weights in memory once with all processes that ask for it; for `ort-cpu`.
-        shortlist: be ready for searches with shortlists; `ort-cpu` has graphs for them, where the bundle has.
+        precision: if None, float32; for `tensorrt` that of the bundle's engines.
+        threads: CPU threads; all that this process may use if None.
+        share_weights: for `ort-cpu`: keep packed weights in memory once for all processes with this option.
+        shortlist: prepare for searches with shortlists; `ort-cpu` has graphs for them, if the bundle has.
 
     Raises:
         RuntimeUnavailable: there is no such runtime, or what it needs is not here.

@@ -1,4 +1,4 @@
-"""The sizes that a runtime's tensors come in."""
+"""The sizes of a runtime's buffers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfexport.runtimes.base import Capacity
 
 @dataclass(frozen=True)
 class Buckets:
-    """The sizes that tensors come in, ascending. None: any size."""
+    """The sizes that buffers have, ascending. None: any size."""
 
     cache: tuple[int, ...]
     batch: tuple[int, ...] | None = None
@@ -19,10 +19,10 @@ class Buckets:
     rows: int | None = None
     """Most rows, batch * beam."""
     remedy: str = ""
-    """What to do when a size is above all of them."""
+    """What to do when a size is above all of these: the end of error messages."""
 
     def capacity(self, config: ModelConfig) -> Capacity:
-        """What of the model's capacity fits into these sizes."""
+        """The part of the model's capacity that fits into these sizes."""
         return Capacity(
             min(config.max_source_length, max(self.src or (config.max_source_length,))),
             min(config.max_target_length, max(self.cache)),
@@ -31,17 +31,20 @@ class Buckets:
         )
 
     def cache_for(self, slots: int) -> int:
+        """The smallest cache with `slots`. Raises TfexportError if there is none, as the next two do."""
         return self._smallest(self.cache, slots, "a translation of {} tokens")
 
     def batch_for(self, sentences: int, beam: int) -> int:
+        """The smallest batch for `sentences`."""
         batch = sentences if self.batch is None else self._smallest(self.batch, sentences, "a batch of {} sentences")
         if self.rows is not None and batch * beam > self.rows:
-            batch = sentences  # without the empty places of a bucket it may still fit
+            batch = sentences  # it may fit without the empty places of a bucket
             if batch * beam > self.rows:
                 raise TfexportError(f"{batch} sentences with beam {beam} are more than {self.rows} rows. {self.remedy}")
         return batch
 
     def src_for(self, length: int) -> int:
+        """The smallest source length for `length` ids."""
         return length if self.src is None else self._smallest(self.src, length, "a source of {} ids")
 
     def _smallest(self, sizes: tuple[int, ...], needed: int, what: str) -> int:

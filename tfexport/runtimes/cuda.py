@@ -25,7 +25,7 @@ class CudaMemory:
 
 
 class PinnedMemory:
-    """Host memory that the GPU copies from and to by itself."""
+    """Pinned host memory, which the GPU can access."""
 
     def __init__(self, nbytes: int):
         self.address = int(checked(cudart.cudaMallocHost(nbytes)))
@@ -57,7 +57,7 @@ class CudaMirror:
 class CudaGraph:
     """Work that was recorded once and is enqueued as a whole.
 
-    It keeps what recorded it: the memory that the work computes in belongs to that.
+    It keeps a reference to the recorded call, which owns the memory that the work uses.
     """
 
     def __init__(self, graph: Any, stream: int, recorded: Call):
@@ -101,7 +101,7 @@ class CudaDevice:
         checked(cudart.cudaMemcpy2DAsync(target, steps[0], source, steps[1], width, count, kind, self.stream))
 
     def capture(self, enqueue: Call) -> Call:
-        """Record `enqueue`; it must have run once before, so that what it sets up lazily is no part of the record."""
+        """Record `enqueue`. It must have run once before, so that its lazy setup is not recorded."""
         mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         collecting = gc.isenabled()
         gc.disable()  # a collection could free memory, which would end the recording

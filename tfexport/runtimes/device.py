@@ -1,7 +1,7 @@
-"""Memory of a device, as the decoding loop needs it, and the host's own memory as one such device.
+"""The memory of a device, for runtimes with fixed buffers (`runtimes/loop.py`); the host is one such device.
 
-All work is enqueued on one stream: a `push`, a graph, a `pull` happen in this order, and `synchronize` waits for them.
-On the host everything is done at once, so a `Mirror` is the memory itself.
+All work is enqueued on one stream: a `push`, a graph and a `pull` run in this order, and `synchronize` waits for them.
+On the host all work is done at once, and a `Mirror` is the memory itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Call = Callable[[], None]
 
 
 class DeviceTensor(NamedTuple):
-    """Where a tensor lies; it owns nothing."""
+    """The address, shape and type of a tensor. It does not own the memory."""
 
     address: int
     shape: tuple[int, ...]
@@ -38,7 +38,7 @@ class Memory(Protocol):
 
 
 class Mirror(Protocol):
-    """A host array that stands for a tensor of the device. bfloat16 is shown as its bits, uint16."""
+    """A host array beside a tensor of the device. bfloat16 is represented by its bits, uint16."""
 
     array: NDArray[Any]
 
@@ -46,11 +46,11 @@ class Mirror(Protocol):
         """Enqueue the copy from the array to the device."""
 
     def pull(self) -> None:
-        """Enqueue the copy from the device to the array, which is there after `synchronize`."""
+        """Enqueue the copy from the device to the array. It is done after `synchronize`."""
 
 
 class Device(Protocol):
-    """Where a runtime keeps its tensors."""
+    """The memory and the stream of a runtime."""
 
     name: str
     stream: int
@@ -66,14 +66,14 @@ class Device(Protocol):
         """Enqueue setting all bytes to 0."""
 
     def copy_prefixes(self, target: int, source: int, *, count: int, width: int, steps: tuple[int, int]) -> None:
-        """Enqueue copying `width` bytes, `count` times, going on by `steps` bytes in target and source each time."""
+        """Enqueue `count` copies of `width` bytes. `steps` are the bytes between two of them, in target and source."""
 
     def capture(self, enqueue: Call) -> Call:
-        """What does the work of `enqueue` with less of the host's time, if the device knows how (a CUDA graph)."""
+        """A call that does the work of `enqueue` with less host time, where the device can record it (a CUDA graph)."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until all that was enqueued is done."""
+        """Wait until all enqueued work is done."""
 
 
 class HostMemory:
@@ -103,7 +103,7 @@ class HostDevice:
     """The host's memory, for runtimes that compute on the CPU.
 
     Args:
-        fill: what `zero` writes in truth, to show that nothing depends on it.
+        fill: the value that `zero` writes, to test that no result depends on it.
     """
 
     name = "cpu"
@@ -150,7 +150,7 @@ def _host_array(address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> N
 
 
 def to_float32(array: NDArray[Any]) -> NDArray[np.float32]:
-    """The numbers of a mirror of a float tensor."""
+    """The values of a mirror of a float tensor, in float32."""
     if array.dtype == np.uint16:  # bfloat16 is the upper half of a float32
         return (array.astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float32)

@@ -1,4 +1,4 @@
-"""Device memory that is used again: batch after batch needs the same sizes, and a recorded graph its old addresses."""
+"""A pool of device memory: batches need the same sizes again, and recorded graphs the same addresses."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from tfexport.errors import DeviceMemoryError
 from tfexport.runtimes.device import Device, DeviceTensor, Memory
 
 
-class Pool:
-    """Pieces of memory for whoever needs one of their size.
+class MemoryPool:
+    """Pieces of memory that are allocated once and used again.
 
     Args:
-        kept: pieces that wait for their next use; of more than these the one longest unused is freed.
+        kept: the most free pieces. Of more, the least recently used piece is freed.
     """
 
     def __init__(self, device: Device, kept: int):
         self.device, self.kept = device, kept
-        self._free: list[Memory] = []  # the longest unused first
-        # A piece is given back when its last reference goes, in whatever thread and in the middle of anything.
+        self._free: list[Memory] = []  # the least recently used first
+        # Reentrant: a piece is given back when its last reference goes, in any thread and at any point of the code.
         self._lock = threading.RLock()
 
     def take(self, nbytes: int) -> Memory:
-        """A piece of this size class, a new one if there is none."""
+        """A free piece of the size class of `nbytes`, or a new one."""
         size = size_class(nbytes)
         with self._lock:
             fitting = [memory for memory in self._free if memory.nbytes == size]
             if not fitting:
                 return self._allocate(size)
-            # Always the lowest: a batch like the last one then meets the same addresses, and what was recorded for them.
+            # The lowest address: a batch like the last one gets the same addresses, and the graphs recorded for them.
             memory = min(fitting, key=lambda piece: piece.address)
             self._free.remove(memory)
             return memory
@@ -42,7 +42,7 @@ class Pool:
         except DeviceMemoryError:
             if not self._free:
                 raise
-        self._free.clear()  # what waits for its next use must not be what is missing now
+        self._free.clear()  # free pieces of other sizes may be what is missing
         return self.device.allocate(size)
 
     def give_back(self, memory: Memory) -> None:
@@ -52,15 +52,15 @@ class Pool:
 
 
 def size_class(nbytes: int) -> int:
-    """`nbytes` rounded up to one of four sizes an octave, so that lengths that differ a little share memory."""
+    """`nbytes` rounded up to one of four sizes in each power of two, so that similar lengths share memory."""
     step = max(ALIGNMENT, 1 << max(0, nbytes.bit_length() - 3))
     return -(-nbytes // step) * step
 
 
 class Region:
-    """Named tensors in one piece of a pool's memory, which it gives back when nothing refers to it any more."""
+    """Named tensors in one piece of a pool's memory. The piece is given back when nothing refers to the region."""
 
-    def __init__(self, pool: Pool, **tensors: tuple[tuple[int, ...], str]):
+    def __init__(self, pool: MemoryPool, **tensors: tuple[tuple[int, ...], str]):
         offsets: dict[str, int] = {}
         end = 0
         for name, (shape, dtype) in tensors.items():

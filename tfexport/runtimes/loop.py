@@ -29,21 +29,21 @@ from tfexport.contract import BEST, ITEM_SIZES, Precision, cache_names
 from tfexport.runtimes.base import BaseRuntime, Best, Capacity, FloatArray, IntArray, best_from_logits
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.device import Call, Device, DeviceTensor, Mirror, to_float32
-from tfexport.runtimes.device_pool import Pool, Region
+from tfexport.runtimes.device_pool import MemoryPool, Region
 from tfexport.runtimes.slots import Slots, fill_sources
 
-KEPT = 128
-"""Graphs bound to tensors, and mirrors of tensors, that are kept for when their addresses come again."""
+CACHED = 128
+"""Bound graphs, and mirrors of tensors, that are kept for the next batch with the same addresses and shapes."""
 
 
 Value = TypeVar("Value")
 
 
 class Executable(Protocol):
-    """A graph of the contract in a library's hands."""
+    """A graph of the contract, loaded by a library."""
 
     def bind(self, tensors: Mapping[str, DeviceTensor]) -> Call:
-        """A call that enqueues one run on these inputs and outputs, which are all that the graph has."""
+        """A call that enqueues one run on `tensors`, which are all inputs and outputs of the graph by their names."""
         ...
 
 
@@ -69,47 +69,47 @@ class Graphs(Protocol):
         """The decoder step for caches of `cache` slots, one of the buckets.
 
         Args:
-            attention: the step that tells its cross-attention too.
+            attention: the variant of the step that has the cross-attention as an output.
 
         Raises:
-            RuntimeUnavailable, BundleError: there is none that does.
+            RuntimeUnavailable, BundleError: there is no such variant.
         """
         ...
 
 
-def _in_turn(method: Callable[..., Value]) -> Callable[..., Value]:
-    """A method of a state, while which no other thread is in its runtime."""
+def _locked(method: Callable[..., Value]) -> Callable[..., Value]:
+    """A method of a state that holds the lock of its runtime."""
 
     @wraps(method)
-    def alone(state: LoopState, *arguments: Any) -> Value:
-        with state.turn:
+    def with_lock(state: LoopState, *arguments: Any) -> Value:
+        with state.lock:
             return method(state, *arguments)
 
-    return alone
+    return with_lock
 
 
-def _kept(values: OrderedDict[Any, Value], key: Any, make: Callable[[], Value]) -> Value:
-    """`values[key]`, made where it is new; the one longest unused goes."""
+def _cached(values: OrderedDict[Any, Value], key: Any, make: Callable[[], Value]) -> Value:
+    """`values[key]`, which `make` makes if it is new. The least recently used value is dropped."""
     if key in values:
         values.move_to_end(key)
     else:
         values[key] = make()
-        if len(values) > KEPT:
+        if len(values) > CACHED:
             values.popitem(last=False)
     return values[key]
 
 
 class LoopRuntime(BaseRuntime):
-    """A runtime over `Graphs`."""
+    """A runtime over `Graphs`, in buffers of a few sizes."""
 
     def __init__(self, name: str, config: ModelConfig, graphs: Graphs):
         self._name, self._config, self._graphs = name, config, graphs
-        # In buckets the same sizes come again, and all of them should find their memory; other sizes hardly do.
-        self._pool = Pool(graphs.device, kept=64 if graphs.buckets.batch else 8)
+        # With buckets the same sizes come again, and each should find its memory. Without, they seldom do.
+        self._pool = MemoryPool(graphs.device, kept=64 if graphs.buckets.batch else 8)
         self._calls: OrderedDict[Any, Call] = OrderedDict()
         self._mirrors: OrderedDict[DeviceTensor, Mirror] = OrderedDict()
-        self.turn = threading.RLock()
-        """Held by the thread whose turn it is."""
+        self.lock = threading.RLock()
+        """Threads decode one call after the other: they share memory, bound tensors and a stream."""
 
     @property
     def name(self) -> str:
@@ -128,9 +128,9 @@ class LoopRuntime(BaseRuntime):
         return self._graphs.buckets.capacity(self._config)
 
     def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> LoopState:
-        with self.turn:
+        with self.lock:
             if attention:
-                self._graphs.step(self._graphs.buckets.cache_for(1), attention=True)  # or it is told now
+                self._graphs.step(self._graphs.buckets.cache_for(1), attention=True)  # raises if there is none
             return self._encode(src_ids, src_len, beam, attention)
 
     def _encode(self, src_ids: IntArray, src_len: IntArray, beam: int, attention: bool) -> LoopState:
@@ -152,7 +152,7 @@ class LoopRuntime(BaseRuntime):
     def best(self, state: LoopState, tokens: IntArray, count: int) -> tuple[Best, LoopState]:
         return state.best(tokens, count), state
 
-    # What a state needs of its runtime.
+    # For the states.
 
     @property
     def graphs(self) -> Graphs:
@@ -162,27 +162,27 @@ class LoopRuntime(BaseRuntime):
         return Region(self._pool, **tensors)
 
     def mirror(self, tensor: DeviceTensor) -> Mirror:
-        return _kept(self._mirrors, tensor, lambda: self._graphs.device.mirror(tensor))
+        return _cached(self._mirrors, tensor, lambda: self._graphs.device.mirror(tensor))
 
     def blocks(self, rows: int, length: int) -> Region:
-        """Keys and values of all layers, one after the other: `all` [blocks, rows, heads, length, head_dim]."""
+        """Keys and values of all layers in one tensor `all`, [blocks, rows, heads, length, head_dim]."""
         config = self._config
         shape = (2 * config.n_decoder_layers, rows, config.n_heads, length, config.head_dim)
         return self.region(all=(shape, self._graphs.precision))
 
     def named(self, kind: Any, blocks: Region) -> dict[str, DeviceTensor]:
-        """The tensors of `blocks` by the names of the contract."""
+        """The tensors of `blocks` by their names in the contract."""
         address, (n_blocks, *shape), dtype = blocks["all"]
         nbytes = blocks["all"].nbytes // n_blocks
         names = cache_names(self._config, kind)
         return {name: DeviceTensor(address + i * nbytes, tuple(shape), dtype) for i, name in enumerate(names)}
 
     def call(self, executable: Executable, tensors: Mapping[str, DeviceTensor]) -> Call:
-        """`executable` bound to `tensors`: as it was bound before, when these addresses and shapes come again."""
-        return _kept(self._calls, (id(executable), *tensors.values()), lambda: executable.bind(tensors))
+        """`executable` bound to `tensors`. The call is kept for the next time that they have these addresses and shapes."""
+        return _cached(self._calls, (id(executable), *tensors.values()), lambda: executable.bind(tensors))
 
     def gather(self, blocks: Region, index: DeviceTensor) -> Region:
-        """The rows `index` of `blocks`, in other memory."""
+        """The rows `index` of `blocks`, gathered into other memory."""
         n_blocks, rows, heads, length, head_dim = blocks["all"].shape
         target = self.blocks(index.shape[0], length)
         width = heads * length * head_dim
@@ -212,14 +212,14 @@ class LoopState:
         attention: bool = False,
     ):
         self._runtime, self._slots, self._src = runtime, slots, src
-        self.turn = runtime.turn
+        self.lock = runtime.lock
         self._inputs, self._lengths, self._cross = inputs, lengths, cross
         self._filled = filled
         config = runtime.config
         self._batch = cross["all"].shape[1]
         places = self._batch * slots.beam
         self._cache = cache or self._empty_cache(runtime.graphs.buckets.cache_for(1))
-        self._steps: dict[DeviceTensor, Call] = {}  # the bound step graph for each buffer that the cache lay in
+        self._steps: dict[DeviceTensor, Call] = {}  # the bound step graph for each buffer of the cache
         best = min(BEST, config.tgt_vocab_size)
         self._io = runtime.region(
             tokens=((places,), "int64"),
@@ -233,16 +233,16 @@ class LoopState:
         self._tokens, self._position, self._index, self._log_probs, self._ids = (
             runtime.mirror(self._io[name]) for name in ("tokens", "position", "index", "best.log_probs", "best.ids")
         )
-        self._logits: Mirror | None = None  # only for who asks: it may be large
-        self._index_is_read = True  # False while its copy to the device may still be under way
-        self._tokens.array[:] = config.bos_id  # what empty places go on reading
+        self._logits: Mirror | None = None  # allocated at the first `step`: it may be large
+        self._index_is_read = True  # False while the copy to the device may be running
+        self._tokens.array[:] = config.bos_id  # read by empty places
 
     @property
     def rows(self) -> int:
         return len(self._slots.rows)
 
     @property
-    @_in_turn
+    @_locked
     def cross(self) -> list[FloatArray]:
         mirror = self._runtime.mirror(self._cross["all"])
         mirror.pull()
@@ -254,26 +254,26 @@ class LoopState:
         return {"attention": ((self._runtime.config.n_decoder_layers, places, heads, src), "float32")}
 
     @property
-    @_in_turn
+    @_locked
     def attention(self) -> FloatArray:
-        assert self._attention is not None, "encode was not asked for it"
+        assert self._attention is not None, "encode was called without attention=True"
         return self._attention.array[:, self._slots.rows, :, : self._src]
 
-    @_in_turn
+    @_locked
     def step(self, tokens: IntArray) -> FloatArray:
         """Logits [rows, vocab] after `tokens` [rows]."""
         if self._logits is None:
             self._logits = self._runtime.mirror(self._io["logits"])
         self._run(tokens, self._logits)
-        return self._taken(self._logits)
+        return self._live_rows(self._logits)
 
-    @_in_turn
+    @_locked
     def best(self, tokens: IntArray, count: int) -> Best:
         """The `count` best tokens of each row after `tokens` [rows]; only they leave the device, up to `BEST`."""
         if min(count, self._runtime.config.tgt_vocab_size) > BEST:
             return best_from_logits(self.step(tokens), count)
         self._run(tokens, self._log_probs, self._ids)
-        return Best(self._taken(self._log_probs)[:, :count], self._taken(self._ids)[:, :count])
+        return Best(self._live_rows(self._log_probs)[:, :count], self._live_rows(self._ids)[:, :count])
 
     def _run(self, tokens: IntArray, *results: Mirror) -> None:
         if self._filled == self._cache["all"].shape[3]:
@@ -292,7 +292,7 @@ class LoopState:
         self._filled += 1
 
     def _bound_step(self) -> Call:
-        """The step graph over all buffers of this state, its past and present in one place."""
+        """The step graph bound to the buffers of this state; past and present are the same buffer."""
         runtime = self._runtime
         tensors = {name: tensor for name, tensor in self._io.tensors.items() if name != "index"}
         tensors |= {"src_len": self._inputs["src_len"], **runtime.named("cross", self._cross)}
@@ -300,11 +300,11 @@ class LoopState:
         step = runtime.graphs.step(self._cache["all"].shape[3], attention=self._attention is not None)
         return runtime.call(step, tensors)
 
-    def _taken(self, mirror: Mirror) -> NDArray[Any]:
-        """The rows of the search, copied: the mirror is overwritten by the next step."""
+    def _live_rows(self, mirror: Mirror) -> NDArray[Any]:
+        """The rows of the search, copied, because the next step overwrites the mirror."""
         return mirror.array[self._slots.rows]
 
-    @_in_turn
+    @_locked
     def select(self, rows: IntArray) -> LoopState:
         slots, parents = self._slots.select(rows)
         batch = self._runtime.graphs.buckets.batch_for(len(slots), slots.beam)
@@ -335,7 +335,7 @@ class LoopState:
             mirror = runtime.mirror(index[name])
             mirror.array[:] = values
             mirror.push()
-            mirrors.append(mirror)  # kept until the copies are done
+            mirrors.append(mirror)  # alive until the copies are done
         cross = runtime.gather(self._cross, index["sentences"])
         cache = runtime.gather(self._cache, index["rows"])
         runtime.graphs.device.synchronize()
@@ -345,7 +345,7 @@ class LoopState:
 
     def _empty_cache(self, size: int) -> Region:
         cache = self._runtime.blocks(self._batch * self._slots.beam, size)
-        # A slot that was never written is masked, but a NaN in it would still poison the sum.
+        # Slots that were never written are masked, but 0 * NaN is NaN.
         self._runtime.graphs.device.zero(cache["all"])
         return cache
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime, on the CPU and on NVIDIA GPUs: how it runs the graphs that the decoding loop asks for."""
+"""ONNX Runtime over the standard graphs, on the CPU and on NVIDIA GPUs; sessions for the other runtimes."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from tfexport.runtimes.device import Call, Device, DeviceTensor, HostDevice
 from tfexport.runtimes.loop import LoopRuntime
 from tfexport.system.processes import usable_cpus
 
-onnxruntime.disable_telemetry_events()  # ONNX Runtime would tell its makers of each session
+onnxruntime.disable_telemetry_events()  # ONNX Runtime would send usage data to its makers
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 CACHE_BLOCK = 16
-"""On the CPU. The kernels read the whole cache, also empty slots: so it grows by little."""
+"""Slots by which a cache on the CPU grows. Little, because the kernels read the whole cache, also empty slots."""
 
 CUDA_BATCH = tuple(2**power for power in range(15))
 SRC_BLOCK = 32
 
-SLOWER = ["SkipLayerNormFusion"]
-"""Fusions of ONNX Runtime that lose time on its CPU provider: on 128 rows of 256 numbers its SkipLayerNormalization takes
+DISABLED_OPTIMIZERS = ["SkipLayerNormFusion"]
+"""Fusions of ONNX Runtime that are slower on its CPU provider: on 128 rows of 256 numbers its SkipLayerNormalization takes
 115 microseconds, Add and LayerNormalization 15 together."""
 
 ELEMENT_TYPES: dict[str, Any] = {"int64": np.int64, "float32": np.float32, "float16": np.float16, "bfloat16": 16}
-"""As ONNX Runtime's binding takes them: NumPy's, or ONNX's number where NumPy has none."""
+"""The types for ONNX Runtime's bindings: NumPy's, or ONNX's number where NumPy has none."""
 
 
 def ort_cpu_portable(
@@ -49,12 +49,11 @@ def ort_cpu_portable(
 ) -> LoopRuntime:
     """The runtime `ort-cpu` over the standard graphs, with `threads` CPU threads (all that this process may use when None).
 
-    In half precision it rounds as the graphs say, which is for checking and not for speed: see
-    `kernels/explicit_rounding.py`.
+    In half precision it rounds after each node. That is for checks, not for speed: see `kernels/explicit_rounding.py`.
 
     Args:
         block: slots of the smallest cache, and by which it grows.
-        fill: what is in slots that no step has written; they are read, with a weight of 0.
+        fill: the value of slots that no step has written; they are read, with a weight of 0.
 
     Raises:
         RuntimeUnavailable: half precision needs onnx, which is not installed.
@@ -91,13 +90,13 @@ def require_cuda_provider() -> None:
 
 
 def cpu_buckets(max_target_length: int, block: int = CACHE_BLOCK) -> Buckets:
-    """Batches and sources as they are; caches that grow by blocks to the model's limit."""
+    """Batches and sources of any size; caches that grow by blocks to the model's limit."""
     sizes = range(block, max_target_length, block)
     return Buckets((*sizes, max_target_length), remedy="The model has no more positions.")
 
 
 def cuda_buckets(bundle: Bundle, precision: Precision) -> Buckets:
-    """Few shapes, so that their recorded graphs are soon met again."""
+    """Few shapes, so that recorded graphs are reused soon."""
     config = bundle.config
     step = max(SRC_BLOCK, aligned_length(config.d_attention, precision))
     cache = [step]
@@ -139,9 +138,9 @@ class OrtGraphs:
             return self._step
         if self.device.name != "cpu":
             raise RuntimeUnavailable(
-                "the runtime ort-cuda does not tell what outputs attend to. Use --runtime ort-cpu, torch or torch-cuda."
+                "the runtime ort-cuda has no cross-attention weights. Use --runtime ort-cpu, torch or torch-cuda."
             )
-        if self._attention_step is None:  # loaded for who asks for it
+        if self._attention_step is None:  # loaded at the first search with attention
             self._attention_step = self._load("decoder_step_attention")
         return self._attention_step
 
@@ -170,8 +169,8 @@ class OrtExecutable:
     """One session, which can be bound to many sets of tensors.
 
     Args:
-        record: on a GPU, record a CUDA graph for each set. Not worth it where a set seldom comes again.
-        rounding: on the CPU, round between the nodes of a graph in half precision.
+        record: on a GPU, record a CUDA graph for each set. Not worth it if sets are seldom reused.
+        rounding: on the CPU, round after each node of a graph in half precision.
     """
 
     def __init__(
@@ -194,7 +193,7 @@ class OrtExecutable:
         binding = self._session.io_binding()
         for name, tensor in tensors.items():
             arguments = (self._device.name, 0, ELEMENT_TYPES[tensor.dtype], tensor.shape, tensor.address)
-            # ONNX Runtime checks neither: an unknown name would be read or written by nobody.
+            # ONNX Runtime does not check names: it would ignore an unknown one.
             if name in self._inputs:
                 binding.bind_input(name, *arguments)
             else:
@@ -206,13 +205,13 @@ class OrtExecutable:
 
 
 class _Recorded:
-    """Runs of one binding on a GPU, which ONNX Runtime records under a number and replays."""
+    """Runs one binding on a GPU, as a CUDA graph that ONNX Runtime records under a number."""
 
     def __init__(self, session: onnxruntime.InferenceSession, binding: Any, graph_id: int):
         self._session, self._binding, self._graph_id = session, binding, graph_id
         self._options = onnxruntime.RunOptions()
         self._options.add_run_config_entry("gpu_graph_id", str(graph_id))
-        # The loop waits for the stream itself, after the copies that follow.
+        # The caller waits for the stream, after the copies that follow.
         self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
     def __call__(self) -> None:
@@ -224,12 +223,12 @@ class _Recorded:
 
 
 def report_fallbacks(graph: Path, session: onnxruntime.InferenceSession, provider: str) -> None:
-    """Warn of nodes that do not run where they should: each costs copies between GPU and host in every step."""
+    """Warn of nodes that run on another provider: each costs copies between GPU and host in every step."""
     nodes = [
         f"{node.name} ({node.op_type})"
         for part in session.get_provider_graph_assignment_info()
         for node in part.get_nodes()
-        # Shapes are computed on the CPU on purpose: they are needed there.
+        # ONNX Runtime computes shapes on the CPU on purpose.
         if part.ep_name != provider and not node.name.startswith(SHAPE_NODE)
     ]
     if nodes:
@@ -244,7 +243,7 @@ def report_fallbacks(graph: Path, session: onnxruntime.InferenceSession, provide
 
 
 Configure = Callable[[onnxruntime.SessionOptions], None]
-"""Changes options of a session before it is made."""
+"""Changes the options of a session before it is created."""
 
 
 def cpu_session(graph: Path, threads: int | None, configure: Configure | None = None) -> onnxruntime.InferenceSession:
@@ -266,8 +265,8 @@ def _session(
     configure: Configure | None = None,
 ) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
-    model = _rounding(graph, options) if rounding else graph
-    # Explicit: by itself ONNX Runtime takes every core of the machine, also those that this process may not use.
+    model = _with_rounding(graph, options) if rounding else graph
+    # By default ONNX Runtime uses all cores of the machine, also those that this process may not use.
     options.intra_op_num_threads = threads or usable_cpus()
     options.log_severity_level = 3
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
@@ -283,18 +282,18 @@ def _session(
             "use_tf32": "0",  # the default rounds float32 factors to 10 bits
         }
         providers = [(CUDA, settings), CPU]
-    slower = SLOWER if device.name == "cpu" else []
+    slower = DISABLED_OPTIMIZERS if device.name == "cpu" else []
     try:
         session = onnxruntime.InferenceSession(model, options, providers=providers, disabled_optimizers=slower)
     except Exception as error:  # the library's errors have no common base
         first = str(error).splitlines()[0]
         if device.name == "cuda" and record:
-            # It refuses to record a graph of which a node does not run on the GPU. Then it runs unrecorded, and that
-            # node is reported.
+            # It refuses to record a graph with a node that does not run on the GPU. Then the graph runs unrecorded, and
+            # `report_fallbacks` reports the node.
             logging.getLogger(__name__).warning("warning: %s is not recorded as a CUDA graph: %s", graph.name, first)
             return _session(graph, device, threads, record=False)
         raise BundleError(f"ONNX Runtime cannot load {graph}: {first} Export again, or upgrade onnxruntime.") from error
-    session.disable_fallback()  # to another provider, silently, after a failure
+    session.disable_fallback()  # or it would change to another provider after a failure
     if device.name == "cuda" and CUDA not in session.get_providers():
         raise RuntimeUnavailable(
             "ONNX Runtime could not start its CUDA provider, which needs the libraries of CUDA 13 and cuDNN 9: "
@@ -303,13 +302,13 @@ def _session(
     return session
 
 
-def _rounding(graph: Path, options: onnxruntime.SessionOptions) -> bytes:
-    """A half-precision graph that rounds on the CPU too; its weights are looked for where they lie."""
+def _with_rounding(graph: Path, options: onnxruntime.SessionOptions) -> bytes:
+    """A half-precision graph that rounds after each node; `options` get the folder of its weights."""
     try:
         from tfexport.kernels.explicit_rounding import with_explicit_rounding
     except ImportError as error:
         raise RuntimeUnavailable(
-            "half precision on the CPU, which is for checking, needs onnx, which is not installed: pip install "
+            "half precision on the CPU, which is for checks, needs onnx, which is not installed: pip install "
             "'tfexport[export]'. Decode with --precision fp32."
         ) from error
     options.add_session_config_entry(

@@ -1,4 +1,4 @@
-"""The PyTorch runtimes: the canonical model itself. On the CPU it is eager and plain, and all others are held to it."""
+"""The PyTorch runtimes: the canonical model itself. On the CPU, eager, it is the reference for all other runtimes."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ CACHE_BLOCK = 32
 
 @dataclass(frozen=True)
 class TorchState:
-    """The reference's state: a value, which no step changes."""
+    """The state of the reference: an immutable value."""
 
     src_len: Tensor  # [batch]
     memory: list[KeyValue]  # a layer: [batch, heads, src, head_dim]
     past: list[KeyValue]  # a layer: [rows, heads, cache, head_dim]
     position: Tensor  # [rows]
-    told: Tensor | None = None
-    """The cross-attention weights [layers, rows, heads, src] of the last step; empty before it, None where not asked for."""
+    last_attention: Tensor | None = None
+    """The cross-attention weights [layers, rows, heads, src] of the last step; empty before it, None if not requested."""
 
     @property
     def attention(self) -> FloatArray:
-        assert self.told is not None, "encode was not asked for it"
-        return _array(self.told)
+        assert self.last_attention is not None, "encode was called without attention=True"
+        return _array(self.last_attention)
 
     @property
     def rows(self) -> int:
@@ -62,7 +62,7 @@ class TorchState:
             [KeyValue(memory.key[sentences], memory.value[sentences]) for memory in self.memory],
             [KeyValue(cache.key[index], cache.value[index]) for cache in self.past],
             self.position[index],
-            self.told,
+            self.last_attention,
         )
 
     def grown(self) -> TorchState:
@@ -75,7 +75,7 @@ class TorchRuntime(BaseRuntime):
     """Runs a `Transformer` on its own device; the model is put into evaluation mode.
 
     Args:
-        static: decodes with this, in buffers that are written in place; else as the reference does.
+        static: decodes in fixed buffers; if None, decodes as the reference does.
         arithmetic: the context to compute in, such as float64; see `models/float64.py`.
     """
 
@@ -104,7 +104,7 @@ class TorchRuntime(BaseRuntime):
 
         Args:
             device: `cpu` or `cuda`.
-            compiled: with `torch.compile`, once for each of a few sizes, each of which takes a while.
+            compiled: with `torch.compile`, for each of a few sizes, which takes seconds each.
 
         Raises:
             RuntimeUnavailable: there is no GPU that PyTorch can use.
@@ -128,7 +128,7 @@ class TorchRuntime(BaseRuntime):
 
     @property
     def model(self) -> Transformer:
-        """The model that it runs."""
+        """The model of this runtime."""
         return self._model
 
     def in_float64(self) -> TorchRuntime:
@@ -162,7 +162,7 @@ class TorchRuntime(BaseRuntime):
     def encode(
         self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False
     ) -> TorchState | StaticState:
-        if self._static and not attention:  # the buffers of a static decoder have no place for it
+        if self._static and not attention:  # a static decoder has no buffers for it
             return self._static.encode(src_ids, src_len, beam)
         return self._encode(src_ids, src_len, beam, attention)
 
@@ -172,8 +172,8 @@ class TorchRuntime(BaseRuntime):
         with self._arithmetic():
             cross = self._model.encode(self._tensor(src_ids), length)
         rows = len(src_len) * beam
-        cache, told = self._model.empty_cache(rows, CACHE_BLOCK), torch.empty(0) if attention else None
-        return TorchState(length, cross, cache, length.new_zeros(rows), told)
+        cache, last_attention = self._model.empty_cache(rows, CACHE_BLOCK), torch.empty(0) if attention else None
+        return TorchState(length, cross, cache, length.new_zeros(rows), last_attention)
 
     def step(self, state: TorchState | StaticState, tokens: IntArray) -> tuple[FloatArray, TorchState | StaticState]:
         return (state.step(tokens), state) if isinstance(state, StaticState) else self._step(state, tokens)
@@ -184,11 +184,11 @@ class TorchRuntime(BaseRuntime):
             state = state.grown()
         given = (self._tensor(tokens), state.position, state.src_len, state.past, state.memory)
         with self._arithmetic():
-            if state.told is None:
-                (logits, past), told = self._model.step(*given), None
+            if state.last_attention is None:
+                (logits, past), last_attention = self._model.step(*given), None
             else:
-                logits, past, told = self._model.step_with_attention(*given)
-        return _array(logits), replace(state, past=past, position=state.position + 1, told=told)
+                logits, past, last_attention = self._model.step_with_attention(*given)
+        return _array(logits), replace(state, past=past, position=state.position + 1, last_attention=last_attention)
 
     def best(
         self, state: TorchState | StaticState, tokens: IntArray, count: int
@@ -213,7 +213,7 @@ class TorchRuntime(BaseRuntime):
 
 
 def _array(tensor: Tensor) -> FloatArray:
-    """In float32; what was computed in float64 stays so, so that a reference loses nothing."""
+    """A NumPy array in float32, or in float64 if it was computed so."""
     return (tensor if tensor.dtype == torch.float64 else tensor.float()).cpu().numpy()
 
 

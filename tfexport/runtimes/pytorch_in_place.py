@@ -1,7 +1,7 @@
-"""PyTorch decoding in buffers that stay where they are, eager or compiled: what a GPU wants.
+"""PyTorch decoding in buffers with fixed addresses, eager or compiled, for GPUs.
 
-The self-attention cache is written in place and comes in few sizes. Compiled, everything does, so that `torch.compile`
-meets few shapes, and its CUDA graphs meet the addresses again that they were recorded with.
+The self-attention cache is written in place and has few sizes. Compiled, all buffers have few sizes, so that `torch.compile`
+compiles few shapes, and its CUDA graphs find the addresses that they were recorded with.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ BATCH = tuple(2**power for power in range(15))
 SRC_BLOCK = 32
 
 SHRINK = 4
-"""Compiled code goes on with a smaller batch when it is so many times smaller: to compile for one takes seconds."""
+"""Compiled code moves to a smaller batch when it is this many times smaller: each batch size takes seconds to compile."""
 
-KEPT = 256
-"""Sets of compiled code's buffers that wait for the next batch of their sizes; the one longest unused goes first."""
+MOST_FREE = 256
+"""The most free sets of buffers of compiled code. Of more, the least recently used set is freed."""
 
-Spec = tuple[tuple[int, ...], torch.dtype]
+TensorSize = tuple[tuple[int, ...], torch.dtype]
 
 
 def static_buckets(config: ModelConfig, *, few_shapes: bool) -> Buckets:
@@ -46,9 +46,9 @@ def static_buckets(config: ModelConfig, *, few_shapes: bool) -> Buckets:
 
 
 class Lease:
-    """Tensors of a pool, which go back to it when nothing refers to the lease any more."""
+    """Tensors of a pool. They are given back when nothing refers to the lease."""
 
-    def __init__(self, pool: Pool, specs: tuple[Spec, ...], tensors: list[Tensor]):
+    def __init__(self, pool: BufferPool, specs: tuple[TensorSize, ...], tensors: list[Tensor]):
         self.tensors = tensors
         weakref.finalize(self, pool.give_back, specs, tensors).atexit = False
 
@@ -58,15 +58,15 @@ class Lease:
         return [KeyValue(key, value) for key, value in zip(rest[::2], rest[1::2], strict=True)]
 
 
-class Pool:
-    """Buffers on one device. Those of compiled code are kept, because a CUDA graph runs on its own addresses only."""
+class BufferPool:
+    """Buffers on one device. Those of compiled code are kept, because a CUDA graph needs the addresses that it recorded."""
 
     def __init__(self, device: torch.device, *, compiled: bool):
         self._device, self._compiled = device, compiled
-        self._free: list[tuple[tuple[Spec, ...], list[Tensor]]] = []
+        self._free: list[tuple[tuple[TensorSize, ...], list[Tensor]]] = []
 
-    def take(self, *specs: Spec) -> Lease:
-        """Tensors of these shapes and types, with anything in them."""
+    def take(self, *specs: TensorSize) -> Lease:
+        """Tensors of these shapes and types, not initialized."""
         for index in reversed(range(len(self._free))):
             if self._free[index][0] == specs:
                 return Lease(self, *self._free.pop(index))
@@ -77,18 +77,18 @@ class Pool:
             tensors = self._new(specs)
         return Lease(self, specs, tensors)
 
-    def _new(self, specs: tuple[Spec, ...]) -> list[Tensor]:
+    def _new(self, specs: tuple[TensorSize, ...]) -> list[Tensor]:
         tensors = [torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in specs]
         if self._compiled:
             for tensor in tensors:
-                # A CUDA graph takes other inputs by copy, and none that it writes to.
+                # CUDA graphs copy inputs without this mark, and cannot write to them.
                 torch._dynamo.mark_static_address(tensor)
         return tensors
 
-    def give_back(self, specs: tuple[Spec, ...], tensors: list[Tensor]) -> None:
+    def give_back(self, specs: tuple[TensorSize, ...], tensors: list[Tensor]) -> None:
         if self._compiled:
             self._free.append((specs, tensors))
-            del self._free[:-KEPT]
+            del self._free[:-MOST_FREE]
 
 
 def encode_into(model: Transformer, src_ids: Tensor, src_len: Tensor, cross: list[KeyValue]) -> None:
@@ -121,13 +121,13 @@ def gather(targets: Sequence[Tensor], sources: Sequence[Tensor], index: Tensor) 
 
 def compile_for_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` compiled for each shape, on a GPU with a CUDA graph for each shape and set of addresses."""
-    # The default of 8 shapes is for code that should have been dynamic: here every bucket is meant to be compiled.
+    # The default limit of 8 shapes is for code that should be dynamic. Here each bucket is compiled on purpose.
     limits = torch._dynamo.config
     limits.recompile_limit = max(limits.recompile_limit, limits.accumulated_recompile_limit)
     compiled = torch.compile(function, mode="reduce-overhead", dynamic=False, fullgraph=True)
 
     def call(*arguments: Any) -> Any:
-        # Results of the last call were copied to the host, so the graphs may use that memory again.
+        # The results of the last call were copied to the host, so CUDA graphs may reuse their memory.
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         return compiled(*arguments)
 
@@ -150,9 +150,9 @@ class StaticDecoder:
 
     Args:
         compiled: with `torch.compile`, on a GPU with CUDA graphs.
-        best_on_device: rank tokens there, in float32, ties in any order; else on the host by `best_from_logits`. On a GPU
-            when None.
-        buckets: other sizes than the usual ones.
+        best_on_device: find the best tokens on the device, in float32, equal ones in any order, and not on the host with
+            `best_from_logits`. None: on GPUs.
+        buckets: in the place of `static_buckets`.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class StaticDecoder:
         self.device, self.dtype = model.encoder.tokens.weight.device, model.encoder.tokens.weight.dtype
         self.buckets = buckets or static_buckets(model.config, few_shapes=compiled)
         self.shrink = SHRINK if compiled else 1
-        self.pool = Pool(self.device, compiled=compiled)
+        self.pool = BufferPool(self.device, compiled=compiled)
         on_device = self.device.type == "cuda" if best_on_device is None else best_on_device
         self.best_count = min(BEST, model.config.tgt_vocab_size) if on_device else 0
         wrap = compile_for_graphs if compiled else lambda function: function
@@ -194,7 +194,7 @@ class StaticDecoder:
         return self.pool.take(((batch, src), torch.int64), ((batch,), torch.int64), *cross)
 
     def take_cache(self, rows: int, slots: int) -> Lease:
-        """Keys and values, zeroed: a slot that was never written is masked, but a NaN in it would poison the sum."""
+        """Keys and values, zeroed: slots that were never written are masked, but 0 * NaN is NaN."""
         shape = (rows, self.config.n_heads, slots, self.config.head_dim)
         cache = self.pool.take(*[(shape, self.dtype)] * (2 * self.config.n_decoder_layers))
         for tensor in cache.tensors:
@@ -232,7 +232,7 @@ class StaticState:
         self._rows = decoder.pool.take(*[((places,), torch.int64)] * 3)
         self._tokens, self._position, self._index = self._rows.tensors
         self._position.fill_(filled)
-        # What empty places go on reading is bos. Pinned, so that a copy to the GPU need not wait.
+        # Empty places read bos. Pinned, so that the copy to the GPU is asynchronous.
         pinned = decoder.device.type == "cuda"
         self._host_tokens = torch.full((places,), decoder.config.bos_id, dtype=torch.int64, pin_memory=pinned)
 
@@ -247,7 +247,7 @@ class StaticState:
 
     @property
     def attention(self) -> FloatArray:
-        raise NotImplementedError("runtimes that are asked for it decode without these buffers")
+        raise NotImplementedError("searches with attention decode without these buffers")
 
     def step(self, tokens: IntArray) -> FloatArray:
         """Logits [rows, vocab] after `tokens` [rows]."""
@@ -294,7 +294,7 @@ class StaticState:
         return self
 
     def _reorder(self, index: IntArray) -> None:
-        """Gather the cache into its second set; the two take turns."""
+        """Gather the cache into its second set of buffers; the two sets alternate."""
         self._index.copy_(torch.from_numpy(index))
         spare = self._spare or self._decoder.take_cache(len(index), self._cache.tensors[0].shape[2])
         self._decoder.gather(spare.tensors, self._cache.tensors, self._index)

@@ -58,14 +58,14 @@ def installed_libraries() -> dict[str, Any]:
 def usable_engines(
     bundle: Bundle, precision: Precision | None, libraries: Mapping[str, Any], generation: str
 ) -> list[Engine]:
-    """The engines of one precision, GPU generation and library that run here, those for this very generation first.
+    """The engines of one precision, GPU generation and library that run here; this generation's before portable ones.
 
     Args:
-        libraries: those that are installed, by name.
+        libraries: the installed ones, by name.
         generation: of the GPU here, such as `sm89`.
 
     Raises:
-        EngineError: there are none; it says what those there are were built for, and how to build others.
+        EngineError: there are none. The message has what the bundle's engines were built for, and how to build others.
     """
     wanted = [engine for engine in bundle.engines if precision in (None, engine.precision)]
     rebuild = f"tfexport build {bundle.directory} --gpu {generation}" + (
@@ -107,8 +107,8 @@ def usable_engines(
 
 
 def runs_portable_engines(library: Any, generation: str) -> bool:
-    """Whether portable engines run on a generation: on those that TensorRT for RTX can name, from Ampere (`sm80`) on."""
-    if library is None:  # not installed, which is said with its version
+    """Whether portable engines run on a generation: those that TensorRT for RTX has a name for, from Ampere (`sm80`) on."""
+    if library is None:  # not installed; the error about versions follows
         return True
     known = getattr(library, "ComputeCapability", None)
     return hasattr(known, generation.upper()) and generation != "sm75"
@@ -131,10 +131,10 @@ class TensorRtGraphs:
             (e.role, e.cache): TensorRtExecutable(bundle.engine(e), e, graphs[e.role], library, self._runtime, device)
             for e in engines
         }
-        # One for all contexts: they run one after the other on one stream, and each would keep its own otherwise.
+        # All contexts share it, because they run one after the other on one stream. By default each would have its own.
         scratch = device.allocate(max(executable.scratch for executable in loaded.values()))
         for executable in loaded.values():
-            executable.use(scratch)
+            executable.use_scratch(scratch)
         missing = [role for role in ("encoder", "select_rows") if (role, 0) not in loaded]
         self._steps = {cache: executable for (role, cache), executable in loaded.items() if role == "decoder_step"}
         if missing or not self._steps:
@@ -148,7 +148,7 @@ class TensorRtGraphs:
     def step(self, cache: int, *, attention: bool = False) -> TensorRtExecutable:
         if attention:
             raise RuntimeUnavailable(
-                "the runtime tensorrt does not tell what outputs attend to: engines are built of the plain steps alone. Use "
+                "the runtime tensorrt has no cross-attention weights, because engines are built of the plain steps. Use "
                 "--runtime ort-cpu, torch or torch-cuda."
             )
         return self._steps[cache]
@@ -167,7 +167,7 @@ def _check_profiles(bundle: Bundle, engines: Sequence[Engine], graphs: Mapping[R
 
 
 def buckets_of(bundle: Bundle, engines: Sequence[Engine]) -> Buckets:
-    """The sizes that engines were built for."""
+    """The sizes that `engines` were built for."""
     encoder = next(engine for engine in engines if engine.role == "encoder")
     steps = [engine for engine in engines if engine.role == "decoder_step"]
     most_batch, most_src = encoder.profile["src_ids"][2]
@@ -184,7 +184,7 @@ def buckets_of(bundle: Bundle, engines: Sequence[Engine]) -> Buckets:
 
 
 class TensorRtExecutable:
-    """One engine; each set of tensors that it is bound to has a context of its own, with its graph recorded.
+    """One engine. Each set of tensors that it is bound to has its own execution context, recorded as a CUDA graph.
 
     Raises:
         EngineError: it cannot be loaded, or would not write the caches of `graph` in place.
@@ -207,7 +207,7 @@ class TensorRtExecutable:
                 )
         self._is_rtx = hasattr(library, "CudaGraphStrategy")
         if self._is_rtx:
-            self._settings = self._prepare(f"kernels-{hashlib.sha256(content).hexdigest()[:16]}")
+            self._settings = self._runtime_settings(f"kernels-{hashlib.sha256(content).hexdigest()[:16]}")
 
     def _names(self) -> list[str]:
         return [self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)]
@@ -228,33 +228,33 @@ class TensorRtExecutable:
             if not context.execute_async_v3(self._device.stream):
                 raise EngineError("TensorRT failed to run an engine. Run again with --debug, or decode with ort-cuda.")
 
-        enqueue()  # once before recording: what is set up or compiled lazily is no part of the record
+        enqueue()  # once before recording, so that lazy setup and compilation are not recorded
         self._device.synchronize()
-        # TensorRT for RTX records by itself; running twice writes the same numbers into the same places.
+        # TensorRT for RTX records by itself. Running twice writes the same values to the same places.
         return enqueue if self._is_rtx else self._device.capture(enqueue)
 
     @property
     def scratch(self) -> int:
-        """Bytes that a run needs for what it computes in between."""
+        """Bytes that a run needs for intermediate results."""
         return int(self._engine.device_memory_size_v2)
 
-    def use(self, scratch: Memory) -> None:
-        """Compute in this memory."""
+    def use_scratch(self, scratch: Memory) -> None:
+        """Use this memory for intermediate results."""
         self._scratch = scratch
 
-    def _prepare(self, name: str) -> Any:
-        """How TensorRT for RTX runs this engine; the kernels that it compiles are kept in a file for the next process."""
+    def _runtime_settings(self, name: str) -> Any:
+        """The settings of TensorRT for RTX for this engine. The kernels that it compiles are cached in the file `name`."""
         trt = self._trt
         settings = self._engine.create_runtime_config()
         settings.set_execution_context_allocation_strategy(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
         settings.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
-        # By default kernels for a shape are compiled meanwhile and change in the middle of a run.
+        # By default kernels for a shape are compiled in the background, and change during a run.
         strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
         settings.dynamic_shapes_kernel_specialization_strategy = strategy
         self._compiled = settings.create_runtime_cache()
         before = disk_cache.load(name)
         if before:
-            self._compiled.deserialize(before)  # it refuses what it cannot use
+            self._compiled.deserialize(before)  # it ignores what it cannot use
         settings.set_runtime_cache(self._compiled)
         weakref.finalize(self, _keep_kernels, name, self._compiled)
         return settings

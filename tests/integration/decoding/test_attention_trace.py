@@ -106,7 +106,7 @@ def test_who_cannot_tell_it_says_so(model: Transformer, bundle: Bundle, tmp_path
             search(make(plain, threads=1), [[5]], SearchOptions(attention=True))
     portable: Any = ort_cpu_portable(bundle, threads=1)
     object.__setattr__(portable.graphs.device, "name", "cuda")
-    with pytest.raises(RuntimeUnavailable, match="ort-cuda does not tell what outputs attend to"):
+    with pytest.raises(RuntimeUnavailable, match="ort-cuda has no cross-attention weights"):
         search(portable, [[5]], SearchOptions(attention=True))
     for layer in (2, -3):
         with pytest.raises(TfexportError, match=rf"no decoder layer {layer}: this model has 2\. Give 0 to 1"):

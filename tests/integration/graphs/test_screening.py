@@ -221,7 +221,7 @@ def test_numbers_that_are_none_are_told(tmp_path: Path, where: str) -> None:
 def plant(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other words' numbers, and bounds that lie. (With honest ones nothing would be proven, and all is right.)"""
     monkeypatch.setattr(screening, "quantize_int8", lambda weight: quantize_int8(np.roll(weight, 1, axis=0)))
-    monkeypatch.setattr(screening, "_lengths", lambda weight, rounded=None: np.zeros(len(weight)))
+    monkeypatch.setattr(screening, "_norms", lambda weight, rounded=None: np.zeros(len(weight)))
 
 
 def test_parity_finds_a_screen_of_other_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

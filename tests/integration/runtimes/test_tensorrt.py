@@ -100,9 +100,7 @@ def test_compiled_kernels_are_kept_for_the_next_process(bundle: Bundle, library:
 
 
 def test_attention_is_not_told(bundle: Bundle, library: Any) -> None:
-    with pytest.raises(
-        RuntimeUnavailable, match=r"tensorrt does not tell what outputs attend to.* Use --runtime ort-cpu"
-    ):
+    with pytest.raises(RuntimeUnavailable, match=r"tensorrt has no cross-attention weights.* Use --runtime ort-cpu"):
         search(load_runtime("tensorrt", bundle), SOURCES, SearchOptions(attention=True))
 
 

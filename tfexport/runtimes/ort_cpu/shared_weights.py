@@ -1,14 +1,15 @@
-"""Packed weights in files, so that processes over one bundle have them in memory once.
+"""Packed weights in files, so that all processes over one bundle share them in memory.
 
-ONNX Runtime maps the weights of a bundle, but products do not read them as they lie: for each process and graph it orders
-every matrix anew, in memory of its own. It can also write a graph together with its packed matrices, and map those later:
+ONNX Runtime maps the weights of a bundle into memory, but matrix products read packed copies of them, which each process and
+graph has for itself. ONNX Runtime can also write a graph together with its packed matrices, and map those later:
 
     ~/.cache/tfexport/packed/KEY/   graph.onnx     the graph as ONNX Runtime optimised it
-                                    weights.bin    its weights, as they are and packed; only the packed ones are ever read
-                                    checksums.json of these two: a disk that was full or is damaged must not change a token
+                                    weights.bin    its weights, plain and packed; only the packed ones are read
+                                    checksums.json of these two, against full and damaged disks
 
-KEY stands for the bundle's files, ONNX Runtime and the CPU: another CPU packs in another way. ONNX Runtime believes what
-these files say, so only files are read that this user alone could have written. They may be deleted at any time.
+KEY is a digest of the bundle's files, ONNX Runtime and the CPU: each CPU packs in its own way. ONNX Runtime trusts the
+content of these files, so they are read only if nobody but this user could have written them. They can be deleted at any
+time.
 """
 
 from __future__ import annotations
@@ -39,31 +40,31 @@ from tfexport.system.processes import cpu_identity
 
 GRAPH, WEIGHTS, CHECKSUMS = "graph.onnx", "weights.bin", "checksums.json"
 FORMAT = 1
-"""Of the folders; to be raised when they, or the options of the sessions that write them, change."""
+"""The format of the folders. Raise it when they, or the options of the sessions that write them, change."""
 
 PRECISIONS: tuple[Precision, ...] = ("float32", "int8")
-"""Those whose packed weights can be kept: with int4, ONNX Runtime 1.31 gives other tokens once they are read back."""
+"""The precisions whose packed weights can be kept. With int4, ONNX Runtime 1.31 gives other tokens after reading them."""
 
 ALIGNMENT = 64
-"""Bytes at whose multiples kernels expect packed weights. ONNX Runtime aligns what is above 1 MiB; what is smaller it writes
-one after the other, and to read from between is a fault that ends the process."""
+"""Kernels need packed weights at multiples of so many bytes; unaligned reads end the process. ONNX Runtime aligns tensors
+above 1 MiB only."""
 
 PACKED = re.compile(rb"prepacked_\d+\x12[^|]{1,99}((?:\|\d+;\d+;\d+)+)", re.DOTALL)
-"""Where packed weights lie, as a graph says it: |offset;length;checksum of each part."""
+"""The places of packed weights as a graph has them: |offset;length;checksum of each part."""
 
 
 class NotShared(Exception):
-    """Why weights cannot be shared; never leaves this module."""
+    """Weights cannot be shared, for this reason. Never leaves this module."""
 
 
 def shared_session(bundle: Bundle, graph: Path, threads: int | None) -> onnxruntime.InferenceSession:
-    """A session of a graph of `bundle` whose packed weights are mapped from a file, which is written if it is not there.
+    """A session of a graph of `bundle` whose packed weights are mapped from a file. The file is written if it is missing.
 
-    Where that is not possible (a full disk, a folder that is not this user's alone), a warning says so, and the session
-    has packed weights of its own: it decodes the same.
+    If that is not possible (a full disk, a folder that others may write to), a warning is logged, and the session has its
+    own packed weights. The results are the same.
 
     Raises:
-        RuntimeUnavailable: this system has no such locks and maps of files.
+        RuntimeUnavailable: this system cannot lock and map files in this way.
         BundleError: ONNX Runtime cannot load the graph.
     """
     if fcntl is None:
@@ -84,15 +85,15 @@ def shared_session(bundle: Bundle, graph: Path, threads: int | None) -> onnxrunt
 
 
 def _key(bundle: Bundle, graph: Path) -> str:
-    """Stands for all that packed weights depend on."""
+    """A digest of all that packed weights depend on."""
     library = kernels.library()
-    computes = None if library is None else file_sha256(library)  # the graph is kept with or without calls of kernels
+    computes = None if library is None else file_sha256(library)  # the stored graph calls the kernels or not
     facts = [FORMAT, graph.name, sorted(bundle.files.items()), onnxruntime.__version__, cpu_identity(), computes]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
 def _folder() -> Path:
-    """The folder of all packed weights, which is this user's alone.
+    """The folder of all packed weights, which only this user may write to.
 
     Raises:
         OSError: it cannot be made.
@@ -113,7 +114,7 @@ def _folder() -> Path:
 
 @contextmanager
 def _lock(place: Path) -> Iterator[int]:
-    """A lock on `place`, shared with whoever only reads. It ends with the process."""
+    """A lock on `place`, shared with other readers. It ends with the process."""
     assert fcntl is not None  # `shared_session` raises without it
     lock = os.open(place.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -124,7 +125,7 @@ def _lock(place: Path) -> Iterator[int]:
 
 
 def _is_whole(place: Path) -> bool:
-    """Whether both files are there as they were written."""
+    """Whether both files are as they were written."""
     try:
         wanted = json.loads((place / CHECKSUMS).read_text(encoding="utf-8"))
         return bool(wanted == _checksums(place))
@@ -137,8 +138,8 @@ def _checksums(place: Path) -> dict[str, str]:
 
 
 def _longest_vector(config: ModelConfig) -> int:
-    """Bytes of the longest of a model's vectors, such as biases, whose odd lengths would shift all that lies after them."""
-    joined = 2 * config.n_decoder_layers * config.d_attention  # of the cross keys and values of all layers
+    """Bytes of the longest vector of a model, such as a bias. In the file, their odd lengths would misalign the weights."""
+    joined = 2 * config.n_decoder_layers * config.d_attention  # the bias of the cross keys and values of all layers
     widths = (config.d_model, config.d_ff, 3 * config.d_attention, joined)
     return 4 * max(config.src_vocab_size, config.tgt_vocab_size, *widths)
 
@@ -147,25 +148,25 @@ def _pack(graph: Path, place: Path, threads: int | None, smallest: int) -> onnxr
     """Write the packed form of `graph` to `place`, and load it from there.
 
     Args:
-        smallest: bytes above which a tensor is stored outside the graph, and packed weights are kept.
+        smallest: bytes above which a tensor is stored in the file and not in the graph, and its packed form is kept.
 
     Raises:
         OSError, NotShared: it cannot be written.
         BundleError: what was written cannot be loaded.
     """
-    for left in place.parent.glob(f".{place.name}.*"):  # by processes that were killed
+    for left in place.parent.glob(f".{place.name}.*"):  # left by killed processes
         shutil.rmtree(left, ignore_errors=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
     try:
         try:
             cpu_session(graph, threads, lambda options: _write_to(partial, options, smallest + 1))
-        except BundleError as error:  # or the graph cannot be loaded at all, which its own session will tell
+        except BundleError as error:  # or it cannot load the graph at all; then the session of its own raises that
             raise NotShared("ONNX Runtime could not write them: make room on the disk") from error
         _require_aligned(partial / GRAPH)
         checksums = json.dumps(_checksums(partial))
-        session = _mapped(partial, threads)  # before others find it
+        session = _mapped(partial, threads)  # before other processes find it
         (partial / CHECKSUMS).write_text(checksums, encoding="utf-8")
-        shutil.rmtree(place, ignore_errors=True)  # what was damaged; who has it mapped keeps it
+        shutil.rmtree(place, ignore_errors=True)  # damaged files; processes that map them keep them
         partial.rename(place)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -175,7 +176,7 @@ def _pack(graph: Path, place: Path, threads: int | None, smallest: int) -> onnxr
 
 
 def _require_aligned(graph: Path) -> None:
-    """Raises NotShared where packed weights lie where kernels cannot read them, or where there are none."""
+    """Raises NotShared if packed weights are not aligned, or if there are none."""
     content = graph.read_bytes()
     found = PACKED.findall(content)
     offsets = [int(offset) for parts in found for offset in re.findall(rb"\|(\d+);", parts)]
@@ -193,9 +194,9 @@ def _write_to(folder: Path, options: onnxruntime.SessionOptions, smallest: int) 
 
 
 def _mapped(place: Path, threads: int | None) -> onnxruntime.InferenceSession:
-    return cpu_session(place / GRAPH, threads, _as_it_is)
+    return cpu_session(place / GRAPH, threads, _without_optimization)
 
 
-def _as_it_is(options: onnxruntime.SessionOptions) -> None:
-    """The graph was optimised when it was written; packed weights belong to these very nodes."""
+def _without_optimization(options: onnxruntime.SessionOptions) -> None:
+    """The graph was optimized when it was written, and packed weights belong to these nodes."""
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -1,7 +1,7 @@
-"""`ort-cpu` with shortlists: a step multiplies with the output projection of the words that may come, and no others.
+"""`ort-cpu` with shortlists: a step multiplies with the part of the output projection that belongs to the candidates.
 
-The projection is gathered once a batch, for the words of all its sentences; to the logits of words that are not a sentence's
-own -inf is added. So the words of a sentence are its own, and so are its probabilities.
+This part is gathered once for a batch, for the candidates of all its sentences. The logits of candidates of other sentences
+become -inf, so that the words and probabilities of a sentence depend on its own candidates alone.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from tfexport.runtimes.ort_cpu.states import BeamState, GreedyState
 from tfexport.shortlist_contract import shortlist_graphs_of
 
 FEWEST = 512
-"""Candidates of a batch, where the vocabulary has so many; others fill up, and are left out. ONNX Runtime adds up the
-products of narrow matrices in another order, and the last bits of a sentence's logits would depend on its neighbours."""
+"""The fewest candidates of a batch, if the vocabulary has so many; other words fill up, with logits of -inf. ONNX Runtime
+sums the products of narrow matrices in another order, so that the last bits of a sentence's logits would depend on the other
+sentences."""
 
 
 class ShortlistRuntime(OrtCpuRuntime):
-    """The runtime `ort-cpu` for bundles with graphs for shortlists. Searches without one are as ever."""
+    """The runtime `ort-cpu` for bundles with graphs for shortlists. It runs searches without shortlists too."""
 
     @property
     def capabilities(self) -> Capabilities:
