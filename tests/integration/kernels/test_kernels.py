@@ -24,7 +24,7 @@ from tests.support.ort_bundles import CONFIG, random_model, random_sources, sess
 from tfexport import kernels
 from tfexport.contract import calls_attention_functions
 from tfexport.decoding.search import SearchOptions, search
-from tfexport.graphs.emitter import OWN
+from tfexport.graphs.emitter import FUNCTIONS
 from tfexport.graphs.linear_float32 import BLOCK
 from tfexport.graphs.linear_quantized import quantize_int8
 from tfexport.graphs.screening import CANDIDATES, FEWEST_WORDS
@@ -74,14 +74,14 @@ def called(name: str, feeds: Arrays, *, kernel: bool, threads: int = 1) -> list[
     graph = helper.make_graph(
         [
             helper.make_node(
-                name, list(feeds), list(function.output), domain=OWN, **dict.fromkeys(function.attribute, 0.01)
+                name, list(feeds), list(function.output), domain=FUNCTIONS, **dict.fromkeys(function.attribute, 0.01)
             )
         ],
         name,
         [helper.make_tensor_value_info(n, TYPES[str(array.dtype)], [None] * array.ndim) for n, array in feeds.items()],
         [helper.make_empty_tensor_value_info(output) for output in function.output],
     )
-    imports = [helper.make_opsetid(OWN, 1), *function.opset_import]
+    imports = [helper.make_opsetid(FUNCTIONS, 1), *function.opset_import]
     model = helper.make_model(graph, functions=[function], opset_imports=imports, ir_version=10)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 4

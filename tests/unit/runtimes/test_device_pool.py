@@ -6,7 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from tfexport.runtimes.device import HostDevice
-from tfexport.runtimes.device_pool import Pool, size_class
+from tfexport.runtimes.device_pool import MemoryPool, size_class
 
 
 class SlowPiece:
@@ -24,7 +24,7 @@ class SlowPiece:
 
 
 def test_no_two_threads_get_the_same_memory() -> None:
-    memory = Pool(HostDevice(), kept=8)
+    memory = MemoryPool(HostDevice(), kept=8)
     for address in range(4):
         memory.give_back(SlowPiece(address))
     with ThreadPoolExecutor(4) as pool:

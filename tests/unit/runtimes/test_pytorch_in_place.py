@@ -27,18 +27,18 @@ def test_a_small_vocabulary_is_ranked_whole() -> None:
 
 
 def test_a_pool_forgets_what_was_longest_unused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pytorch_in_place, "KEPT", 2)
-    pool = pytorch_in_place.Pool(torch.device("cpu"), compiled=True)
+    monkeypatch.setattr(pytorch_in_place, "MOST_FREE", 2)
+    pool = pytorch_in_place.BufferPool(torch.device("cpu"), compiled=True)
     for size in (1, 2, 3):
         pool.take(((size,), torch.int64))
     assert [specs[0][0] for specs, _ in pool._free] == [(2,), (3,)]
-    eager = pytorch_in_place.Pool(torch.device("cpu"), compiled=False)
+    eager = pytorch_in_place.BufferPool(torch.device("cpu"), compiled=False)
     eager.take(((1,), torch.int64))
     assert eager._free == []
 
 
 def test_what_a_pool_keeps_goes_before_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = pytorch_in_place.Pool(torch.device("cpu"), compiled=True)
+    pool = pytorch_in_place.BufferPool(torch.device("cpu"), compiled=True)
     pool.take(((1,), torch.int64))
     empty = torch.empty
 
