@@ -129,11 +129,11 @@ class Request:
 
         if self.alignments.alignments is not None:
             AlignmentFormat.parse(self.alignments.alignments)
+        if self.search.get("token_scores") and self.formats.output_format != "jsonl":
+            raise TfexportError("--token-scores are written in jsonl alone. Add --output-format jsonl.")
         options = self.options(lambda tokens: ())
         if self.prefixes.prefix_file is not None:
             require_one_stdin(self.source, self.prefixes.prefix_file)
-        if options.token_scores and self.formats.output_format != "jsonl":
-            raise TfexportError("--token-scores are written in jsonl alone. Add --output-format jsonl.")
         if self.stream and (to_file or self.batches.workers not in (None, 1)):
             raise TfexportError("--stream writes to stdout, by one worker. Leave -o and --workers out.")
         if self.stream and self.alignments:

@@ -284,7 +284,7 @@ def test_half_precision_on_the_cpu_without_onnx_is_refused_in_one_line(
 ) -> None:
     monkeypatch.setitem(sys.modules, "tfexport.kernels.explicit_rounding", None)
     message = (
-        "half precision on the CPU, which is for checking, needs onnx, which is not installed: pip install "
+        "half precision on the CPU, which is for checks, needs onnx, which is not installed: pip install "
         "'tfexport[export]'. Decode with --precision fp32."
     )
     with pytest.raises(RuntimeUnavailable, match=f"^{re.escape(message)}$"):

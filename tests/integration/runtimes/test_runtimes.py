@@ -153,9 +153,9 @@ def test_unknown_runtime_names_those_there_are(tiny_bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "module", "extra"),
     [
-        ("ort-cpu", "ort_cpu", "cpu"),
+        ("ort-cpu", "ort_cpu.load", "cpu"),
         ("ort-cuda", "ort", "cuda"),
-        ("tensorrt", "trt", "tensorrt-rtx"),
+        ("tensorrt", "tensorrt", "tensorrt-rtx"),
         ("torch", "pytorch", "export"),
         ("torch-cuda", "pytorch", "export"),
     ],
