@@ -87,9 +87,9 @@ def test_probe_finds_norms_exchanged(example: Path, run: Any) -> None:
     assert "decoder.layers.0.norms.0 is the first to differ" in done.stdout
 
 
-def test_a_bundle_alone_never_runs_a_family_file(example: Path, run: Any, tmp_path: Path) -> None:
+def test_a_bundle_alone_never_runs_a_family_file(tiny_bundle: Path, run: Any, tmp_path: Path) -> None:
     """A manifest may come from anyone: the name in it is looked up, and no file is run for it."""
-    folder = shutil.copytree(example / "bundle", tmp_path / "bundle")
+    folder = shutil.copytree(tiny_bundle, tmp_path / "bundle")
     manifest = json.loads((folder / "manifest.json").read_text())
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     for name in ("my-model", str(tmp_path / "evil.py")):
