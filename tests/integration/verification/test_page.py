@@ -47,7 +47,9 @@ def test_a_page_of_all_that_was_compared(half_bundle: Path, tmp_path: Path) -> N
     parser.feed(text)
     assert parser.open == []
     assert "half: PASSED" in text
-    plots = [one for one in checked if not one.with_kernels or one.first is not None]  # the kernels' values are in a table
+    plots = [
+        one for one in checked if not one.with_kernels or one.first is not None
+    ]  # the kernels' values are in a table
     assert 1 < len(plots) < len(checked)
     assert text.count("<svg") == 2 + len(plots)
     for part in (
