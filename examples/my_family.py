@@ -8,8 +8,7 @@ from typing import Any
 from my_model import MyModel
 from torch import Tensor
 
-from tfexport.config import ModelConfig
-from tfexport.models.families.family import Family, count
+from tfexport import Family, ModelConfig, count_indices
 
 QKV = ("query", "key", "value")
 
@@ -36,8 +35,8 @@ def read_config(weights: Mapping[str, Tensor]) -> dict[str, Any]:
     return {
         "d_model": d_model,
         "d_ff": len(weights["encoder.0.mlp.0.weight"]),
-        "n_encoder_layers": count(weights, "encoder.{i}.ln1.weight"),
-        "n_decoder_layers": count(weights, "decoder.{i}.ln1.weight"),
+        "n_encoder_layers": count_indices(weights, "encoder.{i}.ln1.weight"),
+        "n_decoder_layers": count_indices(weights, "decoder.{i}.ln1.weight"),
         "src_vocab_size": src_vocab,
         "tgt_vocab_size": len(weights["tgt_embed.weight"]),
         "max_source_length": len(weights["src_pos.weight"]),

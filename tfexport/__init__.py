@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tfexport.errors import BundleError, CheckpointError, ConfigError, RuntimeUnavailable, TfexportError
     from tfexport.exporter.pipeline import Exported
     from tfexport.models.checkpoints.load import Inspection
+    from tfexport.models.families.family import Family, count_indices
     from tfexport.verification.parity import Comparison
     from tfexport.verification.report import ParityReport
 
@@ -40,6 +41,7 @@ _HOMES = {
     "tfexport.errors": ("BundleError", "CheckpointError", "ConfigError", "RuntimeUnavailable", "TfexportError"),
     "tfexport.exporter.pipeline": ("Exported",),
     "tfexport.models.checkpoints.load": ("Inspection",),
+    "tfexport.models.families.family": ("Family", "count_indices"),
     "tfexport.verification.parity": ("Comparison",),
     "tfexport.verification.report": ("ParityReport",),
 }
@@ -55,6 +57,7 @@ __all__ = [
     "Comparison",
     "ConfigError",
     "Exported",
+    "Family",
     "Inspection",
     "Model",
     "ModelConfig",
@@ -67,6 +70,7 @@ __all__ = [
     "TfexportError",
     "Translation",
     "__version__",
+    "count_indices",
     "export",
     "inspect",
     "load",

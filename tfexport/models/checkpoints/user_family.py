@@ -45,7 +45,7 @@ def read_family_file(path: Path) -> tuple[Family, ...]:
     found = getattr(module, "FAMILIES", None) or (getattr(module, "FAMILY", None),)
     if not isinstance(found, Sequence) or not all(isinstance(family, Family) for family in found):
         raise ConfigError(
-            f"{path} has no FAMILY. Let it say FAMILY = Family(name=..., ...), with Family from tfexport.models.family, as "
+            f"{path} has no FAMILY. Let it say FAMILY = Family(name=..., ...), with `from tfexport import Family`, as "
             "examples/my_family.py does."
         )
     reference = getattr(module, "reference", None)

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tfexport.models.families.family import Family, count
+from tfexport.models.families.family import Family, count_indices
 
 _LINEARS = ("query", "key", "value", "output")
 _NORM = {"a_2": "weight", "b_2": "bias"}
@@ -44,8 +44,8 @@ def _read_config(weights: Mapping[str, Tensor]) -> dict[str, Any]:
     return {
         "d_model": d_model,
         "d_ff": weights["encoder.layers.0.feed_forward.w_1.weight"].shape[0],
-        "n_encoder_layers": count(weights, "encoder.layers.{i}.self_attn.linears.0.weight"),
-        "n_decoder_layers": count(weights, "decoder.layers.{i}.self_attn.linears.0.weight"),
+        "n_encoder_layers": count_indices(weights, "encoder.layers.{i}.self_attn.linears.0.weight"),
+        "n_decoder_layers": count_indices(weights, "decoder.layers.{i}.self_attn.linears.0.weight"),
         "src_vocab_size": src_vocab,
         "tgt_vocab_size": weights["tgt_embed.0.lut.weight"].shape[0],
         "max_source_length": weights["src_embed.1.pe"].shape[-2],

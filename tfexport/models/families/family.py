@@ -149,7 +149,7 @@ class Family:
         return [_regex(name) for name in self.ignored]
 
 
-def count(weights: Mapping[str, Tensor], template: str) -> int:
+def count_indices(weights: Mapping[str, Tensor], template: str) -> int:
     """How many different numbers stand at the last placeholder of `template` among the names of `weights`."""
     regex = _regex(template)
     placeholder = re.findall(r"{(\w)}", template)[-1]

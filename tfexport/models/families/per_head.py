@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tfexport.models.families.family import Family, count
+from tfexport.models.families.family import Family, count_indices
 
 
 def _stack(side: str, attentions: Mapping[str, str]) -> dict[str, str]:
@@ -40,10 +40,10 @@ def _read_config(weights: Mapping[str, Tensor]) -> dict[str, Any]:
     attention = "encoder.encoder_layers.0.self_attention.attentions.{h}.q_w.weight"
     return {
         "d_model": d_model,
-        "n_heads": count(weights, attention),
+        "n_heads": count_indices(weights, attention),
         "d_ff": weights["encoder.encoder_layers.0.position_wise_ffn.conv1.weight"].shape[0],
-        "n_encoder_layers": count(weights, "encoder.encoder_layers.{i}.self_attention.o_w.weight"),
-        "n_decoder_layers": count(weights, "decoder.decoder_layers.{i}.self_attention.o_w.weight"),
+        "n_encoder_layers": count_indices(weights, "encoder.encoder_layers.{i}.self_attention.o_w.weight"),
+        "n_decoder_layers": count_indices(weights, "decoder.decoder_layers.{i}.self_attention.o_w.weight"),
         "src_vocab_size": src_vocab,
         "tgt_vocab_size": weights["decoder.token_embedding.weight"].shape[0],
         "max_source_length": weights["encoder.pos_embedding.weight"].shape[0] - 1,

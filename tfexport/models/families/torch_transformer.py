@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tfexport.config import ModelConfig
 from tfexport.errors import CheckpointError
-from tfexport.models.families.family import Family, count
+from tfexport.models.families.family import Family, count_indices
 from tfexport.models.families.torch_parts import Parts, find_parts
 from tfexport.models.families.torch_reference import TorchReference
 
@@ -149,8 +149,8 @@ def _layer_fields(weights: Mapping[str, Tensor], encoder: str, decoder: str, fin
     return {
         "d_model": d_model,
         "d_ff": d_ff,
-        "n_encoder_layers": count(weights, f"{encoder}{{i}}.self_attn.out_proj.weight"),
-        "n_decoder_layers": count(weights, f"{decoder}{{i}}.self_attn.out_proj.weight"),
+        "n_encoder_layers": count_indices(weights, f"{encoder}{{i}}.self_attn.out_proj.weight"),
+        "n_decoder_layers": count_indices(weights, f"{decoder}{{i}}.self_attn.out_proj.weight"),
         "final_norm": final_norm,
         "attention_bias": f"{encoder}0.self_attn.out_proj.bias" in weights,
         "feed_forward_bias": f"{encoder}0.linear1.bias" in weights,

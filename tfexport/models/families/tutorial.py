@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tfexport.models.families.family import Family, count
+from tfexport.models.families.family import Family, count_indices
 
 
 def _stack(side: str, norms: tuple[str, ...], attentions: Mapping[str, str]) -> dict[str, str]:
@@ -56,7 +56,7 @@ def _encoder_config(weights: Mapping[str, Tensor]) -> dict[str, Any]:
     return {
         "d_model": d_model,
         "d_ff": weights["encoder.layers.0.positionwise_feedforward.fc_1.weight"].shape[0],
-        "n_encoder_layers": count(weights, "encoder.layers.{i}.self_attention.fc_q.weight"),
+        "n_encoder_layers": count_indices(weights, "encoder.layers.{i}.self_attention.fc_q.weight"),
         "src_vocab_size": vocab,
         "max_source_length": weights["encoder.pos_embedding.weight"].shape[0],
         "source_bos": True,
@@ -70,7 +70,7 @@ def _encoder_config(weights: Mapping[str, Tensor]) -> dict[str, Any]:
 def _read_config(weights: Mapping[str, Tensor]) -> dict[str, Any]:
     return {
         **_encoder_config(weights),
-        "n_decoder_layers": count(weights, "decoder.layers.{i}.self_attention.fc_q.weight"),
+        "n_decoder_layers": count_indices(weights, "decoder.layers.{i}.self_attention.fc_q.weight"),
         "tgt_vocab_size": weights["decoder.tok_embedding.weight"].shape[0],
         "max_target_length": weights["decoder.pos_embedding.weight"].shape[0],
         "output_bias": True,
