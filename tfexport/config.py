@@ -33,14 +33,21 @@ class ModelConfig:
 
     # Sizes.
     d_model: int
+    """Size of embeddings and of the layers' inputs and outputs."""
     n_heads: int
+    """Attention heads of each layer."""
     d_ff: int
+    """Size of the hidden states of the feed-forward."""
     d_head: int = 0
     """Size of a head, where heads are not equal parts of d_model; 0 where they are."""
     n_encoder_layers: int
+    """Layers of the encoder."""
     n_decoder_layers: int
+    """Layers of the decoder; 0 for a classifier."""
     src_vocab_size: int
+    """Rows of the source embedding."""
     tgt_vocab_size: int
+    """Rows of the output projection."""
     n_classes: int = 0
     """Above 0: an encoder classifier, with no decoder (`n_decoder_layers` and `tgt_vocab_size` are then 0)."""
     max_source_length: int
@@ -48,11 +55,15 @@ class ModelConfig:
     max_target_length: int
     """Most tokens the decoder reads, bos included, and so also the most that it generates."""
 
-    # Special ids. `unk_id` is -1 where the model has none.
+    # Special ids.
     unk_id: int
+    """Stands for words outside the vocabulary; -1 if the model has none."""
     pad_id: int
+    """Fills up the sequences of a batch; attention masks it."""
     bos_id: int
+    """The first id that the decoder reads."""
     eos_id: int
+    """The token that ends an output."""
     source_bos: bool = False
     """The encoder's input starts with `bos_id`."""
     source_eos: bool = True
@@ -66,7 +77,8 @@ class ModelConfig:
 
     # Arithmetic.
     activation: Activation = "relu"
-    """`gelu_tanh` is GELU in its approximation by tanh, `silu` (Swish) is x * sigmoid(x)."""
+    """Between the two layers of the feed-forward. `gelu_tanh` is GELU approximated by tanh, `silu` (Swish) is
+    x * sigmoid(x)."""
     norm_first: bool = False
     """Pre-norm, x + sublayer(norm(x)), instead of post-norm, norm(x + sublayer(x))."""
     final_norm: bool = False
@@ -76,6 +88,7 @@ class ModelConfig:
     norm: Literal["layer", "rms"] = "layer"
     """`rms` divides by the root mean square and has no bias (Zhang and Sennrich 2019)."""
     norm_eps: float = 1e-5
+    """Added to the variance, or to the mean of squares, before the square root."""
     embedding_norm: bool = False
     """A norm of the embeddings, positions added, before the first layer of each stack."""
     positions: Positions = "sinusoidal"
@@ -90,8 +103,11 @@ class ModelConfig:
     gated: bool = False
     """The activated hidden states of the feed-forward are multiplied by a second projection (Shazeer 2020)."""
     attention_bias: bool = True
+    """The projections of attention have a bias."""
     feed_forward_bias: bool = True
+    """The layers of the feed-forward have a bias."""
     output_bias: bool = False
+    """The output projection has a bias."""
     tie_source_target: bool = False
     """Source and target share one embedding matrix."""
     tie_output: bool = False
@@ -100,6 +116,7 @@ class ModelConfig:
     """Embeddings are multiplied by it; the paper's is sqrt(d_model)."""
 
     dropout: float = 0.0
+    """In training; exported graphs have none."""
 
     def __post_init__(self) -> None:
         problems = [*_type_problems(self)] or [*self._problems()]

@@ -23,14 +23,14 @@ class BenchOptions(Options):
         flag="--precision",
         parse=precisions_of,
         default_text="fp32",
-        help="fp32, int8 and the like, or several.",
+        help="One or more precisions, such as fp32,int8.",
         panel=_CELLS,
     )
     threads: tuple[int, ...] = option(
         (1,),
         parse=lambda given: numbers("--threads", given),
         default_text="1",
-        help="CPU threads, or several numbers of them.",
+        help="One or more numbers of CPU threads.",
         panel=_CELLS,
     )
     batches: tuple[int, ...] = option(
@@ -38,7 +38,7 @@ class BenchOptions(Options):
         flag="--batch-size",
         parse=_batches,
         default_text="1,8,32",
-        help="Sentences decoded together, or several; best: what suits each contestant.",
+        help="One or more batch sizes, in sentences; best: the best size for each contestant.",
         panel=_CELLS,
     )
     """0 stands for each contestant's best."""
@@ -47,13 +47,16 @@ class BenchOptions(Options):
         flag="--beam",
         parse=lambda given: numbers("--beam", given),
         default_text="1",
-        help="Beam width, or several.",
+        help="One or more beam widths.",
         panel=_CELLS,
     )
-    tokens: int = option(32, minimum=1, help="Every output has exactly so many tokens.", panel=_CELLS)
-    free: bool = option(False, help="Outputs end as the model ends them instead.", panel=_CELLS)
-    max_length: int = option(256, minimum=1, help="Most tokens to generate, eos included.", panel=_CELLS)
+    tokens: int = option(32, minimum=1, help="Force every output to this number of tokens.", panel=_CELLS)
+    free: bool = option(False, help="Let outputs end where the model generates eos.", panel=_CELLS)
+    max_length: int = option(256, minimum=1, help="Largest number of tokens to generate, eos included.", panel=_CELLS)
     sentences: int | None = option(
-        None, minimum=1, help="Decoded in a cell; by default at least a batch for each thread.", panel=_CELLS
+        None,
+        minimum=1,
+        help="Sentences in each measurement; by default at least one batch for each thread.",
+        panel=_CELLS,
     )
-    rounds: int = option(5, minimum=1, help="Interleaved rounds.", panel=_CELLS)
+    rounds: int = option(5, minimum=1, help="Rounds; the contestants take turns in each.", panel=_CELLS)

@@ -20,24 +20,25 @@ from tfexport.system.input_files import opened, require_one_stdin
 @with_options
 def attend(
     directory: BundleDir,
-    source: Annotated[Path, typer.Argument(metavar="INPUT", help="A sentence a line; - reads stdin.")],
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="One sentence per line; - reads stdin.")],
     target: Annotated[
-        Path | None, typer.Argument(metavar="[TARGETS]", help="An output for each line; by default what is decoded.")
+        Path | None,
+        typer.Argument(metavar="[TARGETS]", help="One output for each line; by default the sentences are decoded."),
     ] = None,
-    output: Annotated[Path, typer.Option("-o", "--output", help="A page, .html, or a picture, .png.")] = Path(
-        "attention.html"
-    ),
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="The file to write: an .html page or a .png picture.")
+    ] = Path("attention.html"),
     *,
     drawn: MapOptions,
     runtime: RuntimeOptions,
-    beam: Annotated[int | None, typer.Option(min=1, help="Beam width of what is decoded; 1 by default.")] = None,
+    beam: Annotated[int | None, typer.Option(min=1, help="Beam width of the decoding; 1 by default.")] = None,
     max_length: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens to generate, eos included; 256 by default.")
+        int | None, typer.Option(min=1, help="Largest number of tokens to generate, eos included; 256 by default.")
     ] = None,
     input_format: InputFormatOption = None,
     target_format: Annotated[
         Literal["text", "tokens", "ids"] | None,
-        typer.Option(help="Of TARGETS; ids have no bos, and the eos that they end with."),
+        typer.Option(help="Format of TARGETS; ids are without bos, and with eos if the output ends with it."),
     ] = None,
     threads: Threads = None,
 ) -> None:

@@ -28,7 +28,8 @@ RANDOM_SENTENCES = 512
 def bench(
     directory: BundleDir,
     source: Annotated[
-        Path | None, typer.Argument(metavar="[INPUT]", help="A sentence a line; - reads stdin. By default random ids.")
+        Path | None,
+        typer.Argument(metavar="[INPUT]", help="One sentence per line; - reads stdin. By default random ids."),
     ] = None,
     *,
     measured: BenchOptions,
@@ -41,11 +42,13 @@ def bench(
     ] = None,
     python: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=PATH", help="The interpreter that runs a contestant; may be repeated."),
+        typer.Option(metavar="NAME=PATH", help="The Python interpreter for a contestant; may be repeated."),
     ] = None,
     input_format: InputFormatOption = None,
     as_json: AsJson = False,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write all numbers here too, as JSON.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Also write all numbers to this file, as JSON.")
+    ] = None,
 ) -> None:
     """Measure speed, memory and distance to the machine's limit, beside the alternatives, interleaved.
 

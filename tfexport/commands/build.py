@@ -19,17 +19,17 @@ from tfexport.system.input_files import opened
 @with_options
 def build(
     directory: BundleDir,
-    precision: Annotated[str, typer.Option(help="fp32, fp16, bf16, or several, as in fp16,bf16.")] = "fp16",
+    precision: Annotated[str, typer.Option(help="One or more of fp32, fp16, bf16, such as fp16,bf16.")] = "fp16",
     *,
     engines: EngineOptions,
     plan_for: Annotated[
         Path | None,
         typer.Option(
-            metavar="TEXT", help="Take the lengths from this source text, instead of --max-source and --cache."
+            metavar="TEXT", help="Choose the lengths from this source text, instead of --max-source and --cache."
         ),
     ] = None,
     input_format: InputFormatOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what it would cost, and build nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the estimated cost and build nothing.")] = False,
 ) -> None:
     """Build TensorRT engines into a bundle: on this GPU, or ahead of time for others. PyTorch is not needed."""
     from tfexport.bundle.reader import open_bundle

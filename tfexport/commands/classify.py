@@ -28,9 +28,9 @@ def classify(
     directory: BundleDir,
     source: Input = None,
     output: OutputFile = None,
-    top: Annotated[int, typer.Option(min=1, help="Classes a line, best first.")] = 1,
+    top: Annotated[int, typer.Option(min=1, help="Number of classes for each line, best first.")] = 1,
     labels: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Names of the classes, one a line, class 0 first.")
+        Path | None, typer.Option(metavar="FILE", help="Names of the classes, one per line, class 0 first.")
     ] = None,
     runtime: Annotated[str, typer.Option(help="ort-cpu or torch.")] = "ort-cpu",
     precision: PrecisionOption = None,
@@ -38,14 +38,14 @@ def classify(
     input_format: InputFormatOption = None,
     output_format: Annotated[
         Literal["text", "jsonl"],
-        typer.Option(help="text has each class and its probability; jsonl has the status too."),
+        typer.Option(help="text: each class and its probability; jsonl: also the status."),
     ] = "text",
     threads: Threads = None,
     resume: Resume = False,
 ) -> None:
-    """Tell the class of each sentence, with an encoder classifier: one output line for each input line, always.
+    """Classify sentences with an encoder classifier: always one output line for each input line.
 
-    A line that cannot be read (too long, not UTF-8) gives an empty line, a warning, and its status in jsonl.
+    A line that cannot be read (too long, not UTF-8) gives an empty line and a warning; jsonl has its status.
     """
     from tfexport.bundle.reader import MANIFEST, file_sha256, open_bundle
     from tfexport.decoding.classify import ClassWriter, classify, read_labels

@@ -49,15 +49,13 @@ def decode(
     batches: BatchOptions,
     stream: Annotated[
         bool,
-        typer.Option(
-            "--stream", help="Write each token as soon as it is decided, line by line; in jsonl an event each."
-        ),
+        typer.Option("--stream", help="Write each token as soon as it is decided; in jsonl, one event per token."),
     ] = False,
     resume: Resume = False,
 ) -> None:
-    """Decode sentences: one output line for each input line, always.
+    """Decode sentences: always one output line for each input line.
 
-    A line that cannot be decoded (too long, not UTF-8) gives an empty line, a warning, and its status in jsonl.
+    A line that cannot be decoded (too long, not UTF-8) gives an empty line and a warning; jsonl has its status.
     """
     from tfexport.bundle.watch import watched
     from tfexport.system.processes import return_freed_memory

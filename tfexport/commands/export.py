@@ -29,7 +29,7 @@ Target = Literal["onnx", "tensorrt", "triton"]
 def export(
     checkpoint: Checkpoint,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Bundle folder; by default CKPT's name.")
+        Path | None, typer.Option("-o", "--output", help="Bundle folder; by default the name of CKPT.")
     ] = None,
     *,
     described: CheckpointOptions,
@@ -37,7 +37,7 @@ def export(
     budgets: BudgetOptions,
     target: Annotated[
         Target,
-        typer.Option(help="tensorrt: with engines; triton: beside the bundle a model repository, DIR.triton."),
+        typer.Option(help="tensorrt: also build engines; triton: also write a model repository, DIR.triton."),
     ] = "onnx",
     engines: EngineOptions,
     runtime: ServedBy = "ort-cpu",
@@ -72,7 +72,7 @@ class Request:
     target: Target
     engines: EngineOptions
     runtime: str
-    """What a Triton server decodes with."""
+    """Runtime of the Triton server."""
     beam: int
     force: bool
 

@@ -10,33 +10,42 @@ import typer
 Checkpoint = Annotated[
     Path,
     typer.Argument(
-        metavar="CKPT", help="A state_dict: .pt, .pth, .ckpt or .safetensors; or a toolkit's file or folder."
+        metavar="CKPT", help="A state_dict (.pt, .pth, .ckpt or .safetensors), or the file or folder of a toolkit."
     ),
 ]
 BundleDir = Annotated[Path, typer.Argument(metavar="DIR", help="A bundle that `tfexport export` wrote.")]
-Input = Annotated[Path | None, typer.Argument(metavar="[INPUT]", help="A sentence a line; - or nothing reads stdin.")]
-OutputFile = Annotated[Path | None, typer.Option("-o", "--output", help="Write here instead of stdout.")]
+Input = Annotated[
+    Path | None, typer.Argument(metavar="[INPUT]", help="One sentence per line; by default, or with -, stdin.")
+]
+OutputFile = Annotated[Path | None, typer.Option("-o", "--output", help="Write to this file instead of stdout.")]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on with the -o FILE that an interrupted run of the same command began.")
+    bool, typer.Option("--resume", help="Continue the -o FILE of an interrupted run of the same command.")
 ]
 InputFormatOption = Annotated[
     Literal["text", "tokens", "ids"] | None,
-    typer.Option("--input-format", help="Raw text, space-separated tokens, or ids as the encoder reads them."),
+    typer.Option(
+        "--input-format", help="Input format: raw text, tokens separated by spaces, or the ids that the encoder reads."
+    ),
 ]
 RuntimeOption = Annotated[str, typer.Option("--runtime", help="ort-cpu, ort-cuda, tensorrt, torch or torch-cuda.")]
 Threads = Annotated[
     int | None,
-    typer.Option("--threads", min=1, max=256, help="CPU threads of a worker; by default its share of the CPUs."),
+    typer.Option(
+        "--threads", min=1, max=256, help="CPU threads of each worker; by default an equal share of the CPUs."
+    ),
 ]
 Workers = Annotated[
-    int | None, typer.Option("--workers", min=1, max=256, help="Batches decoded at once; by default as many as CPUs.")
+    int | None,
+    typer.Option("--workers", min=1, max=256, help="Batches to decode in parallel; by default one for each CPU."),
 ]
-BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Sentences decoded together.")]
-MaxLength = Annotated[int, typer.Option("--max-length", min=1, help="Most tokens to generate, eos included.")]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Sentences in a batch.")]
+MaxLength = Annotated[
+    int, typer.Option("--max-length", min=1, help="Largest number of tokens to generate, eos included.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 PrecisionOption = Annotated[
     Literal["fp32", "fp16", "bf16", "int8", "int4"] | None,
-    typer.Option("--precision", help="Of the graphs or engines to use."),
+    typer.Option("--precision", help="Precision of the graphs or engines to use."),
 ]
-ServedBy = Annotated[str, typer.Option("--runtime", help="What a Triton server decodes with.")]
+ServedBy = Annotated[str, typer.Option("--runtime", help="Runtime of the Triton server.")]
 ServedBeam = Annotated[int, typer.Option("--beam", min=1, help="Beam width of a Triton server.")]

@@ -11,7 +11,7 @@ from tfexport.system.json_text import json_text
 
 @with_options
 def inspect(checkpoint: Checkpoint, described: ModelOptions, as_json: AsJson = False) -> None:
-    """Print what a checkpoint is: its family, its sizes, and what is missing to export it."""
+    """Print the family and sizes of a checkpoint, and what is missing to export it."""
     from tfexport.models.checkpoints.load import inspect_checkpoint
     from tfexport.models.checkpoints.reading import chosen_family, hints_of
 

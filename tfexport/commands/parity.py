@@ -39,26 +39,34 @@ def parity(
     directory: BundleDir,
     source: Input = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(metavar="CKPT", help="Compare with this checkpoint, read afresh.")
+        Path | None, typer.Option(metavar="CKPT", help="Read this checkpoint again and compare with it.")
     ] = None,
     *,
     described: ReferenceOptions,
     runtime: Annotated[list[str] | None, typer.Option(help="Runtime to compare; may be repeated.")] = None,
     compared: Given[CompareOptions],
     targets: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A translation of each line of INPUT, for BLEU and chrF.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Reference translations of INPUT, line by line, for BLEU and chrF."),
     ] = None,
     invariance: Annotated[
         bool,
-        typer.Option("--invariance", help="Also decode each sentence alone, in other batches, caches and threads."),
+        typer.Option(
+            "--invariance", help="Also decode each sentence alone and in other batches, cache sizes and thread counts."
+        ),
     ] = False,
-    bisect: Annotated[bool, typer.Option("--bisect", help="Print of every graph how close its values are.")] = False,
+    bisect: Annotated[bool, typer.Option("--bisect", help="Print for every graph how close its values are.")] = False,
     report: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.html", help="Write a page with plots by step and layer, and what differs."),
+        typer.Option(
+            metavar="FILE.html", help="Write a page with plots by step and by layer, and with all differences."
+        ),
     ] = None,
     certify: Annotated[
-        bool, typer.Option("--certify/--no-certify", help="Keep what passes on real input as certificates in BUNDLE.")
+        bool,
+        typer.Option(
+            "--certify/--no-certify", help="Store certificates in BUNDLE for the graphs that pass on real input."
+        ),
     ] = True,
     as_json: AsJson = False,
 ) -> None:

@@ -26,7 +26,7 @@ def probe(
         Path | None, typer.Option("--input", metavar="FILE", help="Sentences to compare on; by default random ids.")
     ] = None,
     tolerance: Annotated[
-        float | None, typer.Option(min=0.0, help="Largest relative difference to your own module that passes.")
+        float | None, typer.Option(min=0.0, help="Largest relative difference from your own module that passes.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -18,14 +18,14 @@ from tfexport.system.json_text import json_text
 if TYPE_CHECKING:
     from tfexport.decoding.translate import Result, Writer
 
-Text = Annotated[Path, typer.Argument(help="A sentence a line; - reads stdin.")]
+Text = Annotated[Path, typer.Argument(help="One sentence per line; - reads stdin.")]
 
 
 @with_options
 def score(
     directory: BundleDir,
     source: Text,
-    target: Annotated[Path, typer.Argument(help="A translation of each of its lines.")],
+    target: Annotated[Path, typer.Argument(help="Translations of SOURCES, line by line.")],
     output: OutputFile = None,
     *,
     runtime: RuntimeOptions,
@@ -33,14 +33,16 @@ def score(
     input_format: InputFormatOption = None,
     target_format: Annotated[
         Literal["text", "tokens", "ids"] | None,
-        typer.Option(help="Of the translations; ids have no bos, and the eos that they end with."),
+        typer.Option(help="Format of the translations; ids are without bos, and with eos if the output ends with it."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="A record a line, with status, tokens and ids.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Write one JSON record per line, with status, tokens and ids.")
+    ] = False,
     resume: Resume = False,
 ) -> None:
-    """Tell how likely given translations are: the log-probability of each line and of each of its tokens, eos last.
+    """Score given translations: the log-probability of each line and of each of its tokens, eos last.
 
-    A line that cannot be read gives an empty line, a warning, and its status in --json.
+    A line that cannot be read gives an empty line and a warning; --json has its status.
     """
     from tfexport.bundle.reader import MANIFEST, file_sha256, open_bundle
     from tfexport.decoding.line_reader import Reader

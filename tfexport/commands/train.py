@@ -16,7 +16,7 @@ def train(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the model and the training's state.")],
     corpus: CorpusOptions,
     options: TrainOptions,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on after the last epoch in the folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue after the last epoch in the folder.")] = False,
 ) -> None:
     """Train a Transformer on parallel text, keep the epoch of the best validation BLEU."""
     from tfexport.training.data import read_either

@@ -26,20 +26,23 @@ class BaseSearchOptions(Options):
 
     beam: int = option(1, minimum=1, help="Beam width; 1 is greedy.", panel=_SEARCH)
     nbest: int = option(
-        1, minimum=1, help="Hypotheses of each sentence, best first; separated by tabs in text.", panel=_SEARCH
+        1,
+        minimum=1,
+        help="Number of hypotheses for each sentence, best first; in text, tabs separate them.",
+        panel=_SEARCH,
     )
     profile: ProfileName = option(
         "tfexport",
         flag="--search-profile",
-        help="Search as this toolkit does: length penalty, early stopping, limits, defaults.",
+        help="Search like this toolkit: its length penalty, early stopping, limits and defaults.",
         panel=_SEARCH,
     )
     """See `decoding/profiles.py`."""
     early_stopping: EarlyStopping = option(
-        "false", help="As Transformers has it, for --search-profile hf.", panel=_SEARCH
+        "false", help="early_stopping of Transformers, for --search-profile hf.", panel=_SEARCH
     )
     force_eos: bool = option(
-        False, help="End with eos at the length limit, at no cost, for --search-profile hf.", panel=_SEARCH
+        False, help="Force eos at the length limit, at no cost, for --search-profile hf.", panel=_SEARCH
     )
     """`forced_eos_token_id` of Transformers."""
 
@@ -47,61 +50,71 @@ class BaseSearchOptions(Options):
         0.6,
         minimum=-10,
         maximum=10,
-        help="Exponent A of ((5 + length) / 6) ** A; of length ** A in hf, opennmt, fairseq, marian.",
+        help="Exponent A of the length penalty ((5 + length) / 6) ** A, or length ** A in hf, opennmt, fairseq and marian.",
         default_text="of the profile; 0.6",
         panel=_LENGTHS,
     )
     """Log-probabilities are divided by this (Wu et al. 2016, section 7; the paper uses beam 4 and 0.6); 0 compares plain
     log-probabilities. Greedy search has nothing to compare."""
     min_length: int = option(
-        0, minimum=0, help="Fewest tokens before eos.", default_text="of the profile; 0", panel=_LENGTHS
+        0, minimum=0, help="Smallest number of tokens before eos.", default_text="of the profile; 0", panel=_LENGTHS
     )
-    max_length: int = option(256, minimum=1, help="Most tokens to generate, eos included.", panel=_LENGTHS)
+    max_length: int = option(256, minimum=1, help="Largest number of tokens to generate, eos included.", panel=_LENGTHS)
     """The model's own limit holds beside it."""
     max_length_ratio: float | None = option(
-        None, above=0, finite=False, help="Most tokens for each source id, rounded up.", panel=_LENGTHS
+        None,
+        above=0,
+        finite=False,
+        help="Largest number of tokens to generate for each source id, rounded up.",
+        panel=_LENGTHS,
     )
 
     suppress: tuple[int, ...] = option(
         (),
         tokens=True,
         metavar="TOKENS",
-        help="Tokens that are never generated, separated by spaces (ids with ids output).",
+        help="Tokens to suppress, separated by spaces (ids, if the output format is ids).",
         panel=PANEL,
     )
     suppress_first: tuple[int, ...] = option(
-        (), tokens=True, metavar="TOKENS", help="Tokens that no output begins with.", panel=PANEL
+        (), tokens=True, metavar="TOKENS", help="Tokens to suppress at the first position.", panel=PANEL
     )
     """Where the model begins every output with one token: not generated after it."""
 
     alternatives: int = option(
         0,
         minimum=0,
-        help="Outputs for the N most likely tokens after the prefix, most likely first, separated by tabs.",
+        help="Complete each of the N most likely tokens after the prefix; most likely first, separated by tabs.",
         panel=_ALTERNATIVES,
     )
     """Each is the best output with its own token there; see `decoding/alternatives.py`. 0 for an ordinary search."""
     min_alternative_prob: float = option(
-        0.0, minimum=0, maximum=1, help="Of --alternatives: the least probability of such a token.", panel=_ALTERNATIVES
+        0.0,
+        minimum=0,
+        maximum=1,
+        help="For --alternatives: the minimum probability of such a token.",
+        panel=_ALTERNATIVES,
     )
     """The most likely token is always among them."""
 
     samples: int = option(
         0,
         minimum=0,
-        help="Draw so many outputs of each sentence at random, instead of searching for the best.",
+        help="Sample this number of outputs for each sentence, instead of searching for the best.",
         panel=_SAMPLING,
     )
     """They come in the order in which they are drawn, so that more of them change none (in int8 hardly any: one sample runs
     another graph than several)."""
-    temperature: float = option(1.0, above=0, help="Of --samples: what logits are divided by.", panel=_SAMPLING)
-    top_k: int = option(0, minimum=0, help="Of --samples: draw among the K best tokens; 0 for all.", panel=_SAMPLING)
+    temperature: float = option(1.0, above=0, help="For --samples: divide the logits by this number.", panel=_SAMPLING)
+    top_k: int = option(
+        0, minimum=0, help="For --samples: sample from the K most likely tokens; 0 for all.", panel=_SAMPLING
+    )
     """Fan et al. 2018, section 5.4."""
     top_p: float = option(
         1.0,
         above=0,
         maximum=1,
-        help="Of --samples: draw among the fewest best tokens with probability P together.",
+        help="For --samples: sample from the smallest set of tokens whose probabilities sum to P.",
         panel=_SAMPLING,
     )
     """Holtzman et al. 2020, section 3.1."""
@@ -109,7 +122,7 @@ class BaseSearchOptions(Options):
         0,
         minimum=0,
         maximum=2**64 - 1,
-        help="Of --samples: with it and a line's number the same tokens are drawn again.",
+        help="For --samples: the seed. The same seed and line number give the same tokens.",
         panel=_SAMPLING,
     )
 
@@ -117,16 +130,18 @@ class BaseSearchOptions(Options):
         True, flag="", help="Return scores. Greedy search without them returns NaN, and can be much faster."
     )
     """Greedy search without scores only needs to know which token is best, not how likely it is. Beams need scores."""
-    token_scores: bool = option(False, help="The log-probability of each token, in jsonl.", panel=_SCORES)
-    attention: bool = option(False, flag="", help="Return what each token attended to; see `Hypothesis.attention`.")
+    token_scores: bool = option(False, help="Write the log-probability of each token, in jsonl.", panel=_SCORES)
+    attention: bool = option(
+        False, flag="", help="Return the cross-attention of each token; see `Hypothesis.attention`."
+    )
     alignment_layer: int = option(
-        -1, help="Decoder layer whose attention that is, from 0; -1 is the last. The mean of its heads.", panel=_SCORES
+        -1, help="Decoder layer of the attention, from 0; -1 is the last. Heads are averaged.", panel=_SCORES
     )
     coverage_penalty: float = option(
         0.0,
         minimum=0,
         metavar="BETA",
-        help="Lower the scores of outputs that pass over parts of the source; say 0.2.",
+        help="Coverage penalty: lower the scores of outputs that skip parts of the source; 0.2 is common.",
         panel=_SCORES,
     )
     """The factor beta of `attention_trace.coverage` (Wu et al. 2016, section 7; the paper uses 0.2)."""

@@ -22,10 +22,10 @@ class PrefixOptions(Options):
     """What outputs begin with."""
 
     prefix_column: bool = option(
-        False, help="The output begins with what follows a tab in its input line.", panel=_PREFIX
+        False, help="Each input line is source<TAB>prefix; the output begins with the prefix.", panel=_PREFIX
     )
     prefix_file: Path | None = option(
-        None, metavar="FILE", help="What each output begins with, a line for each input line.", panel=_PREFIX
+        None, metavar="FILE", help="Prefixes of the outputs, one line for each input line.", panel=_PREFIX
     )
 
     def __post_init__(self) -> None:
@@ -44,19 +44,19 @@ class ShortlistOptions(Options):
     shortlist: Path | None = option(
         None,
         metavar="FILE",
-        help="Words that outputs may have: a vmap, a lexicon (lex.s2t), or a word a line.",
+        help="Words that outputs may contain: a vmap, a lexicon (lex.s2t), or one word per line.",
         panel=_SHORTLIST,
     )
     shortlist_first: int | None = option(
         None,
         minimum=0,
-        help="Of a lexicon: the N most frequent target words always may come; 100 by default.",
+        help="For a lexicon: always allow the N most frequent target words; 100 by default.",
         panel=_SHORTLIST,
     )
     shortlist_best: int | None = option(
         None,
         minimum=1,
-        help="Of a lexicon: the N most probable words of each source word; 100 by default.",
+        help="For a lexicon: allow the N most probable translations of each source word; 100 by default.",
         panel=_SHORTLIST,
     )
 
@@ -81,16 +81,16 @@ class AlignmentOptions(Options):
     alignments: str | None = option(
         None,
         metavar="hard|soft|THRESHOLD",
-        help="Write what output tokens attend to: '||| 0-0 1-2' after each output, all numbers in jsonl.",
+        help="Write alignments from cross-attention: '||| 0-0 1-2' after each output, or all numbers in jsonl.",
         panel=_ALIGNMENT,
     )
     replace_unk: bool = option(
-        False, help="Write the source token with most attention for unknown tokens.", panel=_ALIGNMENT
+        False, help="Replace each unknown token with the source token that has the most attention.", panel=_ALIGNMENT
     )
     unk_dictionary: Path | None = option(
         None,
         metavar="FILE",
-        help="Of --replace-unk: lines of a source word, a tab, what to write.",
+        help="For --replace-unk: lines of source word<TAB>replacement.",
         panel=_ALIGNMENT,
     )
 
@@ -108,9 +108,9 @@ class AlignmentOptions(Options):
 class MapOptions(Options):
     """Which attention maps are drawn."""
 
-    layer: int | None = option(None, help="Only this decoder layer, from 0; -1 is the last.")
-    head: int | None = option(None, minimum=0, help="Only this head, from 0.")
-    lines: int = option(10, minimum=1, help="Lines of INPUT that are drawn.")
+    layer: int | None = option(None, help="Show only this decoder layer, from 0; -1 is the last.")
+    head: int | None = option(None, minimum=0, help="Show only this head, from 0.")
+    lines: int = option(10, minimum=1, help="Number of lines of INPUT to draw.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,10 +118,11 @@ class FormatOptions(Options):
     """How lines are read and written."""
 
     input_format: InputFormat | None = option(
-        None, help="Raw text, space-separated tokens, or ids as the encoder reads them."
+        None, help="Input format: raw text, tokens separated by spaces, or the ids that the encoder reads."
     )
     output_format: OutputFormat | None = option(
-        None, help="text by default; ids have no bos, and eos when it came; jsonl has status and scores."
+        None,
+        help="Output format. ids are without bos, and with eos if it was generated; jsonl has the status and scores.",
     )
 
 
@@ -129,16 +130,20 @@ class FormatOptions(Options):
 class BatchOptions(Options):
     """How sentences become batches, and what decodes these."""
 
-    batch_size: int = option(32, minimum=1, help="Sentences decoded together.", panel=_RUN)
+    batch_size: int = option(32, minimum=1, help="Sentences in a batch.", panel=_RUN)
     workers: int | None = option(
-        None, minimum=1, maximum=256, help="Batches decoded at once; by default as many as CPUs.", panel=_RUN
+        None, minimum=1, maximum=256, help="Batches to decode in parallel; by default one for each CPU.", panel=_RUN
     )
     threads: int | None = option(
-        None, minimum=1, maximum=256, help="CPU threads of a worker; by default its share of the CPUs.", panel=_RUN
+        None,
+        minimum=1,
+        maximum=256,
+        help="CPU threads of each worker; by default an equal share of the CPUs.",
+        panel=_RUN,
     )
     share_weights: bool = option(
         False,
-        help="Have packed weights in memory once with other such commands; they are kept in ~/.cache/tfexport.",
+        help="Share packed weights in memory with other commands that use this flag; they are stored in ~/.cache/tfexport.",
         panel=_RUN,
     )
 
@@ -149,7 +154,7 @@ class RuntimeOptions(Options):
 
     runtime: str = option("ort-cpu", help="ort-cpu, ort-cuda, tensorrt, torch or torch-cuda.", panel=_RUN)
     precision: Literal["fp32", "fp16", "bf16", "int8", "int4"] | None = option(
-        None, help="Of the graphs or engines to use.", panel=_RUN
+        None, help="Precision of the graphs or engines to use.", panel=_RUN
     )
 
     @property

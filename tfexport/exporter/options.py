@@ -34,26 +34,26 @@ class GraphOptions(Options):
 
     precision: str | None = option(
         None,
-        help="Of graphs and engines: fp32, fp16, bf16, int8, int4, or several, as in fp32,int8. With auto- before fp16, "
-        "int8 or int4, what --budget needs stays in fp32.",
+        help="One or more of fp32, fp16, bf16, int8, int4, such as fp32,int8. auto-fp16, auto-int8 and auto-int4 keep the "
+        "layers in fp32 that --budget needs.",
         panel=_GRAPHS,
     )
     alignments: bool = option(
-        False, help="Add graphs that return what outputs attend to: decode --alignments, attend.", panel=_GRAPHS
+        False, help="Add graphs that return cross-attention, for decode --alignments and attend.", panel=_GRAPHS
     )
     shortlist: bool = option(
-        False, help="Add graphs that compute the logits of a shortlist alone: fp32, int8.", panel=_GRAPHS
+        False, help="Add graphs that compute only the logits of a shortlist (fp32, int8).", panel=_GRAPHS
     )
     parity: bool = option(
         True,
         flag="--parity/--no-parity",
-        help="Compute every value and decode a few sentences as PyTorch does, or export nothing.",
+        help="Compare every value and a few decoded sentences with PyTorch; export nothing if they differ.",
         panel=_GRAPHS,
     )
     tolerance: float | None = option(
         None,
         minimum=0,
-        help="Largest absolute difference that --parity accepts; by default what follows from rounding.",
+        help="Largest absolute difference that --parity accepts; by default derived from rounding.",
         panel=_GRAPHS,
     )
 
@@ -65,14 +65,14 @@ class BudgetOptions(Options):
     budget: str | None = option(
         None,
         metavar="METRIC=N",
-        help="What auto- may lose: bleu=POINTS, chrf=POINTS, or top1=SHARE, identical=SHARE to be the same.",
+        help="Allowed loss of auto- precisions: bleu=POINTS, chrf=POINTS; or equal share: top1=SHARE, identical=SHARE.",
         panel=_BUDGET,
     )
     budget_input: Path | None = option(
-        None, metavar="FILE", help="Source text that the budget is held on, a sentence a line.", panel=_BUDGET
+        None, metavar="FILE", help="Source text to measure the budget on, one sentence per line.", panel=_BUDGET
     )
     budget_targets: Path | None = option(
-        None, metavar="FILE", help="A translation of each of its lines, for bleu and chrf.", panel=_BUDGET
+        None, metavar="FILE", help="Reference translations of the calibration text, for bleu and chrf.", panel=_BUDGET
     )
 
 
@@ -84,24 +84,24 @@ class EngineOptions(Options):
         (),
         parse=_generations,
         metavar="NAME,...",
-        help="GPU generations to build for, such as sm89,sm120; portable; here. By default the GPU here.",
+        help="GPU generations to build for, such as sm89,sm120; portable; here. By default the GPU of this machine.",
         panel=_ENGINES,
     )
     library: Literal["auto", "tensorrt", "tensorrt_rtx"] = option(
         "auto", help="tensorrt builds on the GPU itself, tensorrt_rtx anywhere.", panel=_ENGINES
     )
-    max_batch: int = option(32, minimum=1, help="Most sentences at once in an engine.", panel=_ENGINES)
-    max_beam: int = option(4, minimum=1, help="Widest beam in an engine.", panel=_ENGINES)
+    max_batch: int = option(32, minimum=1, help="Largest batch of an engine, in sentences.", panel=_ENGINES)
+    max_beam: int = option(4, minimum=1, help="Largest beam width of an engine.", panel=_ENGINES)
     max_source: int | None = option(
-        None, minimum=1, help="Most source ids in an engine; by default 128.", panel=_ENGINES
+        None, minimum=1, help="Longest source of an engine, in ids; by default 128.", panel=_ENGINES
     )
     cache: tuple[int, ...] = option(
         (),
         parse=_sizes,
         metavar="N,...",
-        help="Cache slots of the engines; by default 32,64,128.",
+        help="Cache sizes of the engines, in tokens; by default 32,64,128.",
         panel=_ENGINES,
     )
     gpu_memory: float | None = option(
-        None, minimum=0.1, maximum=1e6, help="GiB of the GPU that will run the engines.", panel=_ENGINES
+        None, minimum=0.1, maximum=1e6, help="Memory of the GPU that will run the engines, in GiB.", panel=_ENGINES
     )

@@ -20,7 +20,7 @@ class CompareOptions(Options):
         flag="--precision",
         parse=precisions_of,
         metavar="P,...",
-        help="Precisions to compare, as in fp32,int8; by default all there are.",
+        help="Precisions to compare, such as fp32,int8; by default all in the bundle.",
         panel=_WHAT,
     )
     beams: tuple[int, ...] = option(
@@ -28,22 +28,22 @@ class CompareOptions(Options):
         flag="--beam",
         parse=lambda given: numbers("--beam", given),
         metavar="N,...",
-        help="Beam widths of the free decoding.",
+        help="Beam widths to decode with.",
         default_text="1,4",
         panel=_WHAT,
     )
-    max_length: int = option(256, minimum=1, help="Most tokens to generate, eos included.", panel=_WHAT)
+    max_length: int = option(256, minimum=1, help="Largest number of tokens to generate, eos included.", panel=_WHAT)
     input_format: InputFormat | None = option(
-        None, help="Raw text, space-separated tokens, or ids as the encoder reads them.", panel=_WHAT
+        None, help="Input format: raw text, tokens separated by spaces, or the ids that the encoder reads.", panel=_WHAT
     )
     float64: bool = option(False, help="Compute the reference in float64.", panel=_HOW)
     tolerance: float | None = option(
         None,
         minimum=0,
-        help="Largest absolute difference that passes; by default what follows from rounding.",
+        help="Largest absolute difference that passes; by default derived from rounding.",
         panel=_HOW,
     )
-    batch_size: int = option(32, minimum=1, help="Sentences decoded together.", panel=_HOW)
+    batch_size: int = option(32, minimum=1, help="Sentences in a batch.", panel=_HOW)
     threads: int | None = option(
-        None, minimum=1, maximum=256, help="CPU threads; by default all that the process may use.", panel=_HOW
+        None, minimum=1, maximum=256, help="CPU threads; by default all CPUs that the process may use.", panel=_HOW
     )

@@ -38,7 +38,7 @@ class FamilyOptions(Options):
         help="The checkpoint family; or a family file of your own, which is run as Python.",
     )
     config: Path | None = option(
-        None, help="JSON with model fields; by default the checkpoint's name with .json, if there."
+        None, help="JSON file with model fields; by default the checkpoint's name with .json, if it exists."
     )
 
 
@@ -46,7 +46,7 @@ class FamilyOptions(Options):
 class LayoutOptions(Options):
     """What the shapes of the weights leave open."""
 
-    heads: int | None = option(None, minimum=1, gives=("n_heads",), help="Attention heads.")
+    heads: int | None = option(None, minimum=1, gives=("n_heads",), help="Number of attention heads.")
     norm_first: bool | None = option(
         None,
         flag="--norm-first/--no-norm-first",
@@ -56,7 +56,11 @@ class LayoutOptions(Options):
         panel=_LAYOUT,
     )
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"] | None = option(
-        None, gives=("activation",), usage="--activation relu (or gelu)", help="Of the feed-forward.", panel=_LAYOUT
+        None,
+        gives=("activation",),
+        usage="--activation relu (or gelu)",
+        help="Activation of the feed-forward layers.",
+        panel=_LAYOUT,
     )
     embedding_scale: float | str | None = option(
         None,
@@ -64,27 +68,27 @@ class LayoutOptions(Options):
         usage="--embedding-scale sqrt (or a number)",
         parse=_scale,
         metavar="sqrt|N",
-        help="Embeddings are multiplied by it: sqrt is that of d_model, 1 none.",
+        help="Factor of the embeddings: sqrt is the square root of d_model, 1 is none.",
         panel=_LAYOUT,
     )
     src_embedding: str | None = option(
-        None, gives=("src_embedding",), metavar="NAME", help="Your name of the source embedding.", panel=_LAYOUT
+        None, gives=("src_embedding",), metavar="NAME", help="The source embedding's name in your model.", panel=_LAYOUT
     )
     tgt_embedding: str | None = option(
-        None, gives=("tgt_embedding",), metavar="NAME", help="Your name of the target embedding.", panel=_LAYOUT
+        None, gives=("tgt_embedding",), metavar="NAME", help="The target embedding's name in your model.", panel=_LAYOUT
     )
     output_layer: str | None = option(
         None,
         gives=("output_layer",),
         metavar="NAME",
-        help="Your name of the layer that gives the logits; a tied embedding too.",
+        help="The output layer's name in your model; for tied embeddings, the embedding's name.",
         panel=_LAYOUT,
     )
     positions: str | None = option(
         None,
         gives=("positions",),
         metavar="NAME|sinusoidal",
-        help="Your name of the table of positions, or of two as in SRC,TGT; sinusoidal where the model computes them.",
+        help="The position table's name in your model, or two, as in SRC,TGT; sinusoidal if it computes positions.",
         panel=_LAYOUT,
     )
 
@@ -94,28 +98,30 @@ class TextSettings(Options):
     """Vocabularies, subword codes and languages."""
 
     src_vocab: Path | None = option(
-        None, help="tokenizer.json, SentencePiece model, JSON list or dict, or a word a line.", panel=_TEXT
-    )
-    tgt_vocab: Path | None = option(None, help="The same for the target.", panel=_TEXT)
-    src_tokenizer: str = option(
-        "whitespace",
-        help="How source text is split into the vocabulary's words: whitespace, or spacy:LANG.",
+        None,
+        help="Source vocabulary: tokenizer.json, a SentencePiece model, a JSON list or dict, or one word per line.",
         panel=_TEXT,
     )
-    lowercase: bool = option(False, help="Lower-case source text before looking it up.", panel=_TEXT)
+    tgt_vocab: Path | None = option(None, help="Target vocabulary, in the same formats.", panel=_TEXT)
+    src_tokenizer: str = option(
+        "whitespace",
+        help="How to split source text into words: whitespace, or spacy:LANG.",
+        panel=_TEXT,
+    )
+    lowercase: bool = option(False, help="Lower-case source text before the lookup in the vocabulary.", panel=_TEXT)
     src_bpe: Path | None = option(
-        None, metavar="CODES", help="Split source text by these codes of subword-nmt.", panel=_TEXT
+        None, metavar="CODES", help="Split source text with these subword-nmt codes.", panel=_TEXT
     )
     tgt_bpe: Path | None = option(
-        None, metavar="CODES", help="The same for given target text, as `score` reads it.", panel=_TEXT
+        None, metavar="CODES", help="Split given target text with these subword-nmt codes, as in `score`.", panel=_TEXT
     )
     src_lang: str | None = option(
-        None, help="Language of the sources, as a folder's vocabulary writes it: deu_Latn.", panel=_TEXT
+        None, help="Source language, as written in the folder's vocabulary: deu_Latn.", panel=_TEXT
     )
-    tgt_lang: str | None = option(None, help="Language to translate to.", panel=_TEXT)
+    tgt_lang: str | None = option(None, help="Target language.", panel=_TEXT)
     prefix: str = option(
         "",
-        help="Put before every source text: 'translate German to English: ' for T5, '>>fra<< ' for Marian.",
+        help="Text to put before every source: 'translate German to English: ' for T5, '>>fra<< ' for Marian.",
         panel=_TEXT,
     )
 
@@ -162,13 +168,17 @@ class IdOptions(Options):
 
     unk: int | None = option(None, minimum=0, gives=("unk_id",), help="Id of the unknown token.", panel=_IDS)
     pad: int | None = option(None, minimum=0, gives=("pad_id",), help="Id of padding.", panel=_IDS)
-    bos: int | None = option(None, minimum=0, gives=("bos_id",), help="Id that begins a sequence.", panel=_IDS)
-    eos: int | None = option(None, minimum=0, gives=("eos_id",), help="Id that ends a sequence.", panel=_IDS)
+    bos: int | None = option(
+        None, minimum=0, gives=("bos_id",), help="Id of the token that begins a sequence.", panel=_IDS
+    )
+    eos: int | None = option(
+        None, minimum=0, gives=("eos_id",), help="Id of the token that ends a sequence.", panel=_IDS
+    )
     max_length: int | None = option(
         None,
         minimum=1,
         gives=("max_source_length", "max_target_length"),
-        help="Most source ids and generated tokens; by default the model's positions.",
+        help="Largest number of source ids and of generated tokens; by default the model's number of positions.",
         panel=_IDS,
     )
 
