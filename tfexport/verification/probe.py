@@ -82,7 +82,7 @@ def probe(
 
     Args:
         sources_of: encoder ids to compare on, at most `MOST_SENTENCES`; by default random ones.
-        tolerance: takes the place of those of the comparison with the user's module (`probe_layers.TOLERANCE`).
+        tolerance: the largest relative difference that passes; by default `probe_layers.TOLERANCE`.
 
     Raises:
         TfexportError: the file cannot be read, what it does not tell has not been given, or it is a classifier's.
@@ -96,7 +96,7 @@ def probe(
     if not isinstance(model, Transformer):
         raise CheckpointError(f"{path} is an encoder classifier, which has no decoder to check. Export it.")
     sentences = _sentences(model.config, sources_of(checkpoint) if sources_of else None)
-    checks = [*_facts(reading, checkpoint), *own_checks(model, sentences)]
+    checks = [*_facts(reading, checkpoint), *own_checks(model, sentences, tolerance)]
     layers = None
     if reading.family is not None and reading.family.reference is not None:
         reference = reading.family.reference
@@ -204,8 +204,21 @@ def _beside_theirs(
         f"{'have' if family.reference_as_told else 'has'} them, in {dtype}{told}; weights as they are{how}"
     )
     model, theirs = copy.deepcopy(model).to(layers.dtype), copy.deepcopy(theirs).to(layers.dtype)
-    beside = [_prefixes(model, theirs, sentences, name), _padded_theirs(model, theirs, sentences, name)]
-    return [Check(name, True, about, error), *beside], layers
+    beside = [
+        _prefixes(model, theirs, sentences, name, layers.tolerance),
+        _padded_theirs(model, theirs, sentences, name, layers.tolerance),
+    ]
+    return [Check(name, True, about, error), *_narrowed(layers), *beside], layers
+
+
+def _narrowed(layers: Layers) -> Iterator[Check]:
+    """What the user's code computes in float32 whatever the type of its weights: the two cannot agree better than that."""
+    if layers.narrow is None:
+        return
+    about = f"{layers.narrow.place} computes in float32 or less; compared as if it were float64"
+    if layers.narrow.effect is not None:
+        about += f". Its rounding changes logits by {layers.narrow.effect:.1e}"
+    yield Check("float32", None, about, layers.narrow.effect)
 
 
 def _compare_disturbed(
@@ -238,19 +251,22 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
     yield from module.buffers()
 
 
-def _prefixes(model: Transformer, theirs: nn.Module, sentences: Sequence[Sentence], name: str) -> Check:
+def _prefixes(
+    model: Transformer, theirs: nn.Module, sentences: Sequence[Sentence], name: str, tolerance: float
+) -> Check:
     """Steps with a cache against their module, run anew for every token: what decoding is."""
     source, target = max(sentences, key=lambda sentence: len(sentence[1]))
     src_ids, tgt_ids = torch.tensor([source]), torch.tensor([target])
     with torch.inference_mode():
         stepped = run_steps(model, src_ids, torch.tensor([len(source)]), tgt_ids)
     anew = [run_theirs(theirs, src_ids, tgt_ids[:, : n + 1])[:, -1] for n in range(len(target))]
-    return compared(
-        "steps", torch.stack(anew, 1), stepped, f"{len(target)} cached steps against {name} run anew for each"
-    )
+    about = f"{len(target)} cached steps against {name} run anew for each"
+    return compared("steps", torch.stack(anew, 1), stepped, about, tolerance)
 
 
-def _padded_theirs(model: Transformer, theirs: nn.Module, sentences: Sequence[Sentence], name: str) -> Check:
+def _padded_theirs(
+    model: Transformer, theirs: nn.Module, sentences: Sequence[Sentence], name: str, tolerance: float
+) -> Check:
     """A padded batch in both; decoding knows lengths, their module looks for pad_id."""
     sources, targets = [list(source) for source, _ in sentences], [list(target) for _, target in sentences]
     (src_ids, src_len), (tgt_ids, tgt_len) = padded_batch(sources, model.config), padded_batch(targets, model.config)
@@ -262,4 +278,5 @@ def _padded_theirs(model: Transformer, theirs: nn.Module, sentences: Sequence[Se
         run_theirs(theirs, src_ids, tgt_ids)[real],
         found,
         f"in both: what the masks of {name} hide is pad_id",
+        tolerance,
     )

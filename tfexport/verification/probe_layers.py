@@ -7,7 +7,7 @@ sides while one sentence is read, and compared in the order in which the canonic
     theirs      enc.0.ln1                  ──>  input, output
 
 All before the first difference is right, so what stands between the two is not what their code computes. Both compute in
-float64 where theirs can, so that a wrong eps is no rounding.
+float64 where theirs can (`double.py`), so that a wrong eps is no rounding.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from tfexport.errors import TfexportError
 from tfexport.models.families.family import Family
 from tfexport.models.transformer import Attention, PointwiseConv, Transformer
+from tfexport.verification.double import in_double
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
 """Largest relative difference (see `relative_error`) that passes. Orders of summation in float64 make 1e-13; an
@@ -56,6 +57,16 @@ class Value:
 
 
 @dataclass(frozen=True)
+class Narrow:
+    """Code that computes in float32, or less, although its module is in float64."""
+
+    place: str
+    """`my_model.py, line 42`, the first."""
+    effect: float | None
+    """The largest difference that it makes to a logit (`relative_error`); None where it cannot run with float64 weights."""
+
+
+@dataclass(frozen=True)
 class Layers:
     """What became of the comparison."""
 
@@ -63,6 +74,8 @@ class Layers:
     """In the order in which the canonical model computes them; the logits are the last."""
     tolerance: float
     dtype: torch.dtype
+    narrow: Narrow | None = None
+    """Where their code computes in less than `dtype`."""
 
     @property
     def logits(self) -> float:
@@ -121,6 +134,38 @@ def compare_layers(
 def run_theirs(theirs: nn.Module, source: Tensor, target: Tensor) -> Tensor:
     """Their logits [batch, tgt, vocab] of `source` [batch, src] and `target` [batch, tgt].
 
+    A module in float64 computes in float64, also where its code asks for less.
+
+    Raises:
+        TfexportError: it fails, or gives something else.
+    """
+    if not _is_double(theirs):
+        return _run_as_written(theirs, source, target)
+    with in_double():
+        return _run_as_written(theirs, source, target)
+
+
+def _is_double(module: nn.Module) -> bool:
+    return any(tensor.dtype == torch.float64 for tensor in module.parameters())
+
+
+def _narrow(theirs: nn.Module, sentence: Sentence) -> Narrow | None:
+    """Where their code computes in less than float64, of a module in float64."""
+    source, target = (torch.tensor([ids]) for ids in sentence)
+    with in_double() as mode:
+        exact = _run_as_written(theirs, source, target)
+    if not mode.places:
+        return None
+    try:
+        effect = relative_error(exact, _run_as_written(theirs, source, target))
+    except TfexportError:
+        effect = None
+    return None if effect == 0 else Narrow(next(iter(mode.places)), effect)
+
+
+def _run_as_written(theirs: nn.Module, source: Tensor, target: Tensor) -> Tensor:
+    """Their logits; see `run_theirs`.
+
     Raises:
         TfexportError: it fails, or gives something else.
     """
@@ -167,7 +212,8 @@ def _compare(
         logits = _larger(logits, relative_error(wanted, found) if wanted.shape == found.shape else float("inf"))
     last = Value("logits", "logits", logits, "the output layer: tie_output, output_bias, or the final norm")
     chosen = TOLERANCE[dtype] if tolerance is None else tolerance
-    return Layers((*errors.values(), last), chosen, dtype)
+    narrow = None if dtype != torch.float64 else _narrow(theirs, max(sentences, key=lambda one: len(one[1])))
+    return Layers((*errors.values(), last), chosen, dtype, narrow)
 
 
 def _larger(one: float, other: float) -> float:

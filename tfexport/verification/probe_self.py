@@ -37,8 +37,8 @@ class Check:
     """The largest relative difference, where numbers were compared."""
 
 
-def own_checks(model: Transformer, sentences: Sequence[Sentence]) -> Iterator[Check]:
-    """What can be wrong with a model whatever it was trained as."""
+def own_checks(model: Transformer, sentences: Sequence[Sentence], tolerance: float | None = None) -> Iterator[Check]:
+    """What can be wrong with a model whatever it was trained as; `tolerance` takes the place of `TOLERANCE`."""
     config = model.config
     sources, targets = [list(source) for source, _ in sentences], [list(target) for _, target in sentences]
     (src_ids, src_len), (tgt_ids, tgt_len) = padded_batch(sources, config), padded_batch(targets, config)
@@ -55,20 +55,20 @@ def own_checks(model: Transformer, sentences: Sequence[Sentence]) -> Iterator[Ch
         )
         garbage = model(noisy, src_len, tgt_ids)
         beams = _beams(model, src_ids, src_len, tgt_ids)
-    yield compared(
-        "cached step", whole[real], stepped[real], f"{int(real.sum())} steps with a cache against whole targets at once"
-    )
-    yield _longest(model, sentences)
-    yield compared("padding", whole, garbage, "other ids behind the sources")
-    yield compared("batch", alone, whole[real], f"{len(sentences)} sentences each alone against all in one batch")
-    yield compared("beams", *beams, "4 hypotheses over one set of cross keys and values against one for each")
+    held = partial(compared, tolerance=tolerance)
+    steps = f"{int(real.sum())} steps with a cache against whole targets at once"
+    yield held("cached step", whole[real], stepped[real], steps)
+    yield _longest(model, sentences, tolerance)
+    yield held("padding", whole, garbage, "other ids behind the sources")
+    yield held("batch", alone, whole[real], f"{len(sentences)} sentences each alone against all in one batch")
+    yield held("beams", *beams, "4 hypotheses over one set of cross keys and values against one for each")
     yield _half_precision(single, sizes)
 
 
-def compared(name: str, wanted: Tensor, found: Tensor, about: str) -> Check:
-    """A check that numbers agree, within the tolerance of their dtype."""
+def compared(name: str, wanted: Tensor, found: Tensor, about: str, tolerance: float | None = None) -> Check:
+    """A check that numbers agree, within `tolerance` or that of their dtype."""
     error = relative_error(wanted, found)
-    return Check(name, error <= TOLERANCE[wanted.dtype], about, error)
+    return Check(name, error <= (TOLERANCE[wanted.dtype] if tolerance is None else tolerance), about, error)
 
 
 def padded_batch(ids: list[list[int]], config: ModelConfig) -> tuple[Tensor, Tensor]:
@@ -92,7 +92,7 @@ def run_steps(model: Transformer, src_ids: Tensor, src_len: Tensor, tgt_ids: Ten
     return torch.stack(logits, 1)
 
 
-def _longest(model: Transformer, sentences: Sequence[Sentence]) -> Check:
+def _longest(model: Transformer, sentences: Sequence[Sentence], tolerance: float | None) -> Check:
     """One output of as many tokens as there are positions, from the longest source: steps here and there, and the last.
 
     The cache is that of the whole target, so that thousands of positions take seconds.
@@ -118,7 +118,7 @@ def _longest(model: Transformer, sentences: Sequence[Sentence]) -> Check:
     about = (
         f"a source of {n_source} ids; {len(places)} steps throughout {n_target} tokens, the last one too{cut * is_cut}"
     )
-    return compared("longest", whole, torch.stack(steps, 1), about)
+    return compared("longest", whole, torch.stack(steps, 1), about, tolerance)
 
 
 @contextmanager

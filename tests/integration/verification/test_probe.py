@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from inspect import signature
@@ -326,6 +327,42 @@ def test_a_module_that_computes_in_float32_alone_is_compared_in_it(path: Path) -
 
 
 # --- without a module of the user's
+
+
+class SingleSoftmax(nn.Module):
+    """Attention weights in float32, whatever the type of the weights, as many write them for training in half precision."""
+
+    def __init__(self, attention: nn.Module):
+        super().__init__()
+        self.inner = attention
+
+    def forward(self, *given: Any) -> Any:
+        softmax = torch.softmax
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "softmax", lambda scores, dim: softmax(scores.float(), dim).type_as(scores))
+            return self.inner(*given)
+
+
+def test_code_that_computes_in_float32_is_named_and_its_effect_told(path: Path) -> None:
+    def rounding(weights: Mapping[str, Tensor], config: ModelConfig) -> nn.Module:
+        return SingleSoftmax(own_module(weights, config))
+
+    found = probe(path, HINTS, family=(replace(OWN, reference=rounding),))
+    assert found.passed
+    assert check(found, "reference").error < 1e-12
+    narrow = check(found, "float32")
+    assert re.match(r"test_probe.py, line \d+ computes in float32 or less; .* changes logits by", narrow.about)
+    assert 1e-9 < narrow.error < 1e-5
+
+
+def test_the_tolerance_is_that_of_every_check(path: Path) -> None:
+    def clumsy(model: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
+        return model(src, tgt) * (1 + 1e-5)
+
+    assert not probe(path, HINTS, family=wrapped(clumsy)).passed
+    assert probe(path, HINTS, family=wrapped(clumsy), tolerance=1e-3).passed
+    strict = probe(path, HINTS, family=wrapped(lambda model, src, tgt: model(src, tgt)), tolerance=0.0)
+    assert {"cached step", "batch", "longest"} <= {check.name for check in strict.checks if check.passed is False}
 
 
 def test_weights_that_are_not_the_family_s_are_told(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -23,9 +23,13 @@ def build_model(config: ModelConfig, weights: Mapping[str, Tensor]) -> Transform
 
 
 def convert(
-    family: Family | None, weights: Mapping[str, Tensor], config: ModelConfig
+    family: Family | None, weights: Mapping[str, Tensor], config: ModelConfig, *, unknown: Collection[str] = ()
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Canonical float32 weights and all that is wrong with them, in the names of the file."""
+    """Canonical float32 weights and all that is wrong with them, in the names of the file.
+
+    Args:
+        unknown: canonical names whose shapes `config` does not tell; they are not checked.
+    """
     used = {name: tensor for name, tensor in weights.items() if family is None or not family.ignores(name)}
     odd = [name for name, tensor in used.items() if not _has_plain_numbers(tensor)]
     unexpected: list[str] = []
@@ -44,6 +48,8 @@ def convert(
         elif name not in converted and config.positions == "sinusoidal" and family is not None and most > 0:
             converted[name] = sinusoids(most + config.position_offset, config.d_model)
     expected = {name: tuple(tensor.shape) for name, tensor in _empty(config).state_dict().items()}
+    if family is not None:
+        converted |= _of_shared(family, expected, converted)
 
     def theirs(name: str) -> str:
         return name if family is None else family.foreign_name(name)
@@ -53,7 +59,7 @@ def convert(
     shapes = [
         f"{theirs(name)}{family.part(name) if family else ''} is {list(tensor.shape)}, not {list(expected[name])}"
         for name, tensor in converted.items()
-        if name in expected and tuple(tensor.shape) != expected[name]
+        if name in expected and name not in unknown and tuple(tensor.shape) != expected[name]
     ]
     bad = [theirs(name) for name, tensor in converted.items() if not tensor.isfinite().all()]
     problems = [
@@ -68,6 +74,18 @@ def convert(
         if names
     ]
     return {} if problems else _unshared({name: converted[name].contiguous() for name in expected}), problems
+
+
+def differently_shaped(one: ModelConfig, other: ModelConfig) -> set[str]:
+    """The canonical names whose tensors have another shape in `other`."""
+    shapes = {name: tensor.shape for name, tensor in _empty(other).state_dict().items()}
+    return {name for name, tensor in _empty(one).state_dict().items() if shapes.get(name) != tensor.shape}
+
+
+def _of_shared(family: Family, expected: Iterable[str], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of names that use that of another name."""
+    others = ((name, family.shared_name(name)) for name in expected if name not in weights)
+    return {name: weights[other] for name, other in others if other is not None and other in weights}
 
 
 def _empty(config: ModelConfig) -> Transformer | EncoderClassifier:

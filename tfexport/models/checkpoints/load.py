@@ -13,7 +13,7 @@ from torch import Tensor
 from tfexport.bundle.reader import file_sha256
 from tfexport.config import ModelConfig
 from tfexport.errors import CheckpointError, ConfigError
-from tfexport.models.checkpoints.convert import build_model, convert, tie
+from tfexport.models.checkpoints.convert import build_model, convert, differently_shaped, tie
 from tfexport.models.checkpoints.hints import (
     ALWAYS,
     asking,
@@ -218,12 +218,13 @@ class Reading:
         fields, missing = complete(self.family, self.fields, self.hints, self.telling(given))
         problems: list[str] = []
         if not self.unclear:
-            # The shapes of the weights depend on no field that a file cannot tell, so any value serves to check them.
+            # Few shapes depend on a field that a file cannot tell, so any value serves to check the others.
             stand_ins = {"n_heads": 1, "embedding_scale": 1.0, "activation": "relu", "norm_first": False}
             stand_ins |= {"max_source_length": 1, "max_target_length": 1}
             stood_in = {name: stand_ins.get(name, 0) for name in missing}
             config = ModelConfig.from_dict({**fields, **stood_in}, where=str(self.path))
-            problems = convert(self.family, self.weights, config)[1]
+            other = config.replace(n_heads=2 if config.d_head else config.d_model) if "n_heads" in missing else config
+            problems = convert(self.family, self.weights, config, unknown=differently_shaped(config, other))[1]
         tokenizers = self.tokenizers.replaced_by(given)
         return Inspection(
             path=self.path,

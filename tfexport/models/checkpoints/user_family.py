@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -66,11 +65,11 @@ def _checked(path: Path, family: Family, reference: Callable[..., nn.Module] | N
     if family.name in (NATIVE, *(known.name for known in FAMILIES)):
         raise ConfigError(f"{path} has a family {family.name!r}, which tfexport has itself. Give it another name.")
     try:
-        family.convert({})
-        family.foreign_name("")
-    except re.error as error:
+        family.check_names()
+    except ValueError as error:
         raise ConfigError(
-            f"the names of {path} cannot be read ({error}): use each of {{i}}, {{h}} and {{p}} once in a name."
+            f"the names of {path} cannot be read: {error}. Placeholders are {{i}}, {{h}} and {{p}}, each once in a name, "
+            "and such as {3i+1} in flat lists of layers."
         ) from error
     changes: dict[str, Any] = {
         "read_config": _telling(path, family.read_config),

@@ -6,7 +6,6 @@ family is the same file, given with `--family` (see `models/checkpoints/user_fam
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,13 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from tfexport.config import ModelConfig
-
-_PLACEHOLDERS = {"{i}": r"(?P<i>\d+)", "{h}": r"(?P<h>\d+)", "{p}": r"(?P<p>weight|bias)"}
+from tfexport.errors import CheckpointError
+from tfexport.models.families.names import NameTemplate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A layout of checkpoints. Names hold `{i}` for the layer, `{p}` for `weight` or `bias`, `{h}` for the head.
+    """A layout of checkpoints. Names hold `{i}` for the layer, `{p}` for `weight` or `bias`, `{h}` for the head, and
+    `{3i+1}` where several modules of a layer follow each other in one list (see `NameTemplate`).
 
     Where the foreign name has `{h}`, the parts of all heads are joined along their first axis, in order. Where a foreign
     name stands for several canonical ones, such as a query, key and value in one matrix, it is cut into as many equal parts
@@ -40,7 +40,10 @@ class Family:
     read_config: Callable[[Mapping[str, Tensor]], dict[str, Any]]
     """The `ModelConfig` fields that the weights, under their foreign names, tell; what they cannot tell is left out."""
     ignored: tuple[str, ...] = ()
-    """Foreign names that hold nothing to export, such as buffers computed again."""
+    """Foreign names that hold nothing to export, such as buffers computed again; `*` stands for any text."""
+    shared: Mapping[str, str] = field(default_factory=dict)
+    """Canonical names without a tensor of their own to the canonical name whose tensor they use. A name with `{i}` on the
+    left alone is that of every layer."""
     absent: tuple[str, ...] = ()
     """Beginnings of names that no checkpoint of this family has; they belong to a sibling."""
     adjust: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda weights: weights
@@ -58,6 +61,12 @@ class Family:
     takes `src_ids` [batch, src] and `tgt_ids` [batch, tgt], int64, padded with `pad_id`, to logits [batch, tgt, vocab]."""
     reference_as_told: bool = False
     """`reference` is made of what the user tells of the file, and so cannot find that wrong."""
+
+    def check_names(self) -> None:
+        """Raise ValueError if a name has a placeholder that does not exist, or one twice."""
+        templates = [*(template for pair in (*self._backward, *self._shared) for template in pair), *self._ignored]
+        for template in templates:
+            _ = template.placeholders
 
     def matches(self, weights: Mapping[str, Tensor]) -> bool:
         """Whether these weights are of this family, complete or not."""
@@ -82,21 +91,29 @@ class Family:
 
     def ignores(self, name: str) -> bool:
         """Whether a foreign name holds nothing to export."""
-        return any(regex.fullmatch(name) for regex in self._ignored)
+        return any(template.match(name) is not None for template in self._ignored)
 
     def canonical_names(self, name: str) -> tuple[str, ...]:
         """The canonical names of a foreign one, one for each part; none where the table does not know it."""
-        for regex, targets in self._forward:
-            if match := regex.fullmatch(name):
-                return tuple(_fill(target, match) for target in targets)
+        for template, targets in self._forward:
+            if (values := template.match(name)) is not None:
+                return tuple(target.fill(values) for target in targets)
         return ()
 
     def foreign_name(self, canonical: str) -> str:
         """How the family writes a canonical name, for messages; `{h}` stays for the head."""
-        for regex, source in self._backward:
-            if match := regex.fullmatch(canonical):
-                return _fill(source, match)
+        canonical = self.shared_name(canonical) or canonical
+        for template, source in self._backward:
+            if (values := template.match(canonical)) is not None:
+                return source.fill(values)
         return canonical
+
+    def shared_name(self, canonical: str) -> str | None:
+        """The canonical name whose tensor stands for this one too; None where it has a tensor of its own."""
+        for template, other in self._shared:
+            if (values := template.match(canonical)) is not None and (name := other.fill(values)) != canonical:
+                return name
+        return None
 
     def part(self, canonical: str) -> str:
         """Which part of its foreign tensor a canonical one is, for messages; nothing where it is all of it."""
@@ -104,8 +121,12 @@ class Family:
         return f" (part {names.index(canonical) + 1} of {len(names)})" if canonical in names[len(names) == 1 :] else ""
 
     def convert(self, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-        """The weights under canonical names, heads joined and parts cut, and the names that the table does not know."""
-        parts: dict[str, list[tuple[int, Tensor]]] = defaultdict(list)
+        """The weights under canonical names, heads joined and parts cut, and the names that the table does not know.
+
+        Raises:
+            CheckpointError: two foreign names are one canonical name, and their numbers differ.
+        """
+        parts: dict[str, dict[int, tuple[str, Tensor]]] = defaultdict(dict)
         unexpected = []
         for name, tensor in weights.items():
             canonical_names = self.canonical_names(name)
@@ -113,55 +134,51 @@ class Family:
             can_be_cut = tensor.dim() > 0 and len(tensor) >= len(canonical_names)
             cut = tensor.tensor_split(len(canonical_names)) if canonical_names and can_be_cut else [tensor]
             for canonical, piece in zip(canonical_names, cut, strict=False):
-                parts[canonical].append((self._head(name), piece))
+                other, same = parts[canonical].setdefault(self._head(name), (name, piece))
+                if same is not piece and not torch.equal(same, piece):
+                    raise CheckpointError(
+                        f"{other} and {name} both are {canonical}, and their numbers differ. Name one of them in `ignored`."
+                    )
             if not self.known(name):
                 unexpected.append(name)
         joined = {}
         for canonical, heads in parts.items():
-            tensors = [tensor for _, tensor in sorted(heads, key=lambda part: part[0])]
+            tensors = [tensor for _, (_, tensor) in sorted(heads.items())]
             # Heads that do not fit together are left as one of them: its shape is reported with all else that is wrong.
             alike = len({tensor.shape for tensor in tensors}) == 1
             joined[canonical] = torch.cat(tensors) if alike and len(tensors) > 1 else tensors[0]
         return joined, unexpected
 
     def _head(self, name: str) -> int:
-        matches = (regex.fullmatch(name) for regex, _ in self._forward)
-        match = next(match for match in matches if match)
-        return int(match.groupdict().get("h") or 0)
+        matches = (template.match(name) for template, _ in self._forward)
+        values = next(values for values in matches if values is not None)
+        return int(values.get("h", 0))
 
     @cached_property
-    def _forward(self) -> list[tuple[re.Pattern[str], tuple[str, ...]]]:
+    def _forward(self) -> list[tuple[NameTemplate, tuple[NameTemplate, ...]]]:
         return [
-            (_regex(foreign), (canonical,) if isinstance(canonical, str) else canonical)
-            for foreign, canonical in self.renames.items()
+            (NameTemplate(foreign), tuple(map(NameTemplate, (names,) if isinstance(names, str) else names)))
+            for foreign, names in self.renames.items()
         ]
 
     @cached_property
-    def _backward(self) -> list[tuple[re.Pattern[str], str]]:
-        return [
-            (_regex(canonical), foreign)
-            for (foreign, _), (_, names) in zip(self.renames.items(), self._forward, strict=True)
-            for canonical in names
-        ]
+    def _backward(self) -> list[tuple[NameTemplate, NameTemplate]]:
+        return [(canonical, foreign) for foreign, names in self._forward for canonical in names]
 
     @cached_property
-    def _ignored(self) -> list[re.Pattern[str]]:
-        return [_regex(name) for name in self.ignored]
+    def _ignored(self) -> list[NameTemplate]:
+        return [NameTemplate(name, wildcards=True) for name in self.ignored]
+
+    @cached_property
+    def _shared(self) -> list[tuple[NameTemplate, NameTemplate]]:
+        return [(NameTemplate(name), NameTemplate(other)) for name, other in self.shared.items()]
 
 
 def count_indices(weights: Mapping[str, Tensor], template: str) -> int:
-    """How many different numbers stand at the last placeholder of `template` among the names of `weights`."""
-    regex = _regex(template)
-    placeholder = re.findall(r"{(\w)}", template)[-1]
-    return len({match[placeholder] for match in map(regex.fullmatch, weights) if match})
+    """How many different numbers stand at the last placeholder of `template` among the names of `weights`.
 
-
-def _regex(template: str) -> re.Pattern[str]:
-    pieces = re.split(r"({\w})", template)
-    return re.compile("".join(_PLACEHOLDERS.get(piece, re.escape(piece)) for piece in pieces))
-
-
-def _fill(template: str, match: re.Match[str]) -> str:
-    for key, value in match.groupdict().items():
-        template = template.replace(f"{{{key}}}", value)
-    return template
+    `count_indices(weights, "encoder.{i}.norm.weight")` is the number of layers.
+    """
+    parsed = NameTemplate(template)
+    kind = list(parsed.placeholders)[-1]
+    return len({values[kind] for name in weights if (values := parsed.match(name)) is not None})

@@ -44,6 +44,8 @@ class TorchReference(nn.Module):
         for name in {parts.source, parts.target, parts.output, *parts.positions, *({bias} & weights.keys())}:
             _place(self, name, nn.Parameter(torch.empty_like(weights[name], dtype=torch.float32)))
         self.bias = bias if bias in weights else None
+        longest = max(config.max_source_length, config.max_target_length) + config.position_offset
+        self.sinusoids = None if parts.positions else sinusoids(longest, config.d_model)
         self.load_state_dict(dict(weights), strict=False)
 
     def _layers(self) -> tuple[list[nn.Module], list[nn.Module]]:
@@ -83,12 +85,11 @@ class TorchReference(nn.Module):
 
     def _embedded(self, ids: Tensor, name: str, side: int) -> Tensor:
         config, table = self.config, self.get_parameter(name)
-        n_positions = ids.shape[1] + config.position_offset
-        positions = sinusoids(n_positions, config.d_model).to(table)
-        if self.parts.positions:
-            stored = self.get_parameter(self.parts.positions[side])
-            positions = stored.reshape(-1, config.d_model)[:n_positions]
-        return F.embedding(ids, table) * config.embedding_scale + positions[config.position_offset :]
+        positions = self.sinusoids
+        if positions is None:
+            positions = self.get_parameter(self.parts.positions[side]).reshape(-1, config.d_model)
+        rows = positions.to(table)[config.position_offset : config.position_offset + ids.shape[1]]
+        return F.embedding(ids, table) * config.embedding_scale + rows
 
     def _normed(self, side: str, states: Tensor) -> Tensor:
         return self.get_submodule(self.norm_paths[side])(states) if side in self.norm_paths else states

@@ -113,6 +113,18 @@ def test_inspect_takes_a_family_file(run: Any) -> None:
     assert "not in the file: n_heads (give --heads N)" in done.stdout
 
 
+def test_inspect_without_heads_checks_no_shape_that_depends_on_them(example: Path, run: Any) -> None:
+    """The size of a head says nothing of a matrix's rows before the number of heads is known."""
+    (example / "sized.py").write_text(GOOD.replace('"d_model": d_model,', '"d_model": d_model, "d_head": 16,'))
+    done = run("inspect", "ckpt.pt", "--family", "sized.py")
+    assert done.exit_code == 0
+    assert "n_heads (give --heads N)" in done.stdout
+    assert "misshapen" not in done.stdout
+    assert (
+        "misshapen: encoder.0.attn.qkv.weight" in run("inspect", "ckpt.pt", "--family", "sized.py", "--heads", 3).stdout
+    )
+
+
 GOOD = (EXAMPLES / "my_family.py").read_text()
 
 
@@ -128,7 +140,7 @@ GOOD = (EXAMPLES / "my_family.py").read_text()
         (GOOD.replace('name="my-model"', 'name="tutorial"'), "a family 'tutorial', which tfexport has itself"),
         (
             GOOD.replace('f"{ours}.mlp.0.{{p}}"', 'f"{ours}.{{p}}.mlp.0.{{p}}"'),
-            "use each of {i}, {h} and {p} once in a name",
+            "{p} comes twice in 'encoder.{i}.{p}.mlp.0.{p}'. Placeholders are {i}, {h} and {p}, each once",
         ),
         (
             GOOD.replace('"src_pos.weight",', '"no_pos.weight",'),
