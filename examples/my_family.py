@@ -25,6 +25,7 @@ def stack(side: str, embedding: str, positions: str, attentions: Mapping[str, st
         **{f"{ours}.{a}.out.{{p}}": f"{theirs}.{to}.output.{{p}}" for a, to in attentions.items()},
         f"{ours}.mlp.0.{{p}}": f"{theirs}.feed_forward.hidden.{{p}}",
         f"{ours}.mlp.2.{{p}}": f"{theirs}.feed_forward.output.{{p}}",
+        f"{side}_embed_ln.{{p}}": f"{side}.embedding_norm.{{p}}",
         f"{side}_ln.{{p}}": f"{side}.norm.{{p}}",
     }
 
@@ -42,6 +43,7 @@ def read_config(weights: Mapping[str, Tensor]) -> dict[str, Any]:
         "max_source_length": len(weights["src_pos.weight"]),
         "max_target_length": len(weights["tgt_pos.weight"]),
         "positions": "learned",
+        "embedding_norm": True,
         "norm_first": True,
         "final_norm": True,
         "norm_eps": 1e-6,

@@ -1,4 +1,4 @@
-"""A model as one may write it: pre-norm, GELU, learned positions, one Linear for query, key and value, tied output."""
+"""A model as one may write it: pre-norm, GELU, learned positions, normed embeddings, one Linear for query, key and value, tied output."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ class MyModel(nn.Module):
         super().__init__()
         self.src_embed, self.tgt_embed = nn.Embedding(src_vocab, d), nn.Embedding(tgt_vocab, d)
         self.src_pos, self.tgt_pos = nn.Embedding(max_len, d), nn.Embedding(max_len, d)
+        self.encoder_embed_ln, self.decoder_embed_ln = nn.LayerNorm(d, eps=1e-6), nn.LayerNorm(d, eps=1e-6)
         self.encoder = nn.ModuleList(Block(d, heads, cross=False) for _ in range(layers))
         self.decoder = nn.ModuleList(Block(d, heads, cross=True) for _ in range(layers))
         self.encoder_ln, self.decoder_ln = nn.LayerNorm(d, eps=1e-6), nn.LayerNorm(d, eps=1e-6)
@@ -57,12 +58,12 @@ class MyModel(nn.Module):
     def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
         """`src` [batch, src] and `tgt` [batch, tgt], padded with PAD, to logits [batch, tgt, vocab]."""
         real = (src != PAD)[:, None, None]
-        x = self.src_embed(src) + self.src_pos.weight[: src.shape[1]]
+        x = self.encoder_embed_ln(self.src_embed(src) + self.src_pos.weight[: src.shape[1]])
         for block in self.encoder:
             x = block(x, real)
         memory = self.encoder_ln(x)
         causal = torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool).tril()
-        y = self.tgt_embed(tgt) + self.tgt_pos.weight[: tgt.shape[1]]
+        y = self.decoder_embed_ln(self.tgt_embed(tgt) + self.tgt_pos.weight[: tgt.shape[1]])
         for block in self.decoder:
             y = block(y, causal, memory, real)
         return self.decoder_ln(y) @ self.tgt_embed.weight.T

@@ -131,8 +131,8 @@ GOOD = (EXAMPLES / "my_family.py").read_text()
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (GOOD.replace("count_indices(", "cuont(", 1), "line 38: NameError: name 'cuont' is not defined. Correct"),
-        (GOOD.replace('["src_embed.weight"].shape', '["no.weight"].shape'), "line 34: KeyError: 'no.weight'"),
+        (GOOD.replace("count_indices(", "cuont(", 1), "line 39: NameError: name 'cuont' is not defined. Correct"),
+        (GOOD.replace('["src_embed.weight"].shape', '["no.weight"].shape'), "line 35: KeyError: 'no.weight'"),
         ("import nosuchmodule", "line 1: ModuleNotFoundError: No module named 'nosuchmodule'"),
         ("def f(:\n    pass", "line 1: SyntaxError"),
         ("x = 1", "has no FAMILY. Let it say FAMILY = Family("),
