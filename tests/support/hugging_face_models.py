@@ -81,6 +81,26 @@ def pegasus() -> Any:
     return transformers.PegasusForConditionalGeneration(config)
 
 
+def plbart() -> Any:
+    config = transformers.PLBartConfig(
+        **BART, activation_function="gelu", decoder_start_token_id=FORCED, scale_embedding=True
+    )
+    return transformers.PLBartForConditionalGeneration(config)
+
+
+def mvp() -> Any:
+    config = transformers.MvpConfig(**BART, activation_function="gelu", decoder_start_token_id=EOS)
+    return transformers.MvpForConditionalGeneration(config)
+
+
+def blenderbot() -> Any:
+    """Learned positions without an offset."""
+    config = transformers.BlenderbotConfig(
+        **BART, activation_function="gelu", decoder_start_token_id=1, encoder_no_repeat_ngram_size=0
+    )
+    return transformers.BlenderbotForConditionalGeneration(config)
+
+
 def m2m_100() -> Any:
     """The first token of every output is a language."""
     config = transformers.M2M100Config(
@@ -131,6 +151,9 @@ MODELS: dict[str, Callable[[], Any]] = {
     "bart": bart,
     "mbart": mbart,
     "pegasus": pegasus,
+    "plbart": plbart,
+    "mvp": mvp,
+    "blenderbot": blenderbot,
     "m2m_100": m2m_100,
     "t5": t5,
     "t5-gated": t5_gated,
@@ -138,7 +161,19 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-SEEDS = {"marian": 9, "bart": 4, "mbart": 5, "pegasus": 1, "m2m_100": 5, "t5": 1, "t5-gated": 3, "mt5": 13}
+SEEDS = {
+    "marian": 9,
+    "bart": 4,
+    "mbart": 5,
+    "pegasus": 1,
+    "plbart": 4,
+    "mvp": 5,
+    "blenderbot": 3,
+    "m2m_100": 5,
+    "t5": 1,
+    "t5-gated": 3,
+    "mt5": 13,
+}
 """Of models that say different things of different sentences, and end some of them."""
 
 

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from tfexport.errors import CheckpointError, ConfigError
 from tfexport.models.formats.files import read_file, some
-from tfexport.models.toolkits.hugging_face_layouts import KINDS, T5, bart_like, t5
+from tfexport.models.toolkits.hugging_face_layouts import KINDS, NOT_SUPPORTED, T5, bart_like, t5
 from tfexport.models.toolkits.hugging_face_settings import CONFIG, Settings
 from tfexport.models.toolkits.hugging_face_text import read_text
 from tfexport.models.toolkits.toolkit import TextOptions, Toolkit, ToolkitCheckpoint
 
 _CHECKPOINTS = (".pt", ".pth", ".ckpt", ".npz", ".safetensors")
+_NO_WORDS = ("Classification", "QuestionAnswering", "ForCausalLM", "EncoderModel")
+"""How the names of classes end whose output is no text, or that have no encoder."""
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -34,11 +36,16 @@ def read_folder(path: Path, options: TextOptions) -> ToolkitCheckpoint:
     generation_path = path / "generation_config.json"
     settings = Settings(path, config, _json(generation_path) if generation_path.is_file() else {})
     model_type = config.get("model_type")
+    if model_type in NOT_SUPPORTED:
+        raise ConfigError(
+            f"{path / CONFIG} has model_type {model_type!r}, which is not supported: {NOT_SUPPORTED[model_type]}."
+        )
     if model_type not in (*KINDS, *T5):
         raise ConfigError(
             f"{path / CONFIG} has model_type {model_type!r}, which is not supported. There are "
             f"{', '.join((*KINDS, *T5))}."
         )
+    _require_words(path, config)
     if config.get("quantization_config"):
         raise ConfigError(
             f"{path / CONFIG} has a quantization_config. Give the folder of the model before quantization."
@@ -59,6 +66,17 @@ def read_folder(path: Path, options: TextOptions) -> ToolkitCheckpoint:
         given=given,
         assumed=tuple(_spoken(folder.fields, 0)),  # a fine-tuned model writes one language by itself, and knows others
     )
+
+
+def _require_words(path: Path, config: Mapping[str, Any]) -> None:
+    """Refuse a model of the right type whose output is no text, such as a classifier."""
+    named = config.get("architectures")
+    names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+    if names and all(name.endswith(_NO_WORDS) for name in names):
+        raise ConfigError(
+            f"{path / CONFIG} is of a {names[0]}, which generates no text. Give the folder of a model for conditional "
+            "generation."
+        )
 
 
 def _no_config(path: Path) -> str:

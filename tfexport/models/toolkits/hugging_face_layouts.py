@@ -1,6 +1,6 @@
 """How the models of the transformers library are laid out: two layouts of names, and what a config says of each model.
 
-Five kinds of model share one layout (BART's) and differ in what their config says; a row of `KINDS` each. T5 and mT5 have
+Eight kinds of model share one layout (BART's) and differ in what their config says; a row of `KINDS` each. T5 and mT5 have
 their own. Each setting is used or refused by name: one that is passed over in silence is a wrong model.
 """
 
@@ -28,6 +28,8 @@ class _Kind:
     about: str
     positions: Callable[[int, int, int], Tensor] | None
     """Computes the table [positions, d_model] from its sizes and the padding id; None where it is learned."""
+    offset: int = 2
+    """Rows of a learned table before that of the first position."""
     required: Mapping[str, Any] = field(default_factory=dict)
     norm_first: bool = False
     embedding_norm: bool = False
@@ -64,6 +66,9 @@ KINDS = {
         norm_first=True,
         required={"normalize_before": True, "normalize_embedding": False, "add_final_layer_norm": True},
     ),
+    "plbart": _Kind(about="PLBart", positions=None, embedding_norm=True),
+    "mvp": _Kind(about="MVP", positions=None, embedding_norm=True, required={"use_prompt": False}),
+    "blenderbot": _Kind(about="Blenderbot", positions=None, offset=0, norm_first=True),
     "m2m_100": _Kind(about="M2M-100, NLLB-200", positions=tensor2tensor_sinusoids, norm_first=True),
 }
 
@@ -104,7 +109,7 @@ def bart_like(model_type: str, settings: Settings, weights: dict[str, Tensor]) -
         "final_norm": kind.norm_first,
         "embedding_norm": kind.embedding_norm,
         "positions": "learned" if kind.positions is None else "stored",
-        "position_offset": 2 if kind.positions is None else 0,
+        "position_offset": kind.offset if kind.positions is None else 0,
         "output_bias": "final_logits_bias" in weights,
         "embedding_scale": math.sqrt(d_model) if settings.flag("scale_embedding", False) else 1.0,
         **embeddings,
@@ -112,6 +117,18 @@ def bart_like(model_type: str, settings: Settings, weights: dict[str, Tensor]) -
     }
     return ToolkitCheckpoint(_family(model_type, kind.about, _BART_NAMES, settings), fields, weights)
 
+
+NOT_SUPPORTED = {
+    "blenderbot-small": "its decoder norms embeddings before it adds positions",
+    "led": "its attention is local",
+    "longt5": "its attention is local",
+    "bigbird_pegasus": "its attention is sparse",
+    "prophetnet": "it predicts several tokens at once",
+    "fsmt": "convert the fairseq checkpoint that it was made from",
+    "switch_transformers": "its feed-forward is a mixture of experts",
+    "nllb-moe": "its feed-forward is a mixture of experts",
+}
+"""Encoder-decoder models of the library that are none of these layouts, and why."""
 
 T5 = {"t5": "T5, Flan-T5", "mt5": "mT5"}
 _USUAL_LENGTH = 512

@@ -283,6 +283,14 @@ def test_text_through_a_bundle_is_what_the_library_makes_of_it(
     ("settings", "message"),
     [
         ({"model_type": "umt5"}, "model_type 'umt5'"),
+        (
+            {"model_type": "blenderbot-small"},
+            "'blenderbot-small', which is not supported: its decoder norms",
+        ),
+        (
+            {"architectures": ["MarianForSequenceClassification"]},
+            "MarianForSequenceClassification, which generates no text",
+        ),
         ({"activation_function": "mish"}, "activation_function 'mish'"),
         ({"activation_function": ["relu"]}, r"activation_function \['relu'\]"),
         ({"decoder_attention_heads": 1}, "encoder_attention_heads 2 and decoder_attention_heads 1"),
