@@ -1,4 +1,4 @@
-"""A model as one may write it: pre-norm, GELU, learned positions, normed embeddings, one Linear for q, k and v, tied output."""
+"""A model as one may write it: pre-norm, GELU, learned positions, normed embeddings, one Linear for q, k and v, tied."""
 
 from __future__ import annotations
 
