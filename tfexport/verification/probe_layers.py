@@ -61,7 +61,7 @@ class Narrow:
     """Code that computes in float32, or less, although its module is in float64."""
 
     place: str
-    """`my_model.py, line 42`, the first."""
+    """`my_model.py, line 42`, the first that asks for it; `the code` where none does, as with PyTorch's default type."""
     effect: float | None
     """The largest difference that it makes to a logit (`relative_error`); None where it cannot run with float64 weights."""
 
@@ -154,13 +154,11 @@ def _narrow(theirs: nn.Module, sentence: Sentence) -> Narrow | None:
     source, target = (torch.tensor([ids]) for ids in sentence)
     with in_double() as mode:
         exact = _run_as_written(theirs, source, target)
-    if not mode.places:
-        return None
     try:
         effect = relative_error(exact, _run_as_written(theirs, source, target))
     except TfexportError:
         effect = None
-    return None if effect == 0 else Narrow(next(iter(mode.places)), effect)
+    return None if effect == 0 else Narrow(next(iter(mode.places), "the code"), effect)
 
 
 def _run_as_written(theirs: nn.Module, source: Tensor, target: Tensor) -> Tensor:
