@@ -7,6 +7,8 @@ INPUTS ?= 50000
 TEXT ?= benchmarks/sentences.de
 MODELS ?= 300
 KILLS ?= 200
+# Modules are compiled when they are first imported: compiling all of PyTorch at installation takes a minute.
+PIP = $(VENV)/bin/pip install --quiet --no-compile --constraint constraints.txt
 # One thread for each of the two processes: small matrices gain nothing from more, and waiting threads cost minutes.
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n 2 --dist loadfile
 EXAMPLES = per_head_conv1d tutorial_spacy annotated_transformer base_model_tied attention_and_positions
@@ -84,17 +86,17 @@ examples: $(VENV)/dev.done
 
 $(VENV)/export.done: pyproject.toml constraints.txt $(KERNELS)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[export,cpu]'
+	$(PIP) --editable '.[export,cpu]'
 	touch $@
 
 $(VENV)/dev.done: pyproject.toml constraints.txt $(KERNELS)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[export,cpu,tensorrt-rtx,train,spacy,dev]'
+	$(PIP) --editable '.[export,cpu,tensorrt-rtx,train,spacy,dev]'
 	touch $@
 
 $(VENV)/docs.done: pyproject.toml constraints.txt $(KERNELS)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(PIP) --editable '.[docs]'
 	touch $@
 
 constraints: $(VENV)/dev.done $(VENV)/docs.done
