@@ -27,7 +27,9 @@ InputFormatOption = Annotated[
         "--input-format", help="Input format: raw text, tokens separated by spaces, or the ids that the encoder reads."
     ),
 ]
-RuntimeOption = Annotated[str, typer.Option("--runtime", help="ort-cpu, ort-cuda, tensorrt, torch or torch-cuda.")]
+RuntimeOption = Annotated[
+    str, typer.Option("--runtime", help="Runtime; `tfexport version` lists those that work here.")
+]
 Threads = Annotated[
     int | None,
     typer.Option(

@@ -152,7 +152,7 @@ class BatchOptions(Options):
 class RuntimeOptions(Options):
     """What decodes, and in which number format."""
 
-    runtime: str = option("ort-cpu", help="ort-cpu, ort-cuda, tensorrt, torch or torch-cuda.", panel=_RUN)
+    runtime: str = option("ort-cpu", help="Runtime; `tfexport version` lists those that work here.", panel=_RUN)
     precision: Literal["fp32", "fp16", "bf16", "int8", "int4"] | None = option(
         None, help="Precision of the graphs or engines to use.", panel=_RUN
     )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _EXACT = (F.embedding,)
 """Functions that only copy numbers: their results are widened where they are used, not the tables that they read."""
@@ -81,3 +85,47 @@ def _widened(value: Any) -> Any:
         widened = [_widened(item) for item in value]
         return type(value)(*widened) if hasattr(value, "_fields") else type(value)(widened)
     return value
+
+
+_NARROW = (torch.float32, torch.float16, torch.bfloat16)
+_OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
+
+
+class Widening(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Computes in float64 what asks for a narrower type, and keeps the lines of code that asked.
+
+    It is for modules of others whose weights are float64 already. Attention that computes its softmax in float32 differs from
+    exact arithmetic by rounding alone, which would look like a small fault of the model, such as another epsilon.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.places: dict[str, None] = {}
+        """`my_model.py, line 42` of each line that asks for a narrower type than float64, in order."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = dict(kwargs or {})
+        if named.get("dtype") in _NARROW:
+            self.places[_caller()] = None
+            named["dtype"] = torch.float64
+        return func(*args, **named)
+
+
+def _caller() -> str:
+    """The innermost line that is not of PyTorch or tfexport."""
+    for frame in reversed(traceback.extract_stack()):
+        if not frame.filename.startswith(_OWN):
+            return f"{Path(frame.filename).name}, line {frame.lineno}"
+    return "the code"
+
+
+@contextmanager
+def widened() -> Iterator[Widening]:
+    """Within it every floating-point number is float64, except in tensors that were made before."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with Widening() as mode:
+            yield mode
+    finally:
+        torch.set_default_dtype(before)

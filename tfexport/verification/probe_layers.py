@@ -7,7 +7,7 @@ sides while one sentence is read, and compared in the order in which the canonic
     theirs      enc.0.ln1                  ──>  input, output
 
 All before the first difference is right, so what stands between the two is not what their code computes. Both compute in
-float64 where theirs can (`double.py`), so that a wrong eps is no rounding.
+float64 where theirs can (`models/float64.py`), so that a wrong eps is no rounding.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from tfexport.errors import TfexportError
 from tfexport.models.families.family import Family
+from tfexport.models.float64 import widened
 from tfexport.models.transformer import Attention, PointwiseConv, Transformer
-from tfexport.verification.double import in_double
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
 """Largest relative difference (see `relative_error`) that passes. Orders of summation in float64 make 1e-13; an
@@ -141,7 +141,7 @@ def run_theirs(theirs: nn.Module, source: Tensor, target: Tensor) -> Tensor:
     """
     if not _is_double(theirs):
         return _run_as_written(theirs, source, target)
-    with in_double():
+    with widened():
         return _run_as_written(theirs, source, target)
 
 
@@ -152,7 +152,7 @@ def _is_double(module: nn.Module) -> bool:
 def _narrow(theirs: nn.Module, sentence: Sentence) -> Narrow | None:
     """Where their code computes in less than float64, of a module in float64."""
     source, target = (torch.tensor([ids]) for ids in sentence)
-    with in_double() as mode:
+    with widened() as mode:
         exact = _run_as_written(theirs, source, target)
     try:
         effect = relative_error(exact, _run_as_written(theirs, source, target))
