@@ -45,7 +45,7 @@ SIZES = (
     {"batch": 3, "rows": 12, "beam": 4, "src": 6, "cache": 9, "count": 5, "blocks": 4, "from": 5, "width": 6},
     {"batch": 2, "rows": 2, "beam": 2, "src": 4, "cache": 3, "count": 2, "blocks": 2, "from": 7, "width": 5},
 )
-"""Of the random cases: the smallest, and others with no two alike where that is possible."""
+"""Of the random cases: the smallest, and others with no two alike where that is possible. The last is made long."""
 
 
 @dataclass(frozen=True)
@@ -116,10 +116,11 @@ class GraphCheck:
 
 
 def sizes_of(config: ModelConfig) -> list[dict[str, int]]:
-    """The sizes of the random cases of a model: `SIZES`, and one with a long source beside a shorter one, and a long past.
-    With relative positions distances are cut off in it."""
+    """The sizes of the random cases of a model. The last has a long source beside a shorter one, and a long past; with
+    relative positions distances are cut off in it."""
     far = max(LONGEST, config.max_distance + 3)
-    return [*SIZES, {**SIZES[0], "batch": 2, "rows": 2, "src": far, "cache": far, "least": far - 1}]
+    *small, large = SIZES
+    return [*small, {**large, "src": far, "cache": far, "least": far - 1}]
 
 
 HOPELESS = 100.0

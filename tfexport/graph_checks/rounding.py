@@ -64,15 +64,15 @@ class Rounding:
         """Of all numbers of a tensor: absolute errors, PyTorch's own, and the absolute values of the exact numbers."""
         if not errors.size:
             return cls()
-        finite = [np.nan_to_num(values, nan=0.0, posinf=0.0) for values in (own, sizes)]
+        own, sizes = (_finite(values) for values in (own, sizes))
         return cls(
             error=float(errors.max()),
-            own=float(finite[0].max()),
-            size=float(finite[1].max()),
+            own=float(own.max()),
+            size=float(sizes.max()),
             count=errors.size,
             mean_error=float(errors.mean()),
-            mean_own=float(finite[0].mean()),
-            mean_size=float(finite[1].mean()),
+            mean_own=float(own.mean()),
+            mean_size=float(sizes.mean()),
         )
 
     def merge(self, other: Rounding) -> None:
@@ -112,3 +112,8 @@ class Rounding:
         """Whether the error follows from rounding."""
         within = self.error <= self.allowed(precision)  # False for NaN
         return within and self.mean_error <= self.allowed_mean(precision)
+
+
+def _finite(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`values`, none below 0, with 0 in the place of those that are not finite."""
+    return values if np.isfinite(values.max()) else np.nan_to_num(values, nan=0.0, posinf=0.0)

@@ -135,7 +135,7 @@ class Followed:
         if "src_ids" in self.case.inputs:
             lengths = torch.from_numpy(self.case.inputs["src_len"])
             real = (torch.arange(self.case.inputs["src_ids"].shape[1]) < lengths[:, None]).flatten()
-            if len(real) == len(exact):  # not the positions, which all sources share
+            if len(real) == len(exact) and not real.all():  # not the positions, which all sources share
                 exact, own, found = exact[real], own[real], found[real]
                 slack = None if slack is None else slack[real]
         return distances(exact, own, found, slack)
@@ -219,8 +219,11 @@ def distances(exact: Tensor, own: Tensor, found: Tensor, slack: Tensor | None = 
 
     A number that is infinite on both sides is the same.
     """
-    errors, owns = (torch.where(exact == other, 0.0, (other.double() - exact).abs()) for other in (found, own))
+    size = exact.abs()
+    errors, owns = ((other.double() - exact).abs_() for other in (found, own))
+    if size.numel() and not size.max().isfinite():
+        errors, owns = (torch.where(exact == other, 0.0, off) for other, off in ((found, errors), (own, owns)))
+        size = torch.where(size.isinf(), 0.0, size)
     if slack is not None:  # PyTorch's own arithmetic may round an activation to the other step, too
         errors, owns = ((values - slack).clamp(min=0) for values in (errors, owns))
-    size = torch.where(exact.isinf(), 0.0, exact.abs())
     return Rounding.of(errors.numpy(), owns.numpy(), size.numpy())

@@ -94,8 +94,8 @@ _OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 class Widening(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Computes in float64 what asks for a narrower type, and keeps the lines of code that asked.
 
-    It is for modules of others whose weights are float64 already. Attention that computes its softmax in float32 differs from
-    exact arithmetic by rounding alone, which would look like a small fault of the model, such as another epsilon.
+    It is for modules of others, whose weights are float64 already. Attention that computes its softmax in float32 differs
+    from exact arithmetic by rounding alone. That would look like a small fault of the model, such as another epsilon.
     """
 
     def __init__(self) -> None:
