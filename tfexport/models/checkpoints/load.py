@@ -32,7 +32,7 @@ from tfexport.models.families.family import Family
 from tfexport.models.formats import native
 from tfexport.models.formats.files import read_file
 from tfexport.models.formats.native import Tokenizers
-from tfexport.models.toolkits import fairseq, hugging_face, joeynmt, marian, opennmt
+from tfexport.models.toolkits import ctranslate2, fairseq, hugging_face, joeynmt, marian, opennmt
 from tfexport.models.toolkits.toolkit import TextOptions, Toolkit
 from tfexport.models.transformer import Transformer
 
@@ -50,7 +50,10 @@ __all__ = [
     "read_hints",
 ]
 
-TOOLKITS = (marian.TOOLKIT, joeynmt.TOOLKIT, hugging_face.TOOLKIT, fairseq.TOOLKIT, opennmt.TOOLKIT)
+TOOLKITS = (
+    *(ctranslate2.TOOLKIT, marian.TOOLKIT, joeynmt.TOOLKIT),  # before the one that takes all folders
+    *(hugging_face.TOOLKIT, fairseq.TOOLKIT, opennmt.TOOLKIT),
+)
 """Whose checkpoints say themselves what they are; asked in this order."""
 
 
