@@ -22,6 +22,18 @@ from tfexport.models.formats.files import some
 from tfexport.models.formats.model_bin import ModelBin, read_model_bin
 from tfexport.models.positions import tensor2tensor_sinusoids
 from tfexport.models.toolkits.arguments import Arguments
+from tfexport.models.toolkits.ctranslate2_names import (
+    BIAS,
+    DISTANCES,
+    MEANINGS,
+    OUTPUT,
+    SIDES,
+    SOURCE,
+    TABLES,
+    TARGET,
+    renamed,
+    variables,
+)
 from tfexport.models.toolkits.ctranslate2_text import CONFIG, moved_to_config, read_config, read_text
 from tfexport.models.toolkits.toolkit import (
     SIGMOID_GELU,
@@ -40,80 +52,13 @@ MODEL = "model.bin"
 _SPEC, _REVISION = "TransformerSpec", 7
 _OLD_HEADS = {"": 8, "TransformerBase": 8, "TransformerBig": 16}
 """Heads of the layouts of the first two revisions, whose names tell them."""
-_SIDES = ("encoder", "decoder")
-
 _RELU, _GELU_TANH, _SWISH, _GELU, _GELU_SIGMOID = range(5)
 _ACTIVATIONS = {_RELU: "relu", _GELU_TANH: "gelu_tanh", _SWISH: "silu", _GELU: "gelu", _GELU_SIGMOID: "silu"}
-
-_SOURCE, _TARGET, _OUTPUT = "encoder/embeddings/weight", "decoder/embeddings/weight", "decoder/projection/weight"
-_BIAS = "decoder/projection/bias"
-_TABLES = tuple(f"{side}/position_encodings/encodings" for side in _SIDES)
-_DISTANCES = "relative_attention_bias"
 
 _HARMLESS = ("embeddings_merge", "alignment_layer", "alignment_heads")
 """Attributes of alignments, and of several features."""
 _OFF = ("alibi", "alibi_use_positive_positions", "scale_alibi", "multi_query_attention", "multi_query")
 """Attributes that are supported where they are 0."""
-_MEANINGS = {
-    "rotary": "rotary positions",
-    "relative_position_keys": "relative position representations",
-    "relative_position_values": "relative position representations",
-    "relative_asymmetric": "asymmetric relative positions",
-    "alibi": "ALiBi positions",
-    "multi_query": "one key head for several heads",
-    "num_heads_kv": "fewer key heads than heads",
-    "sliding_window": "attention to a window",
-    "embeddings_1": "several source features",
-    "shared_layer_norm": "parallel residuals",
-    "input_layer_norm": "norms before and after sublayers, or parallel residuals",
-    "pre_feedforward_layer_norm": "norms before and after sublayers",
-    "post_feedforward_layer_norm": "norms before and after sublayers",
-    "q_norm": "norms of queries and keys",
-    "project_in": "embeddings of another width than the layers",
-    "final_logit_softcapping": "capped logits",
-    "weight_zero": "weights of 4 bits (AWQ)",
-}
-"""Of variables that are not supported, in words: a part of the name, and what it stands for."""
-
-_FIRST_NAMES = (
-    *(("transformer/", ""), (":0", ""), ("w_embs", "embeddings/weight"), ("kernel", "weight")),
-    *(("LayerNorm", "layer_norm"), ("dense", "projection"), ("conv1d_", "linear_"), ("conv1d", "linear_0")),
-)
-"""Names of revision 1, which were OpenNMT-tf's, each replaced once and in this order (`models/transformer.cc`)."""
-
-
-def _names() -> dict[str, str | tuple[str, ...]]:
-    """Variables to canonical names; several are joined in one variable, as a query, key and value."""
-    names: dict[str, str | tuple[str, ...]] = {_OUTPUT: "output_weight", _BIAS: "output_bias"}
-    norm = (("gamma", "weight"), ("beta", "bias"))
-    for side in _SIDES:
-        theirs, ours = f"{side}/layer_{{i}}", f"{side}.layers.{{i}}"
-        own, cross = f"{ours}.self_attention", f"{ours}.cross_attention"
-        names |= {
-            f"{side}/embeddings/weight": f"{side}.tokens.weight",
-            f"{side}/position_encodings/encodings": f"{side}.positions.table",
-            f"{side}/layer_0/self_attention/{_DISTANCES}": f"{side}.positions.table",
-            f"{theirs}/self_attention/linear_0/{{p}}": (f"{own}.query.{{p}}", f"{own}.key.{{p}}", f"{own}.value.{{p}}"),
-            f"{theirs}/self_attention/linear_1/{{p}}": f"{own}.output.{{p}}",
-            f"{theirs}/ffn/linear_0/{{p}}": f"{ours}.feed_forward.hidden.{{p}}",
-            f"{theirs}/ffn/linear_0_noact/{{p}}": f"{ours}.feed_forward.gate.{{p}}",
-            f"{theirs}/ffn/linear_1/{{p}}": f"{ours}.feed_forward.output.{{p}}",
-        }
-        sublayers = ["self_attention", "ffn"]
-        if side == "decoder":
-            sublayers.insert(1, "attention")
-            names |= {
-                f"{theirs}/attention/linear_0/{{p}}": f"{cross}.query.{{p}}",
-                f"{theirs}/attention/linear_1/{{p}}": (f"{cross}.key.{{p}}", f"{cross}.value.{{p}}"),
-                f"{theirs}/attention/linear_2/{{p}}": f"{cross}.output.{{p}}",
-            }
-        for g, p in norm:
-            names |= {
-                f"{side}/layernorm_embedding/{g}": f"{side}.embedding_norm.{p}",
-                f"{side}/layer_norm/{g}": f"{side}.norm.{p}",
-                **{f"{theirs}/{name}/layer_norm/{g}": f"{ours}.norms.{k}.{p}" for k, name in enumerate(sublayers)},
-            }
-    return names
 
 
 class _Model:
@@ -123,9 +68,9 @@ class _Model:
         self.path, self.weights = path, dict(model.weights)
         self._attributes = dict(model.attributes)
         if model.revision == 1:
-            self.weights = {_renamed(name): tensor for name, tensor in self.weights.items()}
-            self._attributes = {_renamed(name): value for name, value in self._attributes.items()}
-        for side in _SIDES:
+            self.weights = {renamed(name): tensor for name, tensor in self.weights.items()}
+            self._attributes = {renamed(name): value for name, value in self._attributes.items()}
+        for side in SIDES:
             # Before revision 5 what is alike in both stacks was said once.
             for name in ("num_heads", "pre_norm", "activation", "embeddings_merge"):
                 if model.revision < 5 and name in self._attributes:
@@ -133,8 +78,8 @@ class _Model:
             if model.revision < 3:
                 self._attributes[f"{side}/num_heads"] = _OLD_HEADS.get(model.spec, 8)
         first = "encoder/embeddings_0/weight"  # of several features
-        if first in self.weights and _SOURCE not in self.weights:
-            self.weights[_SOURCE] = self.weights.pop(first)
+        if first in self.weights and SOURCE not in self.weights:
+            self.weights[SOURCE] = self.weights.pop(first)
         self._old = model.revision < 5
         self._read: set[str] = set()
 
@@ -144,7 +89,7 @@ class _Model:
 
     def alike(self, name: str, default: float | None = None) -> int | float | None:
         """An attribute that both stacks must share."""
-        values = [self.attribute(f"{side}/{name}", default) for side in _SIDES]
+        values = [self.attribute(f"{side}/{name}", default) for side in SIDES]
         if values[0] != values[1]:
             raise ConfigError(
                 f"{self.path} has encoder/{name} {values[0]} and decoder/{name} {values[1]}: models whose stacks differ "
@@ -168,7 +113,7 @@ class _Model:
             ) and not moved_to_config(name):
                 unread.append(name)
         if unread:
-            meant = dict.fromkeys(said for name in unread for part, said in _MEANINGS.items() if part in name)
+            meant = dict.fromkeys(said for name in unread for part, said in MEANINGS.items() if part in name)
             told = f" ({', '.join(meant)})" if meant else ""
             raise ConfigError(f"{self.path} has {some(sorted(unread), 4)}{told}, which is not supported.")
 
@@ -191,22 +136,22 @@ def read_folder(path: Path, options: TextOptions) -> ToolkitCheckpoint:
         )
     model = _Model(file, content)
     weights = model.weights
-    require_matrices(weights, (_SOURCE, _TARGET, _OUTPUT), str(file))
+    require_matrices(weights, (SOURCE, TARGET, OUTPUT), str(file))
     _fold_output_scale(model)
-    sizes = tie(weights, _SOURCE, _TARGET, _OUTPUT)
+    sizes = tie(weights, SOURCE, TARGET, OUTPUT)
     starts_with_zeros = bool(model.attribute("decoder/start_from_zero_embedding"))
     text = read_text(file.parent, config, sizes, options, starts_with_zeros=starts_with_zeros)
     fields = {**_fields(model, config), **text.fields}
     if starts_with_zeros:
-        weights.setdefault(_BIAS, torch.zeros(sizes["tgt_vocab_size"]))
-        target = _SOURCE if sizes["tie_source_target"] else _TARGET
-        matrices = [target, *([_OUTPUT] * (not sizes["tie_output"]))]
-        fields["bos_id"] = add_first_token(weights, matrices, _BIAS, sizes)
+        weights.setdefault(BIAS, torch.zeros(sizes["tgt_vocab_size"]))
+        target = SOURCE if sizes["tie_source_target"] else TARGET
+        matrices = [target, *([OUTPUT] * (not sizes["tie_output"]))]
+        fields["bos_id"] = add_first_token(weights, matrices, BIAS, sizes)
         fields["suppressed_ids"] = (fields["bos_id"],)
-    fields |= {**sizes, "output_bias": _BIAS in weights}
+    fields |= {**sizes, "output_bias": BIAS in weights}
     notes = [*text.notes, *_notes(model, config)]
     family = self_described(
-        name="ctranslate2", about="CTranslate2 (model.bin, TransformerSpec)", renames=_names(), notes=tuple(notes)
+        name="ctranslate2", about="CTranslate2 (model.bin, TransformerSpec)", renames=variables(), notes=tuple(notes)
     )
     model.refuse_unread(family)
     lengths = ("max_source_length", "max_target_length")
@@ -236,16 +181,6 @@ def _check_spec(file: Path, spec: str, revision: int) -> None:
         )
 
 
-def _renamed(name: str) -> str:
-    """A name of revision 1 as revision 2 has it."""
-    attention = (("multi_head", "self_attention"),)
-    if "encoder" not in name:
-        attention = (("masked_multi_head", "self_attention"), ("multi_head", "attention"))  # type: ignore[assignment]
-    for theirs, ours in (*_FIRST_NAMES, *attention):
-        name = name.replace(theirs, ours, 1)
-    return name
-
-
 def _asking(family: Family, lengths: tuple[str, ...]) -> Family:
     """The family where positions have no end: how many there are is asked for."""
     return replace(family, asked=lengths, computed_positions=_sinusoids)
@@ -260,7 +195,7 @@ def _sinusoids(n_positions: int, d_model: int) -> Tensor:
 def _fields(model: _Model, config: Arguments) -> dict[str, Any]:
     """Fields of `ModelConfig` but for vocabularies and special ids. Scales are folded into the weights."""
     weights, where = model.weights, str(model.path)
-    d_model, n_heads = weights[_SOURCE].shape[1], model.alike("num_heads")
+    d_model, n_heads = weights[SOURCE].shape[1], model.alike("num_heads")
     if not isinstance(n_heads, int) or n_heads < 1:
         raise CheckpointError(
             f"{where} has no number of heads (encoder/num_heads). Check that it was copied completely."
@@ -280,7 +215,7 @@ def _fields(model: _Model, config: Arguments) -> dict[str, Any]:
         "d_ff": model.rows("encoder/layer_0/ffn/linear_0/weight"),
         **{
             f"n_{side}_layers": count_indices(weights, f"{side}/layer_{{i}}/self_attention/linear_0/weight")
-            for side in _SIDES
+            for side in SIDES
         },
         "activation": _ACTIVATIONS[int(activation)],
         "gated": "encoder/layer_0/ffn/linear_0_noact/weight" in weights,
@@ -344,7 +279,7 @@ def _fold_output_scale(model: _Model) -> None:
     if scale is None:
         return
     norm = [f"decoder/layer_norm/{part}" for part in ("gamma", "beta")]
-    for name in [name for name in norm if name in model.weights] or [_OUTPUT]:
+    for name in [name for name in norm if name in model.weights] or [OUTPUT]:
         model.weights[name] = model.weights[name] * scale
 
 
@@ -355,27 +290,27 @@ _FARTHEST = 1_000_000
 def _positions(model: _Model) -> dict[str, Any]:
     """The fields about positions; tables of buckets become tables of distances in `weights`."""
     weights = model.weights
-    if not any(_DISTANCES in name for name in weights):
-        lengths = zip(("max_source_length", "max_target_length"), _TABLES, strict=True)
+    if not any(DISTANCES in name for name in weights):
+        lengths = zip(("max_source_length", "max_target_length"), TABLES, strict=True)
         told = {name: model.rows(table) for name, table in lengths if table in weights}
         return {"positions": "stored", **told}
     max_distance = None
-    for side in _SIDES:
+    for side in SIDES:
         first = f"{side}/layer_0/self_attention/"
         layers = count_indices(weights, f"{side}/layer_{{i}}/self_attention/linear_0/weight")
-        if f"{first}{_DISTANCES}" not in weights:
-            raise CheckpointError(f"{model.path} has no {first}{_DISTANCES}. Check that it was saved completely.")
-        table = weights[f"{first}{_DISTANCES}"]
+        if f"{first}{DISTANCES}" not in weights:
+            raise CheckpointError(f"{model.path} has no {first}{DISTANCES}. Check that it was saved completely.")
+        table = weights[f"{first}{DISTANCES}"]
         for number in range(layers):
             layer = f"{side}/layer_{number}/self_attention/"
             distance = model.attribute(f"{layer}relative_attention_max_distance")
             max_distance = distance if max_distance is None else max_distance
-            own = weights.pop(f"{layer}{_DISTANCES}", None)
+            own = weights.pop(f"{layer}{DISTANCES}", None)
             if own is None or distance != max_distance or not torch.equal(own, table):
                 raise ConfigError(
-                    f"{model.path} has another {_DISTANCES} in {layer[:-1]} than in {first[:-1]}, which is not supported."
+                    f"{model.path} has another {DISTANCES} in {layer[:-1]} than in {first[:-1]}, which is not supported."
                 )
-        weights[f"{first}{_DISTANCES}"] = _by_distance(model.path, table, max_distance, both_ways=side == "encoder")
+        weights[f"{first}{DISTANCES}"] = _by_distance(model.path, table, max_distance, both_ways=side == "encoder")
     return {"positions": "relative", "max_distance": max_distance}
 
 
@@ -389,7 +324,7 @@ def _by_distance(path: Path, buckets: Tensor, max_distance: float | None, *, bot
     exact = n // 2
     if not isinstance(max_distance, int) or buckets.dim() != 2 or not 0 < exact < max_distance <= _FARTHEST:
         raise ConfigError(
-            f"{path} has relative_attention_max_distance {max_distance}, which does not fit a {_DISTANCES} of "
+            f"{path} has relative_attention_max_distance {max_distance}, which does not fit a {DISTANCES} of "
             f"{list(buckets.shape)}. Check that it was copied completely."
         )
     distance = np.arange(-max_distance if both_ways else 0, max_distance + 1)  # of the query from the key

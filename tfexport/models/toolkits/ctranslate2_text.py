@@ -122,13 +122,13 @@ def read_text(
         fields,
         Tokenizers(tokenizers[0].framed((), (), options.prefix), tokenizers[1]),
         tuple(name for name, is_added in adds.items() if not is_added),
-        _notes(folder, adds["source_eos"], eos, start, bos),
+        _notes(folder, adds["source_eos"], eos, start),
     )
 
 
-def _notes(folder: Path, adds_eos: bool, eos: str, start: Any, bos: str) -> tuple[str, ...]:
+def _notes(folder: Path, adds_eos: bool, eos: str, start: Any) -> tuple[str, ...]:
     notes = []
-    if not adds_eos and start != bos:
+    if not adds_eos and start != _TOKENS["bos_token"]:  # with which OpenNMT-py's begin, whose sources have no end
         notes.append(
             f"{CONFIG} leaves it to the input whether sources end with {eos}: models of the transformers library need it at "
             'the end of every line, or {"source_eos": true} with --config'
