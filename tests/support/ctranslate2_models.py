@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.machinery
-import struct
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +15,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.support import marian_models
@@ -141,7 +142,9 @@ def hugging_face(folder: Path, name: str) -> Any:
             model.shared.weight[2] *= 0.5
             model.lm_head.weight[1] *= 2.5
     else:
-        model.config.normalize_before = False  # as the files of BART say, and the converter asks for
+        # As their files say, and the converter asks for.
+        model.config.normalize_before = name != "bart"
+        model.config.normalize_embedding = name in ("bart", "mbart")
     model.save_pretrained(folder / "model")
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: k for k, word in enumerate(words)}, "<unk>"))
     own = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"} | ({} if is_t5 else {"bos_token": "<s>"})
@@ -167,11 +170,70 @@ def converted(kind: str | Callable[[Path], Any], folder: Path, quantization: str
     return folder / "ct2"
 
 
+def simple(folder: Path, *, d_model: int = 16) -> Path:
+    """A model as the first converters knew it: pre-norm, ReLU, eight heads, and positions that CTranslate2 computes."""
+    random = np.random.default_rng(3)
+    special = ["<unk>", "<s>", "</s>"]
+    source, target = ([*special, *(f"{letter}{index}" for index in range(n))] for letter, n in (("s", 27), ("t", 22)))
+
+    def linear(spec: Any, n_in: int, n_out: int, scale: float = 1.5) -> None:
+        spec.weight = (scale * n_in**-0.5 * random.standard_normal((n_out, n_in))).astype(np.float32)
+        spec.bias = (0.3 * random.standard_normal(n_out)).astype(np.float32)
+
+    def norm(spec: Any) -> None:
+        spec.gamma = (1 + 0.3 * random.standard_normal(d_model)).astype(np.float32)
+        spec.beta = (0.2 * random.standard_normal(d_model)).astype(np.float32)
+
+    def attention(spec: Any, *outputs: int) -> None:
+        norm(spec.layer_norm)
+        for inner, n_out in zip(spec.linear, outputs, strict=True):
+            linear(inner, d_model, n_out * d_model, 3.0)
+
+    whole = ctranslate2.specs.TransformerSpec.from_config((2, 2), 8)
+    for spec, words in ((whole.encoder.embeddings[0], source), (whole.decoder.embeddings, target)):
+        spec.weight = random.standard_normal((len(words), d_model)).astype(np.float32)
+    linear(whole.decoder.projection, d_model, len(target), 0.8)
+    for stack in (whole.encoder, whole.decoder):
+        norm(stack.layer_norm)
+        for layer in stack.layer:
+            attention(layer.self_attention, 3, 1)
+            if stack is whole.decoder:
+                attention(layer.attention, 1, 2, 1)
+            norm(layer.ffn.layer_norm)
+            linear(layer.ffn.linear_0, d_model, 20)
+            linear(layer.ffn.linear_1, 20, d_model)
+    whole.register_source_vocabulary(source)
+    whole.register_target_vocabulary(target)
+    whole.validate()
+    whole.optimize()
+    folder.mkdir(parents=True)
+    whole.save(str(folder))
+    return folder
+
+
+def computed_positions(folder: Path, n_positions: int, d_model: int) -> NDArray[np.float32]:
+    """The table [positions, d_model] that CTranslate2 adds to embeddings of 0: an encoder of zeros tells it."""
+    encoder = ctranslate2.specs.TransformerEncoderSpec(1, 2, no_final_norm=True)
+    encoder.embeddings[0].weight = np.zeros((4, d_model), np.float32)
+    (layer,) = encoder.layer
+    for norm in (layer.self_attention.layer_norm, layer.ffn.layer_norm):
+        norm.gamma, norm.beta = np.ones(d_model, np.float32), np.zeros(d_model, np.float32)
+    parts = (*layer.self_attention.linear, layer.ffn.linear_0, layer.ffn.linear_1)
+    for spec, n_out in zip(parts, (3 * d_model, d_model, d_model, d_model), strict=True):
+        spec.weight = np.zeros((n_out, d_model), np.float32)
+    whole = ctranslate2.specs.TransformerEncoderModelSpec(encoder)
+    whole.register_vocabulary(["<unk>", "<s>", "</s>", "word"])
+    whole.validate()
+    whole.optimize()
+    folder.mkdir()
+    whole.save(str(folder))
+    found = ctranslate2.Encoder(str(folder), compute_type="float32", intra_threads=1).forward_batch([[3] * n_positions])
+    return np.array(found.last_hidden_state)[0]
+
+
 def sources_of(model: Path, count: int, *, longest: int = 14) -> list[list[str]]:
     """Sentences of words of the source vocabulary without special tokens, which end as a source of the model does."""
-    import json
-
-    config = json.loads((model / "config.json").read_text())
+    config = settings_of(model)
     file = next(file for file in model.glob("*_vocabulary.json") if file.name.startswith(("shared", "source")))
     words = [word for word in json.loads(file.read_text()) if word[0] != "<"]
     random = np.random.default_rng(7)
@@ -181,6 +243,11 @@ def sources_of(model: Path, count: int, *, longest: int = 14) -> list[list[str]]
         [*(words[index] for index in random.integers(0, len(words), length)), *["</s>"] * needs_end]
         for length in random.integers(1, longest, count)
     ]
+
+
+def settings_of(model: Path) -> dict[str, Any]:
+    """What config.json says."""
+    return json.loads((model / "config.json").read_text())
 
 
 def translated(model: Path, sources: Sequence[Sequence[str]], options: SearchOptions) -> list[NBest]:
