@@ -42,9 +42,9 @@ class Content:
         return replace(self, variables={name: np.asarray(value) for name, value in kept.items()}, aliases=aliases)
 
 
-def read(path: Path) -> Content:
-    """A file of version 6."""
-    data, at = path.read_bytes(), 0
+def read(data: bytes) -> Content:
+    """A file of version 4 to 6, or of version 3 without numbers that this version cannot tell apart."""
+    at = 0
 
     def number(kind: str) -> int:
         nonlocal at
@@ -64,6 +64,8 @@ def read(path: Path) -> Content:
         name = text()
         shape = [number("I") for _ in range(number("B"))]
         kind, size = number("B"), number("I")
+        if version < 4:
+            kind, size = {4: 0, 2: 2, 1: 1}[kind], size * kind
         variables[name] = np.frombuffer(data, TYPES[kind], size // int(TYPES[kind][2]), at).reshape(shape)
         at += size
     aliases = {text(): text() for _ in range(number("I"))}
@@ -112,3 +114,65 @@ def write(folder: Path, content: Content, config: dict[str, Any] | None = None) 
         (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.bin").write_bytes(to_bytes(content))
     return folder
+
+
+def small(*, seed: int = 1, in_integers: bool = False, relative: bool = False) -> Content:
+    """A random encoder-decoder of one layer for 12 words on both sides, tied, with position tables for 20 tokens, or with
+    relative positions.
+    """
+    random, d = np.random.default_rng(seed), 8
+    variables: dict[str, NDArray[Any]] = {}
+
+    def matrix(name: str, *shape: int) -> None:
+        array = random.standard_normal(shape).astype(np.float32)
+        if in_integers:
+            scale = (127 / np.abs(array).max(axis=1)).astype(np.float32)
+            variables[f"{name}_scale"], array = scale, np.rint(array * scale[:, None]).astype(np.int8)
+        variables[name] = array
+
+    def linear(name: str, n_out: int, n_in: int) -> None:
+        matrix(f"{name}/weight", n_out, n_in)
+        variables[f"{name}/bias"] = random.standard_normal(n_out).astype(np.float32)
+
+    def norm(name: str) -> None:
+        variables[f"{name}/gamma"] = random.standard_normal(d).astype(np.float32)
+        variables[f"{name}/beta"] = random.standard_normal(d).astype(np.float32)
+
+    matrix("decoder/embeddings/weight", 12, d)
+    variables["decoder/projection/bias"] = random.standard_normal(12).astype(np.float32)
+    for side in ("decoder", "encoder"):
+        own = f"{side}/layer_0/self_attention"
+        if relative:
+            variables[f"{own}/relative_attention_bias"] = random.standard_normal((8, 2)).astype(np.float32)
+            variables[f"{own}/relative_attention_max_distance"] = np.asarray(np.int32(16))
+        else:
+            variables[f"{side}/position_encodings/encodings"] = random.standard_normal((20, d)).astype(np.float32)
+        for name, value in (("num_heads", np.int16(2)), ("pre_norm", np.int8(1)), ("activation", np.int8(0))):
+            variables[f"{side}/{name}"] = np.asarray(value)
+        variables[f"{side}/scale_embeddings"] = np.asarray(np.float32(2.5))
+        norm(f"{side}/layer_norm")
+        layer = f"{side}/layer_0"
+        for attention, parts in (("self_attention", (3, 1)), ("attention", (1, 2, 1))):
+            if side == "decoder" or attention == "self_attention":
+                norm(f"{layer}/{attention}/layer_norm")
+                for k, part in enumerate(parts):
+                    linear(f"{layer}/{attention}/linear_{k}", part * d, d)
+        norm(f"{layer}/ffn/layer_norm")
+        linear(f"{layer}/ffn/linear_0", 12, d)
+        linear(f"{layer}/ffn/linear_1", d, 12)
+    tied = dict.fromkeys(("decoder/projection/weight", "encoder/embeddings_0/weight"), "decoder/embeddings/weight")
+    return Content(variables, tied)
+
+
+WORDS = ["<unk>", "<s>", "</s>", *(f"w{index}" for index in range(9))]
+SETTINGS = {
+    **{"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "decoder_start_token": "<s>"},
+    **{"add_source_bos": False, "add_source_eos": True, "layer_norm_epsilon": None, "multi_query_attention": False},
+}
+
+
+def write_small(folder: Path, **options: Any) -> Path:
+    """A folder of `small`."""
+    folder.mkdir(parents=True)
+    (folder / "shared_vocabulary.json").write_text(json.dumps(WORDS))
+    return write(folder, small(**options), SETTINGS)

@@ -251,7 +251,9 @@ def _fold_queries(model: _Model, n_heads: int, d_model: int) -> None:
         kv_heads = model.attribute(f"{match[1]}/num_heads_kv", n_heads)
         if kv_heads != n_heads:
             raise ConfigError(f"{model.path} has {match[1]}/num_heads_kv {kv_heads}, and only {n_heads} is supported.")
-        scale = model.attribute(f"{match[1]}/queries_scale", max(int(head_dim or 0), 1) ** -0.5)
+        if not isinstance(head_dim, int) or head_dim < 1:
+            raise ConfigError(f"{model.path} has {match[1]}/head_dim {head_dim}, not above 0 and whole.")
+        scale = model.attribute(f"{match[1]}/queries_scale", head_dim**-0.5)
         factor = float(scale or 0.0) * math.sqrt(inner / n_heads)
         if not math.isclose(factor, 1.0, rel_tol=1e-6):
             for part in (name, f"{match[1]}/linear_0/bias"):

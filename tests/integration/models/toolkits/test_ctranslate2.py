@@ -53,14 +53,19 @@ def loaded(model: Path) -> Checkpoint:
 
 
 def assert_same(
-    checkpoint: Checkpoint, ours: list[list[Hypothesis]], theirs: Sequence[NBest], *, ties: int = 0
+    checkpoint: Checkpoint,
+    ours: list[list[Hypothesis]],
+    theirs: Sequence[NBest],
+    *,
+    ties: int = 0,
+    scores: float = SCORES,
 ) -> None:
     """The same hypotheses in the same order, and the same scores, but in so many lists whose scores are ties."""
     tokenizer = checkpoint.tokenizers.target
     assert tokenizer is not None
     differ = 0
     for found, wanted in zip(ours, theirs, strict=True):
-        assert [h.score for h in found] == pytest.approx([score for _, score in wanted], abs=SCORES)
+        assert [h.score for h in found] == pytest.approx([score for _, score in wanted], abs=scores)
         words = [tuple(tokenizer.tokens(h.ids[:-1] if h.finished else h.ids)) for h in found]
         others = [k for k, (one, (other, _)) in enumerate(zip(words, wanted, strict=True)) if one != other]
         for k in others:
@@ -125,7 +130,7 @@ def searched(checkpoint: Checkpoint, model: Path, count: int = 20, **changes: An
 def test_weights_are_what_ctranslate2_computes_with(precision: str, tmp_path: Path) -> None:
     model = converted("marian", tmp_path, precision)
     searched(load_checkpoint(model, {}), model)
-    tied = model_bin.read(model / "model.bin").aliases
+    tied = model_bin.read((model / "model.bin").read_bytes()).aliases
     assert tied  # the embeddings, and their scales with them
 
 
@@ -162,17 +167,52 @@ def test_lengths_are_asked_for_where_positions_have_no_end(plain: Path, bart: Pa
     assert "at most" in refused(load_checkpoint, bart, dict.fromkeys(LENGTHS, 41))
 
 
-def test_biases_of_distances_differ_in_no_layer(tmp_path: Path) -> None:
-    model = converted("t5", tmp_path)
-    content, name = model_bin.read(model / "model.bin"), "decoder/layer_1/self_attention/relative_attention_bias"
-    table = content.whole()[name]
-    for value in (table + 1, None):
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return converted("t5", tmp_path_factory.mktemp("t5"))
+
+
+OWN_BIAS = "{}/layer_{}/self_attention/relative_attention_{}"
+"""Of the self-attention of a layer: its table of buckets (bias), and from which distance there is one bucket."""
+
+
+@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (9, 20)])
+def test_far_tokens_are_in_the_buckets_of_ctranslate2(
+    t5: Path, tmp_path: Path, buckets: int, max_distance: int
+) -> None:
+    model = Path(shutil.copytree(t5, tmp_path / "far"))
+    content, random = model_bin.read((t5 / "model.bin").read_bytes()), np.random.default_rng(1)
+    variables: dict[str, Any] = {}
+    for side, layers in (("encoder", 3), ("decoder", 2)):
+        table = random.standard_normal((buckets, 3)).astype(np.float32)
+        for number in range(layers):
+            variables[OWN_BIAS.format(side, number, "bias")] = table
+            variables[OWN_BIAS.format(side, number, "max_distance")] = np.int32(max_distance)
+    model_bin.write(model, content.with_variables(**variables))
+    checkpoint = load_checkpoint(model, dict.fromkeys(LENGTHS, 300))
+    built, sources = checkpoint.build_model(), [sources_of(model, 1, longest=n)[0] for n in (80, 290)]
+    assert max(map(len, sources)) > 150
+    assert isinstance(built, Transformer)
+    options = SearchOptions.for_profile("opennmt", beam=2, nbest=2, max_length=150)
+    ids = [read_ids(checkpoint, " ".join(source)) for source in sources]
+    assert_same(checkpoint, search(TorchRuntime(built), ids, options), translated(model, sources, options))
+
+
+def test_biases_of_distances_that_differ_between_layers_are_refused(t5: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(t5, tmp_path / "changed"))
+    content, name = model_bin.read((t5 / "model.bin").read_bytes()), OWN_BIAS.format("decoder", 1, "bias")
+    for value in (content.whole()[name] + 1, None):
         model_bin.write(model, content.with_variables(**{name: value}))
         message = refused(load_checkpoint, model, LENGTHS)
         assert "another relative_attention_bias in decoder/layer_1/self_attention" in message
-    distance = "decoder/layer_0/self_attention/relative_attention_max_distance"
-    model_bin.write(model, content.with_variables(**{distance: np.int32(2**30)}))
+    model_bin.write(model, content.with_variables(**{OWN_BIAS.format("decoder", 0, "max_distance"): np.int32(2**30)}))
     assert "another relative_attention_bias in decoder/layer_0" in refused(load_checkpoint, model, LENGTHS)
+    whole = replace(content, variables=content.whole(), aliases={})
+    model_bin.write(model, whole.with_variables(**{OWN_BIAS.format("encoder", 0, "bias"): None}))
+    assert "no encoder/layer_0/self_attention/relative_attention_bias" in refused(load_checkpoint, model, LENGTHS)
+    both = {OWN_BIAS.format("encoder", number, "max_distance"): np.int32(2**30) for number in range(3)}
+    model_bin.write(model, content.with_variables(**both))
+    assert "max_distance 1073741824, which does not fit" in refused(load_checkpoint, model, LENGTHS)
 
 
 # --- versions
@@ -210,7 +250,7 @@ def older(content: model_bin.Content, version: int, revision: int) -> model_bin.
 def test_older_versions_are_read_as_ctranslate2_reads_them(
     plain: Path, tmp_path: Path, version: int, revision: int
 ) -> None:
-    content = model_bin.read(plain / "model.bin")
+    content = model_bin.read((plain / "model.bin").read_bytes())
     model = Path(shutil.copytree(plain, tmp_path / "old"))
     model_bin.write(model, older(content, version, revision), settings_of(plain))
     options = SearchOptions.for_profile("opennmt", beam=2, nbest=2, max_length=LIMIT)
@@ -221,7 +261,7 @@ def test_older_versions_are_read_as_ctranslate2_reads_them(
 
 def test_settings_of_older_versions_are_in_the_model(tmp_path: Path) -> None:
     model = converted("fairseq", tmp_path)
-    content, config = model_bin.read(model / "model.bin"), settings_of(model)
+    content, config = model_bin.read((model / "model.bin").read_bytes()), settings_of(model)
     wanted = load_checkpoint(model, {})
     model_bin.write(model, replace(content, version=5), config)
     assert not (model / "config.json").exists()
@@ -249,7 +289,7 @@ def test_settings_of_older_versions_are_in_the_model(tmp_path: Path) -> None:
 )
 def test_other_layouts_are_refused_by_name(plain: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     model = Path(shutil.copytree(plain, tmp_path / "other"))
-    model_bin.write(model, replace(model_bin.read(plain / "model.bin"), **changes))
+    model_bin.write(model, replace(model_bin.read((plain / "model.bin").read_bytes()), **changes))
     assert message in refused(load_checkpoint, model, LENGTHS)
 
 
@@ -274,6 +314,7 @@ ONES = np.ones(16, np.float32)
         ("decoder/project_in/weight", TABLE, "(embeddings of another width than the layers)"),
         ("decoder/final_logit_softcapping", np.float32(5), "(capped logits)"),
         ("encoder/embeddings_1/weight", TABLE, "(several source features)"),
+        ("decoder/layer_0/attention/head_dim", np.float32("inf"), "head_dim inf, not above 0"),
         ("encoder/activation", np.int8(3), "models whose stacks differ"),
         ("encoder/num_heads", np.int8(4), "encoder/num_heads 4 and decoder/num_heads 8"),
         ("encoder/scale_embeddings", np.int8(0), "encoder/scale_embeddings 0"),
@@ -292,7 +333,7 @@ def test_variables_that_are_not_supported_are_refused_by_name(
     plain: Path, tmp_path: Path, name: str, value: Any, message: str
 ) -> None:
     model = Path(shutil.copytree(plain, tmp_path / "changed"))
-    content = model_bin.read(plain / "model.bin")
+    content = model_bin.read((plain / "model.bin").read_bytes())
     model_bin.write(model, content.with_variables(**{name: value}))
     assert message in refused(load_checkpoint, model, LENGTHS)
 
@@ -301,7 +342,7 @@ def test_variables_that_are_not_supported_are_refused_by_name(
 def test_activations_that_are_not_supported_are_refused(plain: Path, tmp_path: Path, activation: int) -> None:
     model = Path(shutil.copytree(plain, tmp_path / "changed"))
     both = {f"{side}/activation": np.int8(activation) for side in ("encoder", "decoder")}
-    model_bin.write(model, model_bin.read(plain / "model.bin").with_variables(**both))
+    model_bin.write(model, model_bin.read((plain / "model.bin").read_bytes()).with_variables(**both))
     assert f"activation {activation}, which is not supported" in refused(load_checkpoint, model, LENGTHS)
 
 
@@ -323,7 +364,7 @@ def test_settings_change_what_they_change_in_ctranslate2(plain: Path, tmp_path: 
     model = Path(shutil.copytree(plain, tmp_path / "changed"))
     sides = ("decoder",) if change in ("zeros first", "scaled outputs") else ("encoder", "decoder")
     variables = {f"{side}/{name}": value for side in sides for name, value in CHANGES[change].items()}
-    model_bin.write(model, model_bin.read(plain / "model.bin").with_variables(**variables))
+    model_bin.write(model, model_bin.read((plain / "model.bin").read_bytes()).with_variables(**variables))
     searched(load_checkpoint(model, LENGTHS), model)
     sources = sources_of(plain, 20)
     options = SearchOptions.for_profile("opennmt", beam=4, nbest=4, max_length=LIMIT)
@@ -334,8 +375,8 @@ def test_outputs_are_scaled_where_there_is_no_norm(plain: Path, tmp_path: Path) 
     model = Path(shutil.copytree(plain, tmp_path / "changed"))
     sides = ("encoder", "decoder")
     norms: dict[str, Any] = {f"{side}/layer_norm/{part}": None for side in sides for part in ("gamma", "beta")}
-    norms |= {f"{side}/scale_embeddings": np.int8(0) for side in sides}  # whose sums are not as large
-    content = model_bin.read(plain / "model.bin")
+    norms |= {f"{side}/scale_embeddings": np.int8(0) for side in sides}
+    content = model_bin.read((plain / "model.bin").read_bytes())
     table = content.variables["decoder/embeddings/weight"]
     tied = content.with_variables(
         **norms, **{"decoder/projection/weight": table, "decoder/scale_outputs": np.float32(0.1)}
@@ -344,7 +385,7 @@ def test_outputs_are_scaled_where_there_is_no_norm(plain: Path, tmp_path: Path) 
     checkpoint = load_checkpoint(model, LENGTHS)
     assert not checkpoint.config.final_norm
     assert not checkpoint.config.tie_output
-    searched(checkpoint, model)
+    searched(checkpoint, model, scores=5e-4)  # both are that far from float64: nothing bounds the states
 
 
 def test_an_epsilon_of_the_norms_is_read(plain: Path, tmp_path: Path) -> None:
@@ -449,7 +490,7 @@ def test_vocabularies_in_lines_are_read_as_ctranslate2_reads_them(bart: Path, ch
 def test_what_belongs_to_it_is_told(bart: Path, changed: Callable[..., Path]) -> None:
     model = changed()
     (model / "vmap.txt").write_text("\tt7\n")
-    content = model_bin.read(bart / "model.bin")
+    content = model_bin.read((bart / "model.bin").read_bytes())
     model_bin.write(model, content.with_variables(decoder__alignment_layer=np.int16(0)))
     notes = load_checkpoint(model, {}).notes
     assert any("vmap.txt beside it is a shortlist" in note for note in notes)
