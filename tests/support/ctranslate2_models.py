@@ -250,7 +250,7 @@ def settings_of(model: Path) -> dict[str, Any]:
     return json.loads((model / "config.json").read_text())
 
 
-def translated(model: Path, sources: Sequence[Sequence[str]], options: SearchOptions) -> list[NBest]:
+def translated(model: Path, sources: Sequence[Sequence[str]], options: SearchOptions, **more: Any) -> list[NBest]:
     """What CTranslate2 finds in float32, which of a model in 16 or 8 bits are the numbers that these stand for."""
     translator = ctranslate2.Translator(str(model), compute_type="float32", intra_threads=1)
     results = translator.translate_batch(
@@ -262,6 +262,7 @@ def translated(model: Path, sources: Sequence[Sequence[str]], options: SearchOpt
         max_decoding_length=options.max_length,
         max_input_length=0,
         return_scores=True,
+        **more,
     )
     return [
         [(tuple(tokens), score) for tokens, score in zip(result.hypotheses, result.scores, strict=True)]

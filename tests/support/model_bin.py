@@ -32,7 +32,8 @@ class Content:
             for alias, name in self.aliases.items()
             if f"{name}_scale" in self.variables
         }
-        return self.variables | {alias: self.variables[name] for alias, name in (self.aliases | scales).items()}
+        named = (self.aliases | scales).items()
+        return self.variables | {alias: self.variables[name] for alias, name in named if name in self.variables}
 
     def with_variables(self, **changes: Any) -> Content:
         """With others, whose names have `__` for `/`; None takes one away, and its alias."""

@@ -117,6 +117,25 @@ def test_n_best_lists_of_other_architectures_are_ctranslate2s(kind: str, tmp_pat
     assert_same_searches(converted(OTHERS[kind], tmp_path), tmp_path / "bundle", 100, ties=2)
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("name", "hints", "beams"), [("mbart", {"bos_id": 7}, (1, 4)), ("m2m_100", {"forced_first_id": 7}, (1,))]
+)
+def test_the_target_language_is_ctranslate2s_target_prefix(
+    name: str, hints: dict[str, int], beams: tuple[int, ...], tmp_path: Path
+) -> None:
+    """It is the decoder's first token, or that of the output, after which CTranslate2's beam is another one."""
+    model = converted(lambda folder: hugging_face(folder, name), tmp_path)
+    checkpoint = load_checkpoint(model, hints)
+    built, sources = checkpoint.build_model(), sources_of(model, 50)
+    assert isinstance(built, Transformer)
+    ids = [read_ids(checkpoint, " ".join(source)) for source in sources]
+    for beam in beams:
+        options = SearchOptions.for_profile("opennmt", beam=beam, nbest=beam, max_length=LIMIT)
+        theirs = translated(model, sources, options, target_prefix=[["t7"]] * len(sources))
+        assert_same(checkpoint, search(TorchRuntime(built), ids, options), theirs, ties=1)
+
+
 def searched(checkpoint: Checkpoint, model: Path, count: int = 20, **changes: Any) -> None:
     """The same as `assert_same_searches` without an export, with a beam of 4."""
     built, sources = checkpoint.build_model(), sources_of(model, count)
