@@ -119,7 +119,8 @@ def load_checkpoint(
     """Read, recognise and convert a checkpoint.
 
     Args:
-        path: a `.pt`/`.pth`/`.ckpt` file of plain tensors, or safetensors, or a folder of the transformers library.
+        path: a `.pt`/`.pth`/`.ckpt` file of plain tensors, or safetensors, or a folder of the transformers library or of
+            a toolkit.
         hints: `ModelConfig` fields that the user gives, and names of their layers (`hints.PARTS`). They win over what a
             state_dict tells; what a toolkit's checkpoint or our own says of itself they may not contradict.
         tokenizers: the user's vocabularies; a native checkpoint has its own.

@@ -66,7 +66,7 @@ class _Model:
 
     def __init__(self, path: Path, model: ModelBin):
         self.path, self.weights = path, dict(model.weights)
-        self._attributes = dict(model.attributes)
+        self._attributes, self._texts = dict(model.attributes), model.texts
         if model.revision == 1:
             self.weights = {renamed(name): tensor for name, tensor in self.weights.items()}
             self._attributes = {renamed(name): value for name, value in self._attributes.items()}
@@ -104,14 +104,14 @@ class _Model:
 
     def refuse_unread(self, family: Family) -> None:
         """Raises ConfigError where there are variables that nothing asked for: the model computes something else."""
-        unread = [name for name in self.weights if not family.known(name)]
-        for name, value in self._attributes.items():
-            kind = name.rpartition("/")[2]
-            is_common = self._old and name in ("num_heads", "pre_norm", "activation")
-            if not (
-                name in self._read or kind in _HARMLESS or is_common or (kind in _OFF and not value)
-            ) and not moved_to_config(name):
-                unread.append(name)
+        common = ("num_heads", "pre_norm", "activation") if self._old else ()
+        known = {*self._read, *common} | {
+            name
+            for name, value in self._attributes.items()
+            if (kind := name.rpartition("/")[2]) in _HARMLESS or (kind in _OFF and not value)
+        }
+        others = [name for name in (*self._attributes, *self._texts) if name not in known and not moved_to_config(name)]
+        unread = [*(name for name in self.weights if not family.known(name)), *others]
         if unread:
             meant = dict.fromkeys(said for name in unread for part, said in MEANINGS.items() if part in name)
             told = f" ({', '.join(meant)})" if meant else ""
@@ -189,6 +189,8 @@ def _asking(family: Family, lengths: tuple[str, ...]) -> Family:
 def _sinusoids(n_positions: int, d_model: int) -> Tensor:
     """Those that CTranslate2 computes where a model has none: sines, then cosines, and the first is that of 1."""
     check_table(f"a length of {n_positions}", n_positions, d_model)
+    if d_model % 2:
+        raise ConfigError(f"CTranslate2 computes no positions for an uneven d_model, {d_model}. Check the model.")
     return tensor2tensor_sinusoids(n_positions, d_model, 0)
 
 
@@ -296,6 +298,8 @@ def _positions(model: _Model) -> dict[str, Any]:
         lengths = zip(("max_source_length", "max_target_length"), TABLES, strict=True)
         told = {name: model.rows(table) for name, table in lengths if table in weights}
         return {"positions": "stored", **told}
+    if beside := [table for table in TABLES if table in weights]:
+        raise ConfigError(f"{model.path} has {beside[0]} and {DISTANCES}, of which only one is supported.")
     max_distance = None
     for side in SIDES:
         first = f"{side}/layer_0/self_attention/"
@@ -353,7 +357,13 @@ def _notes(model: _Model, config: Arguments) -> list[str]:
 
 
 def _is_ctranslate2(path: Path) -> bool:
-    return path.name == MODEL or (path / MODEL).is_file()
+    """Whether there is a model.bin that begins with a small number: PyTorch's files begin with large ones."""
+    file = _model_file(path)
+    try:
+        with file.open("rb") as stream:
+            return file.name == MODEL and int.from_bytes(stream.read(4), "little") < 2**16
+    except OSError:
+        return False
 
 
 def _files(path: Path) -> list[Path]:

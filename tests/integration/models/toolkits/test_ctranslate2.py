@@ -29,6 +29,7 @@ from tests.support.ctranslate2_models import (
     translated,
 )
 from tests.support.text_models import as_in_a_bundle, read_ids
+from tests.support.tiny import HINTS, tiny_transformer
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.search import Hypothesis, SearchOptions, search
 from tfexport.errors import TfexportError, TokenizerError
@@ -226,6 +227,9 @@ def test_biases_of_distances_that_differ_between_layers_are_refused(t5: Path, tm
         assert "another relative_attention_bias in decoder/layer_1/self_attention" in message
     model_bin.write(model, content.with_variables(**{OWN_BIAS.format("decoder", 0, "max_distance"): np.int32(2**30)}))
     assert "another relative_attention_bias in decoder/layer_0" in refused(load_checkpoint, model, LENGTHS)
+    table = {"encoder/position_encodings/encodings": np.zeros((40, 24), np.float32)}
+    model_bin.write(model, content.with_variables(**table))
+    assert "and relative_attention_bias, of which only one is supported" in refused(load_checkpoint, model, LENGTHS)
     whole = replace(content, variables=content.whole(), aliases={})
     model_bin.write(model, whole.with_variables(**{OWN_BIAS.format("encoder", 0, "bias"): None}))
     assert "no encoder/layer_0/self_attention/relative_attention_bias" in refused(load_checkpoint, model, LENGTHS)
@@ -337,6 +341,7 @@ ONES = np.ones(16, np.float32)
         ("encoder/activation", np.int8(3), "models whose stacks differ"),
         ("encoder/num_heads", np.int8(4), "encoder/num_heads 4 and decoder/num_heads 8"),
         ("encoder/scale_embeddings", np.int8(0), "encoder/scale_embeddings 0"),
+        ("decoder/strange", np.zeros(3, np.int8), "decoder/strange, which is not supported"),
         ("decoder/strange", np.int8(0), "decoder/strange, which is not supported"),
         ("decoder/strange/weight", TABLE, "decoder/strange/weight, which is not supported"),
         ("decoder/layer_0/ffn/linear_0/weight_zero", TABLE, "weights of 4 bits (AWQ)"),
@@ -526,3 +531,14 @@ def test_the_file_stands_for_its_folder(bart: Path, changed: Callable[..., Path]
         found.weights["encoder.tokens.weight"], load_checkpoint(bart, {}).weights["encoder.tokens.weight"]
     )
     assert ctranslate2_models.ctranslate2.contains_model(str(bart))
+
+
+def test_a_file_of_pytorch_may_have_the_same_name(tmp_path: Path) -> None:
+    weights = tiny_transformer().state_dict()
+    for number, zipped in enumerate((True, False)):
+        path = tmp_path / str(number) / "model.bin"
+        path.parent.mkdir()
+        torch.save(weights, path, _use_new_zipfile_serialization=zipped)
+        assert load_checkpoint(path, HINTS).family == "tutorial"
+        assert "config.json" in refused(load_checkpoint, path.parent, HINTS)
+    assert "there is no file" in refused(load_checkpoint, tmp_path / "model.bin", {})
