@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,8 @@ def prepare(folder: Path) -> None:
 
 
 def _prepare_toolkits(folder: Path) -> None:
-    """The folders `npz`, `opus`, `joeynmt`, `joeynmt-bpe`, `fairseq`, `opennmt` and `opennmt-parts`."""
-    from tests.support import joeynmt_models, marian_models
+    """The folders `npz`, `opus`, `joeynmt`, `joeynmt-bpe`, `fairseq`, `opennmt`, `opennmt-parts` and `ctranslate2`."""
+    from tests.support import joeynmt_models, marian_models, model_bin
     from tests.support.paths import DATA
     from tfexport.text.sentencepiece import PieceModel
 
@@ -115,10 +116,11 @@ def _prepare_toolkits(folder: Path) -> None:
     (folder / "opennmt-parts").mkdir()
     for suffix in ("pt", "safetensors"):
         shutil.copyfile(DATA / "opennmt" / f"v3-parts.{suffix}", folder / "opennmt-parts" / f"model.{suffix}")
+    model_bin.write_small(folder / "ctranslate2")
 
 
 def _readers_of_toolkits(folder: Path) -> list[Any]:
-    from tests.support import marian_models
+    from tests.support import marian_models, model_bin
     from tests.support.paths import DATA
 
     def saved(toolkit: str, *names: str) -> tuple[bytes, ...]:
@@ -132,6 +134,12 @@ def _readers_of_toolkits(folder: Path) -> list[Any]:
     def of(name: str, file: str, *bases: str, more: tuple[bytes, ...] = (), given: str = "") -> Any:
         return _of(folder, name, file, bases, more, given)
 
+    others = (
+        model_bin.small(in_integers=True),
+        model_bin.small(relative=True),
+        replace(model_bin.small(), version=3),
+    )
+    bins = tuple(model_bin.to_bytes(content) for content in others)
     archives = tuple(archive(name) for name in ("gelu", "tied-layers", "trained-positions"))
     return [
         of("marian-model", "model.npz", "npz", more=archives),
@@ -145,6 +153,9 @@ def _readers_of_toolkits(folder: Path) -> list[Any]:
         of("fairseq-words", "dict.de.txt", "fairseq", given="model.pt"),
         of("opennmt", "model.pt", "opennmt", more=saved("opennmt", "v1", "v2", "v3-biases"), given="model.pt"),
         of("opennmt-part", "model.safetensors", "opennmt-parts", given="model.pt"),
+        of("ctranslate2", "model.bin", "ctranslate2", more=bins),
+        of("ctranslate2-config", "config.json", "ctranslate2"),
+        of("ctranslate2-words", "shared_vocabulary.json", "ctranslate2"),
     ]
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from fuzz.containers import YAML, other_archive, other_pickles, other_yaml
 from fuzz.values import other_value
@@ -36,6 +40,8 @@ def mutated(chosen: random.Random, seeds: Sequence[bytes]) -> bytes:
         return _other_pieces(chosen, bytes(data))
     if data[8:9] == b"{" and chosen.random() < 0.4:
         return _other_header(chosen, bytes(data))
+    if data[6:21] == b"TransformerSpec" and chosen.random() < 0.8:
+        return _other_variables(chosen, bytes(data))
     if data[:2] == b"PK" and chosen.random() < 0.8:
         return other_archive(chosen, bytes(data))
     if data[:2] == b"\x80\x02" and chosen.random() < 0.8:
@@ -146,3 +152,58 @@ def _other_pieces(chosen: random.Random, data: bytes) -> bytes:
                 name = chosen.choice(("add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces"))
                 setattr(model.normalizer_spec, name, chosen.random() < 0.5)
     return model.SerializeToString()
+
+
+def _other_variables(chosen: random.Random, data: bytes) -> bytes:
+    """CTranslate2's model.bin with other variables, names, kinds of numbers or versions, whole or almost."""
+    from tests.support import model_bin
+
+    content = model_bin.read(data)
+    for _ in range(chosen.choice((1, 1, 2, 4))):
+        variables, aliases = dict(content.variables), dict(content.aliases)
+        name = chosen.choice(list(variables))
+        array = variables.pop(name)
+        match chosen.randrange(8):
+            case 0:
+                variables[
+                    chosen.choice((name + "x", "", "a" * 9000, "decoder/layer_999999999/ffn/linear_0/weight"))
+                ] = array
+            case 1:
+                variables[name] = array.astype(
+                    chosen.choice(("<f4", "<i1", "<i2", "<i4", "<f2", "<u2")), casting="unsafe"
+                )
+            case 2:
+                shape = chosen.choice(((array.size,), (1, array.size), (array.size, 1), (1, 1, array.size)))
+                variables[name] = array.reshape(shape)
+            case 3:
+                number = chosen.choice((0, 1, 2, 127, -128, 2**31 - 1, -(2**31), 1e-30, 1e30, math.nan, math.inf))
+                kind = "<f4" if isinstance(number, float) else chosen.choice(("<i1", "<i2", "<i4"))
+                scalars = [other for other in variables if not variables[other].ndim] or [name]
+                with np.errstate(over="ignore"):
+                    variables[chosen.choice(scalars)] = np.array(number).astype(kind)
+                variables[name] = array
+            case 4:
+                variables[name] = array
+                aliases[chosen.choice((name + "x", "decoder/layer_1/ffn/linear_0/weight", name))] = chosen.choice(
+                    [*variables, "nothing"]
+                )
+            case 5:
+                variables[name] = array
+                scope = chosen.choice(("encoder", "decoder", "decoder/layer_0/self_attention", "encoder/layer_0"))
+                kind = chosen.choice(
+                    ("rotary_dim", "num_heads_kv", "alibi", "queries_scale", "scale_outputs", "head_dim")
+                )
+                value = chosen.choice((0, 1, -1, 2.5, math.nan, math.inf))
+                variables[f"{scope}/{kind}"] = np.array(value, chosen.choice(("<f4", "<f2")))
+            case 6:
+                variables[name] = array
+                spec = chosen.choice(("TransformerSpec", "", "TransformerBig", "WhisperSpec", "x" * 5000))
+                changes = {"version": chosen.randrange(8), "revision": chosen.randrange(9), "spec": spec}
+                content = replace(content, **changes)
+            case _:
+                pass  # it is missing
+        content = replace(content, variables=variables, aliases=aliases)
+    found = bytearray(model_bin.to_bytes(content))
+    if chosen.random() < 0.3 and found:
+        found[chosen.randrange(len(found))] = chosen.randrange(256)
+    return bytes(found)

@@ -44,6 +44,7 @@ NAMES = (
     *("hf-vocab", "hf-tokenizer", "hf-index", "hf-shard", "pieces"),
     *("yaml-words", "codes", "dictionary", "marian-model", "marian-decoder", "marian-words", "opus-words"),
     *("joeynmt-config", "joeynmt-words", "joeynmt-checkpoint", "fairseq", "fairseq-words", "opennmt", "opennmt-part"),
+    *("ctranslate2", "ctranslate2-config", "ctranslate2-words"),
 )
 """Of all readers in `cases.py`."""
 

@@ -45,8 +45,10 @@ def convert(
         if name in converted and converted[name].dim() and config.positions != "relative":
             # The user may limit the lengths of a model with a longer table.
             converted[name] = converted[name][: most + config.position_offset]
-        elif name not in converted and config.positions == "sinusoidal" and family is not None and most > 0:
-            converted[name] = sinusoids(most + config.position_offset, config.d_model)
+        elif name not in converted and family is not None and most > 0:
+            compute = {"sinusoidal": sinusoids, "stored": family.computed_positions}.get(config.positions)
+            if compute is not None:
+                converted[name] = compute(most + config.position_offset, config.d_model)
     expected = {name: tuple(tensor.shape) for name, tensor in _empty(config).state_dict().items()}
     if family is not None:
         converted |= _of_shared(family, expected, converted)

@@ -32,7 +32,7 @@ from tfexport.models.families.family import Family
 from tfexport.models.formats import native
 from tfexport.models.formats.files import read_file
 from tfexport.models.formats.native import Tokenizers
-from tfexport.models.toolkits import fairseq, hugging_face, joeynmt, marian, opennmt
+from tfexport.models.toolkits import ctranslate2, fairseq, hugging_face, joeynmt, marian, opennmt
 from tfexport.models.toolkits.toolkit import TextOptions, Toolkit
 from tfexport.models.transformer import Transformer
 
@@ -50,7 +50,10 @@ __all__ = [
     "read_hints",
 ]
 
-TOOLKITS = (marian.TOOLKIT, joeynmt.TOOLKIT, hugging_face.TOOLKIT, fairseq.TOOLKIT, opennmt.TOOLKIT)
+TOOLKITS = (
+    *(ctranslate2.TOOLKIT, marian.TOOLKIT, joeynmt.TOOLKIT),  # before the one that takes all folders
+    *(hugging_face.TOOLKIT, fairseq.TOOLKIT, opennmt.TOOLKIT),
+)
 """Whose checkpoints say themselves what they are; asked in this order."""
 
 
@@ -116,7 +119,8 @@ def load_checkpoint(
     """Read, recognise and convert a checkpoint.
 
     Args:
-        path: a `.pt`/`.pth`/`.ckpt` file of plain tensors, or safetensors, or a folder of the transformers library.
+        path: a `.pt`/`.pth`/`.ckpt` file of plain tensors, or safetensors, or a folder of the transformers library or of
+            a toolkit.
         hints: `ModelConfig` fields that the user gives, and names of their layers (`hints.PARTS`). They win over what a
             state_dict tells; what a toolkit's checkpoint or our own says of itself they may not contradict.
         tokenizers: the user's vocabularies; a native checkpoint has its own.

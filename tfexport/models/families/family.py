@@ -54,6 +54,8 @@ class Family:
     """What the family's own code uses for fields that are in no file: told to the user, never assumed."""
     asked: tuple[str, ...] = ()
     """Fields that other families' files tell and these do not, beside heads and special ids."""
+    computed_positions: Callable[[int, int], Tensor] | None = None
+    """Computes a position table [positions, d_model] from its sizes, where `positions` are `stored` and a file has none."""
     told_by_user: tuple[str, ...] = ()
     """What `fit` takes from the user beside the fields of `ModelConfig`."""
     reference: Callable[[Mapping[str, Tensor], ModelConfig], nn.Module] | None = None

@@ -23,9 +23,11 @@ from tfexport.models.positions import tensor2tensor_sinusoids
 from tfexport.models.toolkits.arguments import Arguments
 from tfexport.models.toolkits.marian_text import model_file, read_text, search_note
 from tfexport.models.toolkits.toolkit import (
+    SIGMOID_GELU,
     TextOptions,
     Toolkit,
     ToolkitCheckpoint,
+    add_first_token,
     check_table,
     require_matrices,
     self_described,
@@ -37,14 +39,6 @@ _CONFIG = "special:model.yml"
 
 _LENGTH = 1000
 """Marian's sinusoids have no end. This is the longest sentence that it decodes by default (--max-length)."""
-
-_NEVER = -100.0
-"""The logit of a token that Marian does not have. Beside a best logit above -83 its probability is 0 in float32, so the
-log-probabilities of all others are as if it were not there."""
-
-_SIGMOID_GELU = 1.702
-"""Marian's GELU is x * sigmoid(1.702 * x), the second approximation of Hendrycks and Gimpel (2016): Swish, if what goes in
-is multiplied by this and what comes out divided."""
 
 _ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "silu"}
 
@@ -102,12 +96,13 @@ def read_model(path: Path, options: TextOptions) -> ToolkitCheckpoint:
     activation = settings.known("transformer-ffn-activation", kind, _ACTIVATIONS)
     weights, sizes = _embeddings(model)
     text = read_text(file, (sizes["src_vocab_size"], sizes["tgt_vocab_size"]), options)
-    weights, bos_id = _with_first_token(weights, sizes)
+    matrices = [name for name in weights if name not in ("encoder_Wemb", "decoder_ff_logit_out_b")]
+    bos_id = add_first_token(weights, matrices, "decoder_ff_logit_out_b", sizes)
     positions, told = _positions(model, weights)
     norms = _norms(settings)
     own = {name: _tensor(file, name, array) for name, array in model.arrays.items()}
     weights |= own | {name: own[other] for name, other in _tied_names(settings, layers["decoder"]) if other in own}
-    _arrange(weights, _SIGMOID_GELU if kind == "gelu" else 1.0)
+    _arrange(weights, SIGMOID_GELU if kind == "gelu" else 1.0)
     fields = {
         "d_model": settings.number("dim-emb"),
         "n_heads": settings.number("transformer-heads"),
@@ -222,22 +217,6 @@ def _embeddings(model: _Model) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "tie_source_target": tied_sides,
         "tie_output": tied_output,
     }
-
-
-def _with_first_token(weights: dict[str, Tensor], sizes: dict[str, Any]) -> tuple[dict[str, Tensor], int]:
-    """The weights with one more target token, the last, whose embedding is 0: Marian begins with no token but zeros.
-
-    It is never the next token: it is suppressed, and its logit is so low that the others' probabilities do not change.
-    """
-    bos_id = sizes["tgt_vocab_size"]
-    grown = {}
-    for name, tensor in weights.items():
-        value = _NEVER if name.endswith("_b") else 0.0
-        rows = tensor if name == "encoder_Wemb" else torch.cat([tensor, tensor.new_full((1, *tensor.shape[1:]), value)])
-        grown[name] = rows
-    sizes["tgt_vocab_size"] += 1
-    sizes["src_vocab_size"] += sizes["tie_source_target"]
-    return grown, bos_id
 
 
 def _positions(model: _Model, weights: dict[str, Tensor]) -> tuple[dict[str, Any], list[str]]:

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tfexport.errors import CheckpointError, ConfigError
@@ -25,6 +24,7 @@ from tfexport.models.toolkits.toolkit import (
     TextOptions,
     Toolkit,
     ToolkitCheckpoint,
+    fill_biases,
     not_read,
     require_matrices,
     self_described,
@@ -215,8 +215,8 @@ def _fields(arguments: Arguments, weights: dict[str, Tensor]) -> dict[str, Any]:
     lengths = {side: len(weights[name]) for side, name in _TABLES.items()}
     activation = arguments.get("pos_ffn_activation_fn", "relu")
     # Version 3 has biases in attention and feed-forward only where it is told so; before, they were always there.
-    attention = _biases(weights, r"(.*_attn\.(?:linear_(?:keys|values|query)|final_linear))\.weight")
-    feed_forward = _biases(weights, r"(.*\.feed_forward\.w_[123])\.weight")
+    attention = fill_biases(weights, r"(.*_attn\.(?:linear_(?:keys|values|query)|final_linear)\.)weight")
+    feed_forward = fill_biases(weights, r"(.*\.feed_forward\.w_[123]\.)weight")
     norm = arguments.get("layer_norm", "standard")
     return {
         "d_model": d_model,
@@ -239,16 +239,6 @@ def _fields(arguments: Arguments, weights: dict[str, Tensor]) -> dict[str, Any]:
         "output_bias": True,
         "embedding_scale": math.sqrt(d_model),
     }
-
-
-def _biases(weights: dict[str, Tensor], layers: str) -> bool:
-    """Whether any of the `layers`, a pattern, has a bias; the others then get one of zeros."""
-    names = [match[1] for match in map(re.compile(layers).fullmatch, list(weights)) if match]
-    if not any(f"{name}.bias" in weights for name in names):
-        return False
-    for name in names:
-        weights.setdefault(f"{name}.bias", torch.zeros(weights[f"{name}.weight"].shape[:1]))
-    return True
 
 
 def _words(path: Path, vocabularies: Any, side: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,6 +59,14 @@ class Toolkit:
     """The files that `read` takes the model from, which identify it."""
 
 
+SIGMOID_GELU = 1.702
+"""Marian's GELU is x * sigmoid(1.702 * x), the second approximation of Hendrycks and Gimpel (2016): Swish, if what goes in
+is multiplied by this and what comes out divided."""
+
+_NEVER = -100.0
+"""The logit of a token that a toolkit does not have. Beside a best logit above -83 its probability is 0 in float32, so the
+log-probabilities of all others are as if it were not there."""
+
 LARGEST_TABLE = 2**26
 """Numbers in a table of positions that settings may ask for: 256 MiB, for 16384 tokens of a model of width 4096."""
 
@@ -87,7 +96,12 @@ def require_matrices(weights: Mapping[str, Tensor], names: Iterable[str], where:
 
 
 def self_described(
-    *, name: str, about: str, renames: Mapping[str, str], ignored: tuple[str, ...] = (), notes: tuple[str, ...] = ()
+    *,
+    name: str,
+    about: str,
+    renames: Mapping[str, str | tuple[str, ...]],
+    ignored: tuple[str, ...] = (),
+    notes: tuple[str, ...] = (),
 ) -> Family:
     """The family of a checkpoint whose settings tell what it is: neither names nor sizes of its weights need to."""
     return Family(
@@ -118,6 +132,41 @@ def tie(weights: dict[str, Tensor], source: str, target: str, output: str) -> di
     if same_sides:
         del weights[target]
     return {**sizes, "tie_source_target": same_sides, "tie_output": same_output}
+
+
+def fill_biases(weights: dict[str, Tensor], layers: str) -> bool:
+    """Whether any of the `layers`, a pattern of names of weights, has a bias; the others then get one of zeros.
+
+    Args:
+        layers: a regular expression whose first group is the name without `weight`, such as `(.*linear/)weight`.
+    """
+    names = [match[1] for match in map(re.compile(layers).fullmatch, list(weights)) if match]
+    if not any(f"{name}bias" in weights for name in names):
+        return False
+    for name in names:
+        weights.setdefault(f"{name}bias", torch.zeros(weights[f"{name}weight"].shape[:1]))
+    return True
+
+
+def add_first_token(weights: dict[str, Tensor], matrices: Iterable[str], bias: str, sizes: dict[str, Any]) -> int:
+    """Give the target one more token, the last, whose embedding is 0: for a decoder that begins with no token but zeros.
+
+    It is never the next token, where it is suppressed: its logit is so low that the others' probabilities do not change.
+
+    Args:
+        matrices: the names of the target embedding and of the output projection, each once, [vocab, d_model].
+        bias: the name of the output's bias [vocab], which there must be.
+        sizes: vocabulary sizes and what is tied, as `tie` tells them; they grow too.
+
+    Returns:
+        Its id.
+    """
+    for name, value in (*((name, 0.0) for name in matrices), (bias, _NEVER)):
+        tensor = weights[name]
+        weights[name] = torch.cat([tensor, tensor.new_full((1, *tensor.shape[1:]), value)])
+    sizes["tgt_vocab_size"] += 1
+    sizes["src_vocab_size"] += sizes["tie_source_target"]
+    return int(sizes["tgt_vocab_size"]) - 1
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
