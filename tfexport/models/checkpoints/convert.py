@@ -10,7 +10,7 @@ from torch import Tensor
 from tfexport.config import ModelConfig
 from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.families.family import Family
-from tfexport.models.formats.files import some
+from tfexport.models.formats.state_dicts import some
 from tfexport.models.positions import sinusoids
 from tfexport.models.transformer import Transformer
 
