@@ -1,8 +1,8 @@
 """Graphs of a bundle, checked before ONNX Runtime reads them: only what `tfexport export` writes is accepted.
 
 A graph is a program. A few kilobytes of ONNX can ask for any amount of memory and time: by a shape of 2^31, a loop without
-end, or functions that call each other. A bundle's graphs come from this package, so their operators are known. `OPERATORS`,
-`FUNCTIONS` and `ATTRIBUTES` list them; a test compares the lists with what the exporter emits in every dialect and precision.
+end, or functions that call each other. A bundle's graphs come from this package, so their operators are known.
+`OPERATORS`, `FUNCTIONS` and `ATTRIBUTES` list them. A test compares the lists with what the exporter emits.
 
 The file is parsed by protobuf, on which ONNX Runtime depends, with the part of ONNX's messages that the checks need. The
 package onnx is not needed.

@@ -14,9 +14,12 @@ from tfexport.config import ModelConfig
 from tfexport.decoding.hypothesis import Source, SourceTokens
 from tfexport.decoding.request_options import InputFormat
 from tfexport.errors import TfexportError, TokenizerError
+from tfexport.text.tokenizer_parts import PanicError
 from tfexport.text.tokenizers import TextTokenizer
 
-Status = Literal["ok", "length_limit", "empty", "too_long", "invalid_utf8", "invalid_ids", "unknown_token"]
+Status = Literal[
+    "ok", "length_limit", "empty", "too_long", "invalid_utf8", "invalid_ids", "unknown_token", "tokenizer_error"
+]
 """`length_limit`: decoded, but ended by the limit, not by eos. All after it: not decoded, the output line is empty."""
 
 
@@ -174,6 +177,8 @@ def ids_in(text: str, format: InputFormat, tokenizer: TextTokenizer | None, size
     assert tokenizer is not None
     try:
         ids = tokenizer.encode(text) if format == "text" else tokenizer.ids(text.split())
+    except PanicError as error:
+        raise Unreadable("tokenizer_error", str(error)) from None
     except TokenizerError as error:
         raise Unreadable("unknown_token", str(error)) from None
     if not ids:
