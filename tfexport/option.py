@@ -96,6 +96,9 @@ def option(default: Any, **about: Any) -> Any:
     return field(default=default, metadata={_KEY: Option(**about)})
 
 
+MOST_AT_ONCE = 2**16
+"""Sentences of a batch, or hypotheses of a sentence: a larger number is a slip, and arrays cannot have any size."""
+
 _known: dict[type, Mapping[str, Declared]] = {}
 
 

@@ -248,11 +248,26 @@ def open_bundle(directory: Path) -> Bundle:
     unlisted = sorted({contract.WEIGHTS_FILE, *weights, *named, *bundle.tokenizers.values()} - set(files))
     if unlisted:
         raise BundleError(f"{path} does not list {', '.join(unlisted)}. Export the checkpoint again.")
+    _require_size(bundle)
     engines = {engine.file for engine in bundle.engines}
     for name, sha256 in files.items():
         if name not in engines:  # these are verified by who runs them: a damaged one can be built again
             _verify(directory, name, sha256, "Export the checkpoint again.")
     return bundle
+
+
+def _require_size(bundle: Bundle) -> None:
+    """Raises BundleError where the weights are too few for the sizes of the config, which decide what is made room for."""
+    try:
+        n_bytes = bundle.weights.stat().st_size
+    except OSError:  # which is told when it is verified
+        return
+    least = 4 * bundle.config.least_parameters
+    if least > n_bytes:
+        raise BundleError(
+            f"{bundle.directory / MANIFEST} describes a model of {least} bytes or more, and {contract.WEIGHTS_FILE} has "
+            f"{n_bytes}. Export the checkpoint again."
+        )
 
 
 def _read_graph(fields: Mapping[str, Any]) -> Graph:

@@ -73,6 +73,11 @@ class Reader:
         if self.tokenizer is not None and self.format != "ids":
             config, ids = self.config, [*self.tokenizer.before, *ids, *self.tokenizer.after]
             ids = [config.bos_id] * config.source_bos + ids + [config.eos_id] * config.source_eos
+            if max(ids) >= config.src_vocab_size:  # of a vocabulary of another model
+                last = config.src_vocab_size - 1
+                raise Unreadable(
+                    "invalid_ids", f"it has the id {max(ids)}, the model's last is {last}: give its vocabulary"
+                )
         if len(ids) > self.config.max_source_length:
             most = self.config.max_source_length
             raise Unreadable("too_long", f"{len(ids)} ids, the model reads at most {most}: split the line")

@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from tfexport.errors import RuntimeUnavailable, TfexportError, TokenizerError
+from tfexport.errors import TfexportError, TokenizerError
 from tfexport.system.yaml_files import read_words, read_yaml_file
 from tfexport.text.sentencepiece import PieceModel, Pieces
+from tfexport.text.spacy_words import spacy_tokenizer
 from tfexport.text.subword_nmt import SEPARATOR, Subwords, has_subwords
 from tfexport.text.tokenizer_parts import library_tokenizer, telling_of_panics
 
@@ -202,7 +203,9 @@ class TextTokenizer:
                 if "pieces" in fields
                 else _as_text_reader(library_tokenizer(json.dumps(fields["tokenizer"])))
             )
-            before, after = (tuple(map(int, fields.get(side, []))) for side in ("before", "after"))
+            before, after = (tuple(fields.get(side, [])) for side in ("before", "after"))
+            if not all(type(index) is int and 0 <= index < 2**31 for index in (*before, *after)):
+                raise ValueError("the ids before and after a text are none")
             about = (str(fields.get("prefix", "")), bool(fields.get("skips_special", False)))
             subwords = None
             if "codes" in fields:
@@ -217,19 +220,7 @@ class TextTokenizer:
 
     @cached_property
     def _spacy(self) -> Any:
-        try:
-            import spacy
-        except ImportError as error:
-            raise RuntimeUnavailable(
-                "this model's text is tokenised by spaCy, which is not installed: pip install 'tfexport[spacy]', "
-                "or decode ids with --input-format ids."
-            ) from error
-        try:
-            return spacy.blank(self.spacy_language).tokenizer
-        except Exception as error:
-            raise RuntimeUnavailable(
-                f"spaCy has no language {self.spacy_language!r}: {error}. Use a code such as de."
-            ) from error
+        return spacy_tokenizer(self.spacy_language)
 
 
 def read_vocabulary(

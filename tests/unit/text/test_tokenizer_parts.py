@@ -19,6 +19,11 @@ from tfexport.text.tokenizer_parts import PanicError, check_pattern, telling_of_
 from tfexport.text.tokenizers import TextTokenizer, read_vocabulary
 
 WORDS = {"<unk>": 0, "a": 1, "b": 2}
+CONFIG = ModelConfig(
+    **{"d_model": 4, "n_heads": 1, "d_ff": 4, "n_encoder_layers": 1, "n_decoder_layers": 1},
+    **{"src_vocab_size": 9, "tgt_vocab_size": 9, "max_source_length": 9, "max_target_length": 9},
+    **{"unk_id": 0, "pad_id": 5, "bos_id": 3, "eos_id": 4},
+)
 
 
 def with_parts(**parts: Any) -> dict[str, Any]:
@@ -163,12 +168,7 @@ def test_a_panic_is_an_error_with_one_line(panic: BaseException) -> None:
 
 
 def test_a_line_at_which_the_library_stops_is_marked_and_others_are_read(panic: BaseException) -> None:
-    config = ModelConfig(
-        **{"d_model": 4, "n_heads": 1, "d_ff": 4, "n_encoder_layers": 1, "n_decoder_layers": 1},
-        **{"src_vocab_size": 9, "tgt_vocab_size": 9, "max_source_length": 9, "max_target_length": 9},
-        **{"unk_id": 0, "pad_id": 5, "bos_id": 3, "eos_id": 4},
-    )
-    reader = Reader(config, TextTokenizer(Stopping(panic)), "text")  # type: ignore[arg-type]
+    reader = Reader(CONFIG, TextTokenizer(Stopping(panic)), "text")  # type: ignore[arg-type]
     with pytest.raises(Unreadable) as caught:
         reader.ids(b"a\n")
     assert caught.value.status == "tokenizer_error"
@@ -187,3 +187,19 @@ def test_normalizers_of_the_library_are_all_known() -> None:
         inner = Tokenizer(models.WordLevel(WORDS, unk_token="<unk>"))
         inner.normalizer = found
         tokenizer_parts.check_parts(json.loads(inner.to_str()))
+
+
+@pytest.mark.parametrize("ids", [[2**64], [-1], ["x"], [1.5], [True]])
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_ids_around_text_that_are_none_are_refused(side: str, ids: list[Any]) -> None:
+    fields = {"tokenizer": with_parts(), side: ids}
+    with pytest.raises(TokenizerError, match="here is not a tokenizer"):
+        TextTokenizer.from_dict(fields, where="here")
+
+
+def test_a_word_whose_id_the_model_lacks_marks_its_line() -> None:
+    """A vocabulary of another model: its ids would lead out of the embedding."""
+    tokenizer = TextTokenizer.from_dict({"tokenizer": with_parts(), "before": [2**31 - 1]}, where="here")
+    with pytest.raises(Unreadable, match="it has the id 2147483647, the model's last is 8") as caught:
+        Reader(CONFIG, tokenizer, "text").ids(b"b\n")
+    assert caught.value.status == "invalid_ids"

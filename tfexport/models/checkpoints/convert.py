@@ -14,6 +14,9 @@ from tfexport.models.formats.state_dicts import some
 from tfexport.models.positions import sinusoids
 from tfexport.models.transformer import Transformer
 
+_LARGEST_TABLE = 2**24
+"""Numbers of a table of sinusoids that may be computed for a model of any size; more for one that has more itself."""
+
 
 def build_model(config: ModelConfig, weights: Mapping[str, Tensor]) -> Transformer | EncoderClassifier:
     """The canonical model with canonical `weights`, in evaluation mode."""
@@ -42,7 +45,9 @@ def convert(
             # The user may limit the lengths of a model with a longer table.
             converted[name] = converted[name][: most + config.position_offset]
         elif name not in converted and config.positions == "sinusoidal" and family is not None and most > 0:
-            converted[name] = sinusoids(most + config.position_offset, config.d_model)
+            size = (most + config.position_offset) * config.d_model
+            if size <= sum(tensor.numel() for tensor in used.values()) + _LARGEST_TABLE:
+                converted[name] = sinusoids(most + config.position_offset, config.d_model)
     expected = {name: tuple(tensor.shape) for name, tensor in _empty(config).state_dict().items()}
 
     def theirs(name: str) -> str:
