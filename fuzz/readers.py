@@ -2,9 +2,10 @@
 
     python -m fuzz.readers [--inputs 50000] [--seed 0] [--only checkpoint,manifest]
 
-Each reader runs in a process of its own that may use 2 GiB of addresses, and 20 seconds for an input. What escapes (another
-exception, a signal, a hang, something that was run, a file that was opened or written where none should be) is kept in --out
-with the reader's name, and the exit code is 1.
+Each reader runs in a process of its own. An input may take 5 seconds of the CPU, and memory of 20 times its size, or of
+64 MiB where that is more. What escapes is kept in --out with the reader's name, and the exit code is 1: another exception, a
+signal, a hang, memory beyond that or that could not be had, something that was run, a file that was opened or written where
+none should be.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import io
 import multiprocessing
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -22,7 +24,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +32,24 @@ from fuzz.cases import Reader, prepare, readers
 from fuzz.mutations import mutated
 from fuzz.watch import Watch
 
-SECONDS = 20
-"""For one input: more is a hang."""
+SECONDS = 5
+"""Of the CPU, for one input: more is a hang. Of the clock it may take WAITS times as long, as others use the machine too."""
+WAITS = 6
+STARTING = 300
+"""Seconds until a process has loaded its libraries and read a valid file, at most."""
+
+TIMES, FREE = 20, 64 * 2**20
+"""Memory for one input: so many times its size, or so many bytes where that is more."""
 
 ADDRESSES = 2 * 2**30
-"""Bytes of address space beyond what the process has when it begins: a small file must not ask for more."""
+"""Bytes of address space beyond what the process has when it begins. What asks for more gets none, and that is an escape."""
+
+ALLOCATION = re.compile(
+    r"bad_?alloc|failed to allocate|(can ?not|unable to|could not) allocate|MemoryError|enough memory|out of memory|"
+    r"DefaultCPUAllocator|length_error",
+    re.IGNORECASE,
+)
+"""What libraries say of memory that they could not have. Our errors pass it on, or have it as their cause."""
 
 
 NAMES = (
@@ -71,36 +86,76 @@ def run_one(reader: Reader, data: bytes, folder: Path, watch: Watch | None = Non
     work.mkdir(parents=True)
     path = work / f"given{reader.suffix}"
     path.write_bytes(data)
-    refused, found = False, list[str]()
-    signal.alarm(SECONDS)
+    refused, found, began = False, list[str](), _memory("VmRSS")
     try:
         with (
             contextlib.redirect_stdout(io.StringIO()),
             contextlib.redirect_stderr(io.StringIO()),
             watch.of() if watch else contextlib.nullcontext(found) as found,
+            _limited_time(),
         ):
             reader.read(path)
     except TfexportError as error:
         if not str(error).strip():
             return "an error without a message"
+        if said := _failed_allocation(error):
+            return f"memory could not be had: {said}"
         refused = True
     except BaseException:  # whatever it is, it must not come out
         return traceback.format_exc()
-    finally:
-        signal.alarm(0)
+    taken = _memory("VmHWM") - began
+    if taken > max(TIMES * len(data), FREE):
+        return f"it took {taken / 2**20:.0f} MiB for {len(data):,} bytes"
     if found:
         return f"it did what it must not: {'; '.join(found)}"
     written = sorted(p.name for p in folder.iterdir() if p.name != "work")
     return f"it wrote {written} outside" if written else REFUSED if refused else None
 
 
+class TooLong(BaseException):
+    """No Exception, which a reader of broken files may take for one of the file's own."""
+
+
+@contextlib.contextmanager
+def _limited_time() -> Iterator[None]:
+    """Raise TooLong where a block takes too long, of the CPU or of the clock."""
+
+    def too_long(number: int, frame: Any) -> None:
+        raise TooLong(f"more than {SECONDS} seconds")
+
+    before = {number: signal.signal(number, too_long) for number in (signal.SIGPROF, signal.SIGALRM)}
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, WAITS * SECONDS)
+    try:
+        yield
+    finally:
+        for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL):
+            signal.setitimer(timer, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _memory(field: str) -> int:
+    """Bytes that this process has (VmRSS), or has had at most (VmHWM) since the last call for VmRSS."""
+    if field == "VmRSS":
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return 1024 * int(re.findall(rf"{field}:\s*(\d+) kB", status)[0])
+
+
+def _failed_allocation(error: BaseException | None) -> str | None:
+    """What an error, or one that it comes from, says of memory that could not be had."""
+    while error is not None:
+        said = f"{type(error).__name__}: {error}"
+        if ALLOCATION.search(said):
+            return " ".join(said.split())[:300]
+        error = error.__cause__ or error.__context__
+    return None
+
+
 def worker(name: str, seed: int, count: int, prepared: Path, out: Path, pipe: Any) -> None:
     """Run `count` inputs of a reader; the last one is in `out` while it is under way, so that a crash leaves it there."""
 
-    def too_long(number: int, frame: Any) -> None:
-        raise TimeoutError(f"more than {SECONDS} seconds")
-
-    signal.signal(signal.SIGALRM, too_long)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (reader,) = [reader for reader in readers(prepared) if reader.name == name]
@@ -110,6 +165,7 @@ def worker(name: str, seed: int, count: int, prepared: Path, out: Path, pipe: An
         place = Path(tempfile.mkdtemp(dir=folder))
         watch = Watch([folder, prepared])
         for valid in reader.seeds[:1]:
+            run_one(reader, valid, place, watch)  # once for what libraries load when they are first used
             if (found := run_one(reader, valid, place, watch)) is not None:
                 raise AssertionError(f"what {name} begins with is not read: {found}")
         for index in range(count):
@@ -136,6 +192,8 @@ def fuzz(name: str, seed: int, count: int, prepared: Path, out: Path) -> tuple[i
         theirs.close()
         started = done
         while True:
+            if not mine.poll(2 * WAITS * SECONDS + STARTING * (done == started)):
+                process.kill()  # it does not come back from a library
             try:
                 escaped = mine.recv()
             except EOFError:

@@ -21,7 +21,11 @@ def main() -> NoReturn:
     received = _signals_that_end()
     try:
         app(arguments, standalone_mode=True)
-    except Exception as error:
+    except BaseException as error:
+        if (
+            not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime"
+        ):  # a panic of a library in Rust
+            raise
         if received and not debug:  # libraries that are interrupted while they are imported tell of something else
             sys.exit(128 + received[0])
         if debug:
@@ -50,7 +54,7 @@ def _signals_that_end() -> list[int]:
     return received
 
 
-def _explain(error: Exception) -> tuple[str, int]:
+def _explain(error: BaseException) -> tuple[str, int]:
     """What to tell of an error, in one line, and the exit code."""
     text = " ".join(str(error).split())
     if isinstance(error, TfexportError):

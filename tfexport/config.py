@@ -10,11 +10,13 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tfexport.errors import ConfigError
 
-_LAYERS = ("n_encoder_layers", "n_decoder_layers")
-_SIZES = (
-    *("d_model", "n_heads", "d_ff", "d_head", "src_vocab_size", "tgt_vocab_size", "n_classes"),
-    *("max_source_length", "max_target_length", "position_offset", "max_distance"),
-)
+_MOST = {
+    **dict.fromkeys(("n_encoder_layers", "n_decoder_layers"), 1000),
+    **dict.fromkeys(("d_model", "n_heads", "d_head"), 2**16),
+    **dict.fromkeys(("max_source_length", "max_target_length", "position_offset", "max_distance", "d_ff"), 2**20),
+    **dict.fromkeys(("src_vocab_size", "tgt_vocab_size", "n_classes"), 2**26),
+}
+"""Many times the sizes of any model. A file may say anything, and products of its sizes are computed."""
 
 Positions = Literal["sinusoidal", "learned", "stored", "relative"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
@@ -132,7 +134,7 @@ class ModelConfig:
 
         for name in ("d_model", "n_heads", "d_ff", "n_encoder_layers", "src_vocab_size", "max_source_length"):
             require(getattr(self, name) > 0, f"{name} is {getattr(self, name)}, not above 0")
-        for name, most in (*((name, 2**31 - 1) for name in _SIZES), *((name, 1000) for name in _LAYERS)):
+        for name, most in _MOST.items():
             require(getattr(self, name) <= most, f"{name} is {getattr(self, name)}, above {most}")
         require(
             self.n_heads <= 0 or self.d_head > 0 or self.d_model % self.n_heads == 0,
@@ -197,6 +199,19 @@ class ModelConfig:
     def d_attention(self) -> int:
         """All heads of a token side by side: as many numbers as d_model, but for models that have a `d_head`."""
         return self.n_heads * self.head_dim
+
+    @property
+    def least_parameters(self) -> int:
+        """Numbers that a model of these sizes has at least: in the matrices and tables that a file must have."""
+        layers = self.n_encoder_layers + self.n_decoder_layers
+        attentions = self.n_encoder_layers + 2 * self.n_decoder_layers
+        own_embedding = not self.tie_source_target and not self.is_classifier
+        vocabularies = self.src_vocab_size + own_embedding * self.tgt_vocab_size
+        vocabularies += 0 if self.tie_output or self.is_classifier else self.tgt_vocab_size
+        positions = self.max_source_length + (0 if self.is_classifier else self.max_target_length)
+        tables = 0 if self.positions == "relative" else positions
+        attention = 4 * attentions * self.d_attention
+        return self.d_model * (vocabularies + 2 * layers * self.d_ff + attention + tables)
 
     @property
     def is_classifier(self) -> bool:

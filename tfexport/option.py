@@ -46,6 +46,8 @@ class Option:
     """Whether infinity is out of range."""
     tokens: bool = False
     """Ids of target tokens, which are also given as text: tokens of the target vocabulary, separated by spaces."""
+    repeated: bool = False
+    """Its flag may be given several times; in Python one value stands for a list of one."""
     parse: Callable[[str], Any] | None = None
     """Turns text into the value, where text is not the value itself, as in `1,4` for two numbers."""
     gives: tuple[str, ...] = ()
@@ -93,6 +95,9 @@ def option(default: Any, **about: Any) -> Any:
     """A field of a group of options; see `Option` for what `about` may hold."""
     return field(default=default, metadata={_KEY: Option(**about)})
 
+
+MOST_AT_ONCE = 2**16
+"""Sentences of a batch, or hypotheses of a sentence: a larger number is a slip, and arrays cannot have any size."""
 
 _known: dict[type, Mapping[str, Declared]] = {}
 
@@ -177,6 +182,8 @@ def _converted(found: Declared, value: Any) -> Any:
         return value  # None stands for the default, as if it were not given
     if found.about.parse is not None and isinstance(value, str):
         return found.about.parse(value)
+    if found.about.repeated and isinstance(value, str):
+        value = [value]
     for hint in _alternatives(found.hint):
         converted = _as(hint, value)
         if converted is not None:

@@ -11,8 +11,10 @@ import pytest
 from tests.support.checkpoints import (
     NATIVE,
 )
+from tests.support.ort_bundles import CONFIG, ONE_CHANGE, random_model
 from tfexport.config import ModelConfig
 from tfexport.errors import ConfigError
+from tfexport.models.classifier import EncoderClassifier
 
 
 @pytest.mark.parametrize(
@@ -31,6 +33,8 @@ from tfexport.errors import ConfigError
         ({"n_classes": 2}, ["n_decoder_layers 0", "no embeddings to tie"]),
         ({"d_model": "12", "norm_first": 1, "dropout": "0"}, ["d_model is '12', not int", "norm_first is 1, not bool"]),
         ({"n_heads": True, "d_ff": 20.0, "norm_eps": None}, ["n_heads is True", "d_ff is 20.0", "norm_eps is None"]),
+        ({"d_model": 2**31 - 2, "n_heads": 1}, ["d_model is 2147483646, above 65536"]),
+        ({"max_target_length": 2**31 - 2, "d_ff": 2**31}, ["max_target_length is 2147483646", "d_ff is 2147483648"]),
         ({"activation": "tanh", "positions": []}, ["activation is 'tanh', not one of relu, gelu", "positions is []"]),
     ],
 )
@@ -50,3 +54,14 @@ def test_unknown_and_missing_fields_are_named_together() -> None:
     del fields["d_ff"], fields["eos_id"]
     with pytest.raises(ConfigError, match=r"here .*unknown: colour, heads; missing: d_ff, eos_id"):
         ModelConfig.from_dict({**fields, "heads": 3, "colour": "red"}, where="here")
+
+
+def test_a_model_has_at_least_the_parameters_that_its_sizes_say() -> None:
+    """Of every kind of model, so that no bundle is refused for want of weights."""
+    for changes in ({}, *ONE_CHANGE, {"positions": "relative", "max_distance": 4}, {"d_head": 16}, {"gated": True}):
+        config = CONFIG.replace(**changes)
+        least = config.least_parameters
+        n_parameters = sum(tensor.numel() for tensor in random_model(config).state_dict().values())
+        assert 0.5 * n_parameters < least <= n_parameters, changes
+    config = CONFIG.replace(n_classes=5, n_decoder_layers=0, tgt_vocab_size=0)
+    assert config.least_parameters <= sum(tensor.numel() for tensor in EncoderClassifier(config).state_dict().values())

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
 from tfexport import contract
+from tfexport.bundle.graph_files import check_graph_file
 from tfexport.config import ModelConfig
 from tfexport.contract import ATTENTION_ROLES, FORMAT, Dialect, Precision, Role
 from tfexport.errors import BundleError
@@ -100,6 +101,8 @@ class Bundle:
     """The modules that stay in float32 for a budget, by the precision."""
     _tokenizers: dict[str, TextTokenizer] = field(default_factory=dict, compare=False, repr=False)
     """By side, those that were read: as they were then, whatever comes to the place later."""
+    _checked_graphs: set[str] = field(default_factory=set, compare=False, repr=False)
+    """The files of graphs that were checked."""
 
     @property
     def precisions(self) -> list[Precision]:
@@ -114,10 +117,10 @@ class Bundle:
         return any((graph.role, graph.precision, graph.dialect) == (role, precision, dialect) for graph in self.graphs)
 
     def graph(self, role: Role, precision: Precision = "float32", dialect: Dialect = "onnx24") -> Path:
-        """The path of a graph.
+        """The path of a graph, which has nothing but what the exporter writes; see `bundle/graph_files.py`.
 
         Raises:
-            BundleError: this bundle has none of this role, precision and dialect.
+            BundleError: this bundle has none of this role, precision and dialect, or it has something else.
         """
         roles = {graph.role for graph in self.graphs}
         if role in ATTENTION_ROLES.values() and not self.has_graph(role, precision, dialect):
@@ -139,11 +142,21 @@ class Bundle:
             raise BundleError(f"{self.directory} has no {role} graph, only {has}. Give a bundle of the other kind.")
         for graph in self.graphs:
             if (graph.role, graph.precision, graph.dialect) == (role, precision, dialect):
+                self._check_graph(graph.file)
                 return self.directory / graph.file
         short = contract.short_name(precision)
         raise BundleError(
             f"{self.directory} has no {short} {role} graph for this runtime. Export again with --precision {short}."
         )
+
+    def _check_graph(self, name: str) -> None:
+        if (
+            name in self._checked_graphs or not self.files
+        ):  # of a bundle that is being written, which lists no files yet
+            return
+        listed = [self.directory / file for file in self.files if file.endswith(".safetensors")]
+        check_graph_file(self.directory / name, {path.name: path.stat().st_size for path in listed})
+        self._checked_graphs.add(name)
 
     def engine(self, engine: Engine) -> Path:
         """The path of an engine, verified.
@@ -235,11 +248,26 @@ def open_bundle(directory: Path) -> Bundle:
     unlisted = sorted({contract.WEIGHTS_FILE, *weights, *named, *bundle.tokenizers.values()} - set(files))
     if unlisted:
         raise BundleError(f"{path} does not list {', '.join(unlisted)}. Export the checkpoint again.")
+    _require_size(bundle)
     engines = {engine.file for engine in bundle.engines}
     for name, sha256 in files.items():
         if name not in engines:  # these are verified by who runs them: a damaged one can be built again
             _verify(directory, name, sha256, "Export the checkpoint again.")
     return bundle
+
+
+def _require_size(bundle: Bundle) -> None:
+    """Raises BundleError where the weights are too few for the sizes of the config, which decide what is made room for."""
+    try:
+        n_bytes = bundle.weights.stat().st_size
+    except OSError:  # which is told when it is verified
+        return
+    least = 4 * bundle.config.least_parameters
+    if least > n_bytes:
+        raise BundleError(
+            f"{bundle.directory / MANIFEST} describes a model of {least} bytes or more, and {contract.WEIGHTS_FILE} has "
+            f"{n_bytes}. Export the checkpoint again."
+        )
 
 
 def _read_graph(fields: Mapping[str, Any]) -> Graph:

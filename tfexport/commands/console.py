@@ -94,6 +94,8 @@ def print_inspection(inspection: Inspection) -> None:
         print(f"  {name}: {value}")
     for note in inspection.notes:
         print(f"note: {note}")
+    if inspection.ignored:
+        print(f"ignored: {', '.join(inspection.ignored)}")
     for problem in inspection.problems:
         print(f"problem: {problem}")
     for name, flag in inspection.missing.items():
@@ -105,6 +107,8 @@ def print_export(loaded: Checkpoint, exported: Exported) -> None:
     """What was exported, and what whoever did it should know."""
     for note in loaded.notes:
         say(f"note: {note}")
+    if loaded.ignored:
+        say(f"note: left out {', '.join(loaded.ignored)}, as --ignore says")
     if loaded.tokenizers.source is None or (loaded.tokenizers.target is None and not loaded.config.is_classifier):
         say("note: a side has no vocabulary and is decoded as ids only; --src-vocab and --tgt-vocab add them")
     for name, choice in exported.choices.items():

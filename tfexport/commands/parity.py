@@ -136,7 +136,8 @@ def _reference(directory: Path, checkpoint: Path | None, described: ReferenceOpt
     if checkpoint is None:
         if described != ReferenceOptions():
             raise TfexportError(
-                "--family, --config, vocabularies and languages say how --checkpoint is read. Give --checkpoint CKPT too."
+                "--family, --config, --key, --ignore, vocabularies and languages say how --checkpoint is read. Give "
+                "--checkpoint CKPT too."
             )
         return None
     hints = hints_of(described, checkpoint, say)

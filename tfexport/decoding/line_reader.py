@@ -14,9 +14,12 @@ from tfexport.config import ModelConfig
 from tfexport.decoding.hypothesis import Source, SourceTokens
 from tfexport.decoding.request_options import InputFormat
 from tfexport.errors import TfexportError, TokenizerError
+from tfexport.text.tokenizer_parts import PanicError
 from tfexport.text.tokenizers import TextTokenizer
 
-Status = Literal["ok", "length_limit", "empty", "too_long", "invalid_utf8", "invalid_ids", "unknown_token"]
+Status = Literal[
+    "ok", "length_limit", "empty", "too_long", "invalid_utf8", "invalid_ids", "unknown_token", "tokenizer_error"
+]
 """`length_limit`: decoded, but ended by the limit, not by eos. All after it: not decoded, the output line is empty."""
 
 
@@ -70,6 +73,11 @@ class Reader:
         if self.tokenizer is not None and self.format != "ids":
             config, ids = self.config, [*self.tokenizer.before, *ids, *self.tokenizer.after]
             ids = [config.bos_id] * config.source_bos + ids + [config.eos_id] * config.source_eos
+            if max(ids) >= config.src_vocab_size:  # of a vocabulary of another model
+                last = config.src_vocab_size - 1
+                raise Unreadable(
+                    "invalid_ids", f"it has the id {max(ids)}, the model's last is {last}: give its vocabulary"
+                )
         if len(ids) > self.config.max_source_length:
             most = self.config.max_source_length
             raise Unreadable("too_long", f"{len(ids)} ids, the model reads at most {most}: split the line")
@@ -174,6 +182,8 @@ def ids_in(text: str, format: InputFormat, tokenizer: TextTokenizer | None, size
     assert tokenizer is not None
     try:
         ids = tokenizer.encode(text) if format == "text" else tokenizer.ids(text.split())
+    except PanicError as error:
+        raise Unreadable("tokenizer_error", str(error)) from None
     except TokenizerError as error:
         raise Unreadable("unknown_token", str(error)) from None
     if not ids:

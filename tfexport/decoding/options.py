@@ -11,7 +11,7 @@ from tfexport.decoding.rules.history import PANEL, HistoryRule
 from tfexport.decoding.rules.no_repeat_ngram import NoRepeatNgram
 from tfexport.decoding.rules.repetition_penalty import RepetitionPenalty
 from tfexport.errors import TfexportError
-from tfexport.option import Options, checked, declared, option
+from tfexport.option import MOST_AT_ONCE, Options, checked, declared, option
 
 if TYPE_CHECKING:
     from tfexport.runtimes.base import Needs
@@ -24,7 +24,7 @@ _SAMPLING, _ALTERNATIVES, _SCORES = "Sampling", "Alternatives", "Scores and atte
 class BaseSearchOptions(Options):
     """The options of a search beside those of its rules; see `SearchOptions`."""
 
-    beam: int = option(1, minimum=1, help="Beam width; 1 is greedy.", panel=_SEARCH)
+    beam: int = option(1, minimum=1, maximum=MOST_AT_ONCE, help="Beam width; 1 is greedy.", panel=_SEARCH)
     nbest: int = option(
         1,
         minimum=1,
@@ -100,6 +100,7 @@ class BaseSearchOptions(Options):
     samples: int = option(
         0,
         minimum=0,
+        maximum=MOST_AT_ONCE,
         help="Sample this number of outputs for each sentence, instead of searching for the best.",
         panel=_SAMPLING,
     )

@@ -8,7 +8,7 @@ from typing import Literal
 
 from tfexport.contract import Precision, precisions_of
 from tfexport.errors import TfexportError
-from tfexport.option import Options, option
+from tfexport.option import MOST_AT_ONCE, Options, option
 
 _PREFIX, _SHORTLIST, _ALIGNMENT = "Prefixes", "Shortlist", "Alignments and unknown words"
 _RUN = "Runtime and batches"
@@ -130,7 +130,7 @@ class FormatOptions(Options):
 class BatchOptions(Options):
     """How sentences become batches, and what decodes these."""
 
-    batch_size: int = option(32, minimum=1, help="Sentences in a batch.", panel=_RUN)
+    batch_size: int = option(32, minimum=1, maximum=MOST_AT_ONCE, help="Sentences in a batch.", panel=_RUN)
     workers: int | None = option(
         None, minimum=1, maximum=256, help="Batches to decode in parallel; by default one for each CPU.", panel=_RUN
     )

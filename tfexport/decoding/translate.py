@@ -6,6 +6,7 @@ memory depends on the window, not on the input, and every input line has its res
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from tfexport.decoding.workers import WorkerPool
 from tfexport.errors import TfexportError, TokenizerError
 from tfexport.runtimes.base import Capacity, Runtime
 from tfexport.system.json_text import json_text
+from tfexport.text.tokenizer_parts import PanicError
 from tfexport.text.tokenizers import TextTokenizer
 
 WINDOW_BATCHES = 16
@@ -71,7 +73,17 @@ class Writer:
         return cls(bundle.config, tokenizer, format)
 
     def line(self, result: Result) -> str:
-        """The hypotheses, best first, separated by tabs; an empty line where there are none. `jsonl` has all facts."""
+        """The hypotheses, best first, separated by tabs; an empty line where there are none. `jsonl` has all facts.
+
+        Where the tokenizer cannot write them, there is a warning, and the line is that of no hypotheses.
+        """
+        try:
+            return self._line(result)
+        except PanicError as error:
+            logging.getLogger(__name__).warning("warning: line %d: tokenizer_error: %s", result.line, error)
+            return self._line(Result(result.line, "tokenizer_error", str(error), ()))
+
+    def _line(self, result: Result) -> str:
         if self.format == "jsonl":
             return json_text(self._record(result), ensure_ascii=False)
         return "\t".join(self._one(hypothesis, result.source) for hypothesis in result.hypotheses)

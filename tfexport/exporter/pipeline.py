@@ -227,6 +227,7 @@ def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
             "given": checkpoint.given,
             "text": dict(checkpoint.text),
             "notes": list(checkpoint.notes),
+            "ignored": list(checkpoint.ignored),
         },
         "versions": {"tfexport": version(), **packages, "onnxruntime": ONNX_RUNTIME},
     }

@@ -13,10 +13,12 @@ from typing import Any, Literal
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from tfexport.errors import RuntimeUnavailable, TfexportError, TokenizerError
+from tfexport.errors import TfexportError, TokenizerError
 from tfexport.system.yaml_files import read_words, read_yaml_file
 from tfexport.text.sentencepiece import PieceModel, Pieces
+from tfexport.text.spacy_words import spacy_tokenizer
 from tfexport.text.subword_nmt import SEPARATOR, Subwords, has_subwords
+from tfexport.text.tokenizer_parts import library_tokenizer, telling_of_panics
 
 SPECIAL_NAMES = {
     "unk": ("<unk>", "[UNK]", "<UNK>"),
@@ -64,15 +66,18 @@ class TextTokenizer:
 
         Raises:
             TokenizerError: a word is not in the vocabulary, which has no unknown token.
+            PanicError: the library stops at this text.
         """
         text = self.prefix + text
         if isinstance(self.inner, Pieces):
             return self.inner.encode(text)
-        words = self._words(self.inner, text)
         try:
-            return list(
-                self.inner.encode(words, is_pretokenized=not isinstance(words, str), add_special_tokens=False).ids
-            )
+            with telling_of_panics("the text cannot be encoded"):
+                words = self._words(self.inner, text)
+                split = not isinstance(words, str)
+                return list(self.inner.encode(words, is_pretokenized=split, add_special_tokens=False).ids)
+        except TfexportError:
+            raise
         except Exception as error:  # the library raises plain Exception
             raise TokenizerError(
                 f"the text cannot be encoded: {error}. Give the vocabulary an unknown token."
@@ -83,9 +88,10 @@ class TextTokenizer:
         text = self.prefix + text
         if isinstance(self.inner, Pieces):
             return self.inner.written(text)
-        words = self._words(self.inner, text)
-        split = not isinstance(words, str)
-        found = self.inner.encode(words, is_pretokenized=split, add_special_tokens=False)
+        with telling_of_panics("the text cannot be encoded"):
+            words = self._words(self.inner, text)
+            split = not isinstance(words, str)
+            found = self.inner.encode(words, is_pretokenized=split, add_special_tokens=False)
         if not split:
             return [text[start:end].strip() for start, end in found.offsets]
         places = zip(found.word_ids, found.offsets, strict=True)
@@ -136,7 +142,8 @@ class TextTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Readable text; a word vocabulary joins its words with spaces."""
-        return str(self.inner.decode(list(ids), skip_special_tokens=self.skips_special)).strip()
+        with telling_of_panics("the output cannot be written as text"):
+            return str(self.inner.decode(list(ids), skip_special_tokens=self.skips_special)).strip()
 
     def special_id(self, kind: str) -> int | None:
         """The id of the vocabulary's own token for `kind` (unk, pad, bos, eos), if it has one under a usual name."""
@@ -194,9 +201,11 @@ class TextTokenizer:
             inner = (
                 Pieces.from_dict(fields["pieces"])
                 if "pieces" in fields
-                else _as_text_reader(Tokenizer.from_str(json.dumps(fields["tokenizer"])))
+                else _as_text_reader(library_tokenizer(json.dumps(fields["tokenizer"])))
             )
-            before, after = (tuple(map(int, fields.get(side, []))) for side in ("before", "after"))
+            before, after = (tuple(fields.get(side, [])) for side in ("before", "after"))
+            if not all(type(index) is int and 0 <= index < 2**31 for index in (*before, *after)):
+                raise ValueError("the ids before and after a text are none")
             about = (str(fields.get("prefix", "")), bool(fields.get("skips_special", False)))
             subwords = None
             if "codes" in fields:
@@ -211,19 +220,7 @@ class TextTokenizer:
 
     @cached_property
     def _spacy(self) -> Any:
-        try:
-            import spacy
-        except ImportError as error:
-            raise RuntimeUnavailable(
-                "this model's text is tokenised by spaCy, which is not installed: pip install 'tfexport[spacy]', "
-                "or decode ids with --input-format ids."
-            ) from error
-        try:
-            return spacy.blank(self.spacy_language).tokenizer
-        except Exception as error:
-            raise RuntimeUnavailable(
-                f"spaCy has no language {self.spacy_language!r}: {error}. Use a code such as de."
-            ) from error
+        return spacy_tokenizer(self.spacy_language)
 
 
 def read_vocabulary(

@@ -167,8 +167,14 @@ def read_certificates(bundle: Bundle) -> list[Certificate]:
 
 def _is_whole(found: Certificate) -> bool:
     """Whether its fields are of their types; a file may have anything."""
-    texts = (found.runtime, found.precision, found.library, found.device)
-    return isinstance(found.files, dict) and all(isinstance(text, str) for text in texts)
+    texts = (found.runtime, found.precision, found.settings, found.library, found.device, found.date, found.reference)
+    dicts = (found.files, found.inputs, *(found.reports if isinstance(found.reports, list) else (None,)))
+    return (
+        all(isinstance(text, str) for text in texts)
+        and all(isinstance(value, dict) for value in dicts)
+        and all(isinstance(sha256, str) for sha256 in found.files.values())
+        and type(found.rule) is int
+    )
 
 
 def write_certificates(

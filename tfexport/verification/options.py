@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tfexport.contract import Precision, precisions_of
 from tfexport.decoding.request_options import InputFormat
-from tfexport.option import Options, numbers, option
+from tfexport.option import MOST_AT_ONCE, Options, numbers, option
 
 _WHAT, _HOW = "What is compared", "How it is compared"
 
@@ -43,7 +43,7 @@ class CompareOptions(Options):
         help="Largest absolute difference that passes; by default derived from rounding.",
         panel=_HOW,
     )
-    batch_size: int = option(32, minimum=1, help="Sentences in a batch.", panel=_HOW)
+    batch_size: int = option(32, minimum=1, maximum=MOST_AT_ONCE, help="Sentences in a batch.", panel=_HOW)
     threads: int | None = option(
         None, minimum=1, maximum=256, help="CPU threads; by default all CPUs that the process may use.", panel=_HOW
     )

@@ -194,7 +194,12 @@ def check_graphs(
     except (KeyError, ValueError, RuntimeError) as error:  # weights of other names or shapes, which is told of the file
         return [GraphCheck.broken(path.name, f"its tensors are not those of this model: {error}")]
     found = []
-    for spec in (specs[key] for key in listed if key in specs):
+    for key, spec in ((key, specs[key]) for key in listed if key in specs):
+        try:
+            bundle.graph(*key)
+        except BundleError as error:
+            found.append(GraphCheck.broken(spec.file, str(error)))
+            continue
         for with_kernels in (False, True) if spec.dialect == "ort" and kernels.library() else (False,):
             found.append(
                 check_graph(definition, spec, bundle.directory, with_kernels=with_kernels, tolerance=tolerance)

@@ -779,3 +779,22 @@ def test_weights_that_the_manifest_does_not_list_are_refused(half_bundle: Path, 
         shutil.copy(folder / "weights.safetensors", folder / name)
     with pytest.raises(BundleError, match=f"does not list {name}"):
         open_bundle(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "telling"),
+    [
+        ({"d_model": 2**31 - 2, "n_heads": 1}, "d_model is 2147483646, above"),
+        ({"max_target_length": 2**31 - 2}, "max_target_length is 2147483646, above"),
+        ({"n_decoder_layers": 1000}, "describes a model of"),
+        ({"d_model": 2**16, "n_heads": 2**10}, "describes a model of"),
+        ({"tgt_vocab_size": 2**26}, "describes a model of"),
+    ],
+)
+def test_sizes_that_the_weights_have_not_are_refused(own_bundle: Path, changes: dict[str, int], telling: str) -> None:
+    """Before room is made for caches of these sizes."""
+    manifest = manifest_of(own_bundle)
+    manifest["config"] |= changes
+    (own_bundle / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(TfexportError, match=telling):
+        open_bundle(own_bundle)

@@ -173,16 +173,23 @@ def test_debug_shows_the_traceback_and_keeps_the_exit_code(tmp_path: Path) -> No
     assert done.returncode == 2
 
 
+class PanicException(BaseException):
+    """As a library in Rust raises it: 1, Python's exit code for it, would say that parity failed."""
+
+    __module__ = "pyo3_runtime"
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, PanicException])
 def test_a_fault_of_tfexport_is_one_line_and_exits_with_3(
-    run: Run, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
 ) -> None:
     def fail(*_: object) -> None:
-        raise RuntimeError("broken\n  at two\n  lines")
+        raise kind("broken\n  at two\n  lines")
 
     monkeypatch.setattr("tfexport.bundle.reader.open_bundle", fail)
     outcome = run("decode", tiny_bundle)
     assert outcome.code == 3
-    assert "RuntimeError: broken" in outcome.stderr
+    assert f"{kind.__name__}: broken" in outcome.stderr
     assert "fault of tfexport" in outcome.stderr
     assert len(outcome.stderr.splitlines()) == 1
 

@@ -45,6 +45,31 @@ def hanging(path: Path) -> None:
     time.sleep(60)
 
 
+def hiding(path: Path) -> None:
+    """A hang that a reader of broken files takes for an error of the file."""
+    try:
+        while True:
+            pass
+    except Exception as error:
+        raise TfexportError("Give another one.") from error
+
+
+def growing(path: Path) -> None:
+    bytearray(100 * 2**20)
+
+
+def unallocated(path: Path) -> None:
+    """As ONNX Runtime's error is passed on."""
+    raise TfexportError("ONNX Runtime cannot load it: Failed to allocate memory. Export again.")
+
+
+def caused(path: Path) -> None:
+    try:
+        bytearray(2**60)
+    except MemoryError as error:
+        raise TfexportError("Give another one.") from error
+
+
 def writing(path: Path) -> None:
     (path.parents[1] / "escaped").write_bytes(path.read_bytes())
 
@@ -57,24 +82,17 @@ def writing(path: Path) -> None:
         (silent, "an error without a message"),
         (foreign, "KeyError"),
         (leaving, "SystemExit"),
-        (hanging, "TimeoutError"),
+        (hanging, "TooLong"),
+        (hiding, "TooLong"),
+        (growing, "it took 1"),
+        (unallocated, "memory could not be had: TfexportError: ONNX Runtime"),
+        (caused, "memory could not be had: MemoryError"),
         (writing, "it wrote ['escaped'] outside"),
     ],
 )
 def test_what_escapes_is_told(read: Any, found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "SECONDS", 1)
-    monkeypatch.setattr(
-        readers.signal, "alarm", lambda seconds: readers.signal.setitimer(readers.signal.ITIMER_REAL, seconds / 5)
-    )
-
-    def too_long(number: int, frame: Any) -> None:
-        raise TimeoutError
-
-    before = readers.signal.signal(readers.signal.SIGALRM, too_long)
-    try:
-        escaped = readers.run_one(readers.Reader("x", (b"",), read), b"content", tmp_path)
-    finally:
-        readers.signal.signal(readers.signal.SIGALRM, before)
+    monkeypatch.setattr(readers, "SECONDS", 0.2)
+    escaped = readers.run_one(readers.Reader("x", (b"",), read), b"content", tmp_path)
     assert (escaped is None) if found is None else (escaped is not None and found in escaped)
 
 

@@ -10,9 +10,11 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from google.protobuf.message import DecodeError
+from onnx import TensorProto, helper, numpy_helper
 
 from fuzz import containers, models, mutations
 from tfexport.models.formats.pickles import InertObject, read_pickle
@@ -42,6 +44,26 @@ def test_mutations_of_a_sentencepiece_model_are_models_with_another_piece_or_rul
             found = sentencepiece_model_pb2.ModelProto.FromString(mutations.mutated(random.Random(number), (seed,)))
             parsed += found != model
     assert parsed > 50
+
+
+def test_mutations_of_graphs_are_graphs_that_ask_for_much() -> None:
+    """Bytes changed at random make none of these."""
+    tensor = numpy_helper.from_array(np.array([2, 3], np.int64), "shape")
+    node = helper.make_node("Reshape", ["x", "shape"], ["y"])
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "xy"]
+    graph = helper.make_graph([node, helper.make_node("Relu", ["y"], ["z"])], "g", values[:1], values[1:], [tensor])
+    seed = helper.make_model(graph, ir_version=10).SerializeToString()
+    assert seed[:2] == b"\x08\x0a"
+    operators, n_functions, parsed = set(), set(), 0
+    for number in range(300):
+        with contextlib.suppress(DecodeError):
+            found = onnx.ModelProto.FromString(mutations.mutated(random.Random(number), (seed,)))
+            parsed += found.ByteSize() > 0
+            operators |= {node.op_type for node in found.graph.node}
+            n_functions.add(len(found.functions))
+    assert parsed > 150
+    assert {"ConstantOfShape", "Expand", "Range", "Pad", "Tile", "Loop", "Constant"} <= operators
+    assert 25 in n_functions
 
 
 def test_mutations_of_a_safetensors_header_are_headers_of_their_length(tmp_path: Path) -> None:

@@ -195,3 +195,32 @@ def test_files_of_each_runtime(half_bundle: Path) -> None:
     tokenizers = {"source_tokenizer.json", "target_tokenizer.json"}
     assert files_of(bundle, "tensorrt", "float16").keys() == both | tokenizers
     assert files_of(bundle, "torch", "float32").keys() == both | tokenizers
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("runtime", ["ort-cpu"]),
+        ("precision", {}),
+        ("files", {"weights.safetensors": ["0"]}),
+        ("files", []),
+        ("settings", 5),
+        ("rule", [1]),
+        ("library", None),
+        ("device", {}),
+        ("date", 5),
+        ("reference", {}),
+        ("inputs", 7),
+        ("reports", 7),
+        ("reports", [7]),
+    ],
+)
+def test_a_certificate_of_other_types_is_none(stamped: Bundle, field: str, value: Any) -> None:
+    """Nobody vouches for the file: it is not trusted, and a new comparison replaces it."""
+    path = stamped.directory / CERTIFICATES
+    (entry,) = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps([{**entry, field: value}]), encoding="utf-8")
+    assert read_certificates(stamped) == []
+    assert missing(stamped, "ort-cpu", "float32") == "fp32 on ort-cpu was not compared with PyTorch"
+    stamp(stamped)
+    assert missing(stamped, "ort-cpu", "float32") is None

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tests.support.fakes import ScriptedRuntime, random_model, sampling_distribution, tiny_config
 from tfexport.decoding.sampling import RandomStreams
 from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search
+from tfexport.errors import TfexportError
 
 Ids = tuple[int, ...]
 MOST = 4
@@ -244,3 +245,9 @@ def test_the_subjects_try_the_rules(subject: Subject) -> None:
         found = search(subject.runtime, asked(subject, rules), options_of(subject, rules, beam=260, nbest=12))
         assert [[h.ids for h in one] for one in found] != plain
     assert len({*itertools.chain(*plain)}) > 12
+
+
+@pytest.mark.parametrize("name", ["beam", "samples"])
+def test_numbers_that_no_array_has_are_refused(name: str) -> None:
+    with pytest.raises(TfexportError, match=f"{name} is {2**64}, not between"):
+        SearchOptions(**{name: 2**64})

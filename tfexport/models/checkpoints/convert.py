@@ -10,9 +10,12 @@ from torch import Tensor
 from tfexport.config import ModelConfig
 from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.families.family import Family
-from tfexport.models.formats.files import some
+from tfexport.models.formats.state_dicts import some
 from tfexport.models.positions import sinusoids
 from tfexport.models.transformer import Transformer
+
+_LARGEST_TABLE = 2**24
+"""Numbers of a table of sinusoids that may be computed for a model of any size; more for one that has more itself."""
 
 
 def build_model(config: ModelConfig, weights: Mapping[str, Tensor]) -> Transformer | EncoderClassifier:
@@ -47,7 +50,8 @@ def convert(
             converted[name] = converted[name][: most + config.position_offset]
         elif name not in converted and family is not None and most > 0:
             compute = {"sinusoidal": sinusoids, "stored": family.computed_positions}.get(config.positions)
-            if compute is not None:
+            size = (most + config.position_offset) * config.d_model
+            if compute is not None and size <= sum(tensor.numel() for tensor in used.values()) + _LARGEST_TABLE:
                 converted[name] = compute(most + config.position_offset, config.d_model)
     expected = {name: tuple(tensor.shape) for name, tensor in _empty(config).state_dict().items()}
     if family is not None:

@@ -17,6 +17,7 @@ from tfexport.errors import ConfigError
 from tfexport.models.checkpoints.options import USAGE
 from tfexport.models.families.family import Family
 from tfexport.models.formats.native import Tokenizers
+from tfexport.models.formats.state_dicts import Picked
 from tfexport.text.sentencepiece import Pieces
 from tfexport.text.subword_nmt import has_subwords
 
@@ -25,6 +26,9 @@ ALWAYS = ("n_heads", "pad_id", "bos_id", "eos_id")
 
 PARTS = ("src_embedding", "tgt_embedding", "output_layer")
 """What may stand in a configuration beside the fields of `ModelConfig`: names of the user's own layers."""
+
+PICKS = ("key", "ignore")
+"""What may stand there, too: which tensors of the file are the model's."""
 
 
 def complete(
@@ -46,6 +50,20 @@ def complete(
         fields = {**{f"{name}_id": -1 for name in unused}, **fields}
     needed = (*ALWAYS, *(family.asked if family else ()))
     return fields, {name: USAGE.get(name, f"{name} with --config") for name in needed if name not in fields}
+
+
+def picked_of(hints: Mapping[str, Any]) -> tuple[Picked, dict[str, Any]]:
+    """Which tensors of a file are the model's, and the hints about all else.
+
+    Raises:
+        ConfigError: a configuration has something else there.
+    """
+    key, ignore = hints.get("key"), hints.get("ignore", ())
+    patterns = (ignore,) if isinstance(ignore, str) else ignore
+    is_list = isinstance(patterns, list | tuple) and all(isinstance(pattern, str) for pattern in patterns)
+    if not is_list or not isinstance(key, str | None):
+        raise ConfigError("the configuration's key is no name, or its ignore no list of patterns. Correct them.")
+    return Picked(key, tuple(patterns)), {name: value for name, value in hints.items() if name not in PICKS}
 
 
 def asking(path: Path, missing: Mapping[str, str], family: Family | None) -> str:
@@ -93,7 +111,7 @@ def read_hints(path: Path) -> dict[str, Any]:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {error}. Give a JSON object.") from error
-    known = [*(field.name for field in dataclasses.fields(ModelConfig)), *PARTS]
+    known = [*(field.name for field in dataclasses.fields(ModelConfig)), *PARTS, *PICKS]
     if not isinstance(fields, dict):
         raise ConfigError(f"{path} is not a configuration. Give a JSON object.")
     for name in fields:

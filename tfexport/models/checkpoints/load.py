@@ -22,6 +22,7 @@ from tfexport.models.checkpoints.hints import (
     complete,
     id_problems,
     parted,
+    picked_of,
     read_hints,
     size_problems,
     unsplit,
@@ -79,6 +80,8 @@ class Checkpoint:
     """What its user said of its text; see `commands/text_settings.py`."""
     assumed: tuple[str, ...] = ()
     """The fields of its config that the user said and the file does not tell."""
+    ignored: tuple[str, ...] = ()
+    """The names of tensors that the user said belong to no layer."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -106,6 +109,8 @@ class Inspection:
     """Weights that are missing, unexpected or misshapen."""
     vocabulary: bool
     notes: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
+    """The names of tensors that the user said belong to no layer."""
 
 
 def load_checkpoint(
@@ -172,6 +177,8 @@ class Reading:
     """Its config says which tokens are special; those of its tokenizers need not be the model's."""
     absent: Mapping[str, str] = field(default_factory=dict)
     """By side, source or target, whose vocabulary was not found: the note for a user who gives none."""
+    ignored: tuple[str, ...] = ()
+    """The names of tensors that the user said belong to no layer."""
 
     def telling(self, given: Tokenizers | None) -> Tokenizers:
         """The tokenizers whose special tokens are the model's."""
@@ -215,6 +222,7 @@ class Reading:
             family_notes=self.notes(given),
             odd=odd,
             assumed=tuple(name for name in self.hints if name not in self.fields),
+            ignored=self.ignored,
         )
 
     def inspection(self, given: Tokenizers | None = None) -> Inspection:
@@ -240,6 +248,7 @@ class Reading:
             problems=tuple(problems),
             vocabulary=tokenizers.source is not None or tokenizers.target is not None,
             notes=(*self.notes(given), *unsplit(tokenizers)),
+            ignored=self.ignored,
         )
 
 
@@ -258,25 +267,31 @@ def read_checkpoint(
     found = toolkit.read(path, text or TextOptions())
     if family not in (None, found.family.name):
         raise CheckpointError(f"{path} is of the family {found.family.name}, not {_name(family)}. Leave out --family.")
-    said = {**found.given, **parted(found.family, hints)[0]}
+    picked, about = picked_of(hints)
+    if picked.key is not None:
+        raise ConfigError(f"{path} is of a toolkit, which has one place for its weights. Leave out --key.")
+    weights, ignored = picked.without_ignored(found.weights)
+    picked.require_used(path, ignored)
+    said = {**found.given, **parted(found.family, about)[0]}
     check_told(path, found.fields, said, (*found.assumed, *found.given))
     given = {**found.given, **hints}
     return Reading(
-        path, found.weights, found.family, found.fields, said, {}, found.tokenizers, given, True, found.absent
+        path, weights, found.family, found.fields, said, {}, found.tokenizers, given, True, found.absent, ignored
     )
 
 
 def _read_state_dict(path: Path, hints: Mapping[str, Any], chosen: Chosen) -> Reading:
-    raw = read_file(path)
+    picked, about = picked_of(hints)
+    raw, given = read_file(path, picked=picked), dict(hints)
     if native.is_native(raw.metadata):
         if chosen not in (None, NATIVE):
             raise CheckpointError(f"{path} is of the family {NATIVE}, not {_name(chosen)}. Leave out --family.")
         config, tokenizers = native.read_description(path, raw.metadata)
-        said = parted(None, hints)[0]
+        said = parted(None, about)[0]
         check_told(path, config.to_dict(), said)
-        return Reading(path, raw.weights, None, config.to_dict(), said, {}, tokenizers, dict(hints))
+        return Reading(path, raw.weights, None, config.to_dict(), said, {}, tokenizers, given, ignored=raw.ignored)
     found = family_of(path, raw.weights, chosen)
-    said, parts = parted(found, hints)
+    said, parts = parted(found, about)
     fitted, unclear = found.fit(raw.weights, parts)
     try:
         fields = fitted.read_config(raw.weights)
@@ -288,7 +303,8 @@ def _read_state_dict(path: Path, hints: Mapping[str, Any], chosen: Chosen) -> Re
     if isinstance(offset := said.get("position_offset"), int) and "position_offset" not in fields:
         for name in fields.keys() & {"max_source_length", "max_target_length"}:
             fields[name] -= offset  # tables are told by their rows
-    return Reading(path, raw.weights, fitted, fields, said, unclear, Tokenizers(None, None), dict(hints))
+    nothing = Tokenizers(None, None)
+    return Reading(path, raw.weights, fitted, fields, said, unclear, nothing, given, ignored=raw.ignored)
 
 
 def _name(chosen: Chosen) -> str:

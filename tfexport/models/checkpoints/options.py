@@ -40,6 +40,19 @@ class FamilyOptions(Options):
     config: Path | None = option(
         None, help="JSON file with model fields; by default the checkpoint's name with .json, if it exists."
     )
+    key: str | None = option(
+        None,
+        metavar="NAME",
+        gives=("key",),
+        help="The entry of the file that holds the weights, where there are several: ema, or a path such as net.ema.",
+    )
+    ignore: tuple[str, ...] | None = option(
+        None,
+        metavar="PATTERN",
+        repeated=True,
+        gives=("ignore",),
+        help="Leave out weights that belong to no layer, such as 'crit.*'; may be repeated.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

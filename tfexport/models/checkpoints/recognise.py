@@ -10,7 +10,7 @@ from torch import Tensor
 from tfexport.errors import CheckpointError
 from tfexport.models.families import annotated, per_head, torch_transformer, tutorial
 from tfexport.models.families.family import Family
-from tfexport.models.formats.files import some
+from tfexport.models.formats.state_dicts import some
 
 FAMILIES = (*tutorial.FAMILIES, annotated.FAMILY, per_head.FAMILY, torch_transformer.FAMILY)
 NATIVE = "native"
@@ -67,7 +67,8 @@ def _no_family(path: Path, weights: Mapping[str, Tensor]) -> str:
     return (
         f"{path} is of no known family ({_names()}). Nearest is {nearest.name}, "
         f"{nearest.about}, which knows {len(weights) - len(other)} of its {len(weights)} names: {'; '.join(differs)}. "
-        "Rename the weights to that family's names, or describe your own in a family file, --family my_family.py."
+        "Rename the weights to that family's names, or describe your own in a family file, --family my_family.py; leave out "
+        "names that belong to no layer with --ignore."
     )
 
 

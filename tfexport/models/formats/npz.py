@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from tfexport.errors import CheckpointError
 
-_MOST_PACKED = 64
-"""How many times its size a file may hold: random weights do not shrink, and zeros are few."""
-
+_MOST_PACKED, _FREE = 4, 2**24
+"""How many times its size a file may hold, and so many bytes more: random weights do not shrink, and zeros are few."""
 
 _LARGEST_EMPTY = 2**20
 """The size of an array without numbers, which what is computed with it would have, too."""
@@ -31,7 +30,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
-            if sum(member.file_size for member in members) > _MOST_PACKED * path.stat().st_size + 2**20:
+            if sum(member.file_size for member in members) > _MOST_PACKED * path.stat().st_size + _FREE:
                 raise CheckpointError(
                     f"{path} would become more than {_MOST_PACKED} times as large when it is unpacked: it is not read. "
                     "Save the model again."

@@ -21,6 +21,8 @@ _DTYPES = {
     "BoolStorage": torch.bool,
     "ByteStorage": torch.uint8,
     "CharStorage": torch.int8,
+    "ComplexDoubleStorage": torch.complex128,
+    "ComplexFloatStorage": torch.complex64,
     "DoubleStorage": torch.float64,
     "FloatStorage": torch.float32,
     "HalfStorage": torch.float16,
@@ -29,6 +31,8 @@ _DTYPES = {
     "ShortStorage": torch.int16,
     "UntypedStorage": torch.uint8,
 }
+_NEWER = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "uint16", "uint32", "uint64")
+"""The types that have no class of storages: a pickle names them themselves."""
 _LITERALS = {
     *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
     *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
@@ -39,8 +43,18 @@ _CONSTANTS: Mapping[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": Fals
 _MOST_STEPS = 10_000_000
 _MOST_BITS = 1024
 """Python writes no number of many thousands of digits, not even into an error's message."""
-_MOST_VIEWS = 100
+_MOST_VIEWS = 16
 """How many times a file may use its numbers. Layers share weights; but each tensor may be copied, as it is converted."""
+_COSTS = {
+    **dict.fromkeys(("EMPTY_LIST", "LIST", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_DICT", "DICT"), 64),
+    **dict.fromkeys(("EMPTY_SET", "FROZENSET"), 220),
+    **dict.fromkeys(("MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT"), 100),
+    **dict.fromkeys(("GLOBAL", "STACK_GLOBAL"), 160),
+    **dict.fromkeys(("REDUCE", "NEWOBJ", "NEWOBJ_EX", "INST", "OBJ", "BINPERSID"), 400),
+}
+"""About how many bytes of memory an opcode takes; 32 where it is not here."""
+_MOST_MEMORY, _MEMORY_OF_A_BYTE = 2**25, 16
+"""What the values of a pickle may take: so much, and so much more for each of its bytes."""
 _LARGEST_EMPTY = 2**20
 """The size of a tensor without numbers, which what is computed with it would have, too."""
 
@@ -121,7 +135,7 @@ class _Interpreter:
 
     def run(self) -> Any:
         """What the pickle holds that begins where the file stands, which then stands behind it."""
-        begin, stack = self._file.tell(), self._stack
+        begin, stack, memory = self._file.tell(), self._stack, 0
         for step, (opcode, argument, _) in enumerate(pickletools.genops(self._file)):
             name = opcode.name
             if name in _LITERALS:
@@ -132,7 +146,10 @@ class _Interpreter:
                 stack.append(_CONSTANTS[name])
             elif name != "STOP":
                 self._do(name, argument)
-            if step > _MOST_STEPS or self._copied > self._file.tell() - begin:
+            memory += _COSTS.get(name, 32)
+            n_bytes = self._file.tell() - begin
+            too_large = memory > _MOST_MEMORY + _MEMORY_OF_A_BYTE * n_bytes
+            if step > _MOST_STEPS or self._copied > n_bytes or too_large:
                 raise Refused("it declares more than a file of its size holds")
         return stack.pop()
 
@@ -244,11 +261,15 @@ class _Interpreter:
         """The plain value that a few functions would give; None of all others."""
         match path, arguments:
             case "torch._utils._rebuild_tensor" | "torch._utils._rebuild_tensor_v2", (Tensor() as storage, *layout):
-                made = _tensor(storage, *layout[:3])
-                self._viewed += made.nbytes
-                if self._viewed > _MOST_VIEWS * self._stored:
-                    raise Refused("its tensors share their numbers too often")
-                return made
+                return self._view(storage, *layout[:3])
+            case "torch._utils._rebuild_tensor_v3", (Tensor() as storage, *layout, InertClass() as kind) if (
+                kind.path.removeprefix("torch.") in _NEWER and len(layout) == 5
+            ):
+                dtype = getattr(torch, kind.name)
+                whole = len(storage) // dtype.itemsize * dtype.itemsize
+                return self._view(storage[:whole].view(dtype), *layout[:3])
+            case "torch._tensor._rebuild_from_type_v2", (InertClass() as rebuilt_by, InertClass(), tuple() as inner, _):
+                return self._known(rebuilt_by.path, inner)  # a tensor that has attributes, which are not read
             case (
                 "torch._utils._rebuild_parameter"
                 | "torch._utils._rebuild_parameter_with_state"
@@ -273,6 +294,13 @@ class _Interpreter:
                 self._copied += len(text)
                 return text.encode("latin-1")
         return None
+
+    def _view(self, storage: Tensor, begin: Any, sizes: Any, strides: Any) -> Tensor:
+        made = _tensor(storage, begin, sizes, strides)
+        self._viewed += made.nbytes
+        if self._viewed > _MOST_VIEWS * self._stored:
+            raise Refused("its tensors share their numbers too often")
+        return made
 
     def _storage(self, declared: Any) -> Tensor:
         """The elements of the storage that a persistent id declares."""

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from tfexport.errors import CheckpointError, ConfigError
 from tfexport.models.families.family import Family, count_indices
-from tfexport.models.formats.files import some
 from tfexport.models.formats.model_bin import ModelBin, read_model_bin
+from tfexport.models.formats.state_dicts import some
 from tfexport.models.positions import tensor2tensor_sinusoids
 from tfexport.models.toolkits.arguments import Arguments
 from tfexport.models.toolkits.ctranslate2_names import (

@@ -11,7 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from tfexport.errors import CheckpointError, ConfigError
-from tfexport.models.formats.files import read_file, some
+from tfexport.models.formats.files import read_file
+from tfexport.models.formats.state_dicts import some
 from tfexport.models.toolkits.hugging_face_layouts import KINDS, NOT_SUPPORTED, T5, bart_like, t5
 from tfexport.models.toolkits.hugging_face_settings import CONFIG, Settings
 from tfexport.models.toolkits.hugging_face_text import read_text

@@ -13,6 +13,7 @@ from tfexport.errors import ConfigError, TokenizerError
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.toolkits.hugging_face_pieces import NotRead, language_id, read_pieces
 from tfexport.models.toolkits.toolkit import TextOptions
+from tfexport.text.tokenizer_parts import library_tokenizer
 from tfexport.text.tokenizers import TextTokenizer
 
 
@@ -87,6 +88,8 @@ def _special(tokenizer: TextTokenizer, token: str) -> int | None:
 
 def _tokenizer(path: Path) -> Tokenizer:
     try:
-        return Tokenizer.from_file(str(path))
+        return library_tokenizer(path.read_text(encoding="utf-8"))
+    except TokenizerError:
+        raise
     except Exception as error:  # the library raises plain Exception
         raise TokenizerError(f"cannot read {path}: {error}. Check that it was copied completely.") from error

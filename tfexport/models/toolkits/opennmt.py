@@ -16,9 +16,10 @@ from typing import Any
 from torch import Tensor
 
 from tfexport.errors import CheckpointError, ConfigError
-from tfexport.models.formats.files import read_file, some
+from tfexport.models.formats.files import read_file
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.formats.pickled_options import InertObject, holds, plain, read_inert
+from tfexport.models.formats.state_dicts import some
 from tfexport.models.toolkits.arguments import Arguments
 from tfexport.models.toolkits.toolkit import (
     TextOptions,

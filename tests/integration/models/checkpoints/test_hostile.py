@@ -147,14 +147,41 @@ def test_an_error_that_cannot_be_written_is_told_by_its_kind(tmp_path: Path) -> 
 
 
 def test_numbers_are_not_shared_by_any_number_of_tensors(tmp_path: Path) -> None:
-    """Each may be copied: a file of megabytes would take gigabytes."""
+    """Each may be copied: a file of megabytes would take many times that."""
     table = torch.randn(50, 4)
-    for count, is_read in ((90, True), (110, False)):
+    for count, is_read in ((15, True), (20, False)):
         torch.save({str(number): table[:] for number in range(count)}, tmp_path / "model.pt")
         if is_read:
             assert len(read_inert(tmp_path / "model.pt")) == count
         else:
             assert "share their numbers too often" in refused(read_inert, tmp_path / "model.pt")
+
+
+def packed(path: Path, content: Any) -> Path:
+    """A file of torch.save whose members are compressed, which torch.save never does."""
+    stored = io.BytesIO()
+    torch.save(content, stored)
+    with zipfile.ZipFile(stored) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
+        for member in old.infolist():
+            new.writestr(member.filename, old.read(member))
+    return path
+
+
+def test_a_small_file_of_many_zeros_is_refused(tmp_path: Path) -> None:
+    """It would be a thousand times as large in memory."""
+    path = packed(tmp_path / "model.pt", {"encoder.weight": torch.zeros(500, 1000)})
+    assert path.stat().st_size < 10_000
+    assert "is compressed or cut" in refused(load_checkpoint, path, {})
+
+
+@pytest.mark.parametrize(
+    "opcodes",
+    [b"]" * 1_000_000, b"\x8f" * 200_000, b"]" + b"\x94" * 500_000, b"cx\ny\n" + b"2)\x81" * 200_000, b"(" * 2_000_000],
+    ids=["lists", "sets", "remembered", "objects", "marks"],
+)
+def test_values_that_take_far_more_memory_than_their_bytes_are_refused(tmp_path: Path, opcodes: bytes) -> None:
+    path = archived(tmp_path / "model.pt", b"\x80\x02" + opcodes + b".")
+    assert "cannot be read as a file of torch.save" in refused(load_checkpoint, path, {})
 
 
 # --- YAML

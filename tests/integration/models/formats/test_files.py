@@ -112,7 +112,7 @@ class Payload:
 @pytest.mark.parametrize("hide", [lambda payload: payload, *map(nested, ["model", "state_dict"])])
 @pytest.mark.parametrize("call", [os.system, builtins.open, builtins.exec])
 @pytest.mark.parametrize("form", ["zip", "older", "bare pickle"])
-def test_code_in_a_file_is_refused_and_not_run(
+def test_code_in_a_file_is_not_run(
     read: Callable[..., Checkpoint], tmp_path: Path, form: str, call: Any, hide: Callable[[Any], Any]
 ) -> None:
     marker = tmp_path / "marker"
@@ -130,13 +130,15 @@ def test_code_in_a_file_is_refused_and_not_run(
     if content is not payload:
         content["weights"] = weights_of("tutorial")
     raw = pickle.dumps(content, protocol=2) if form == "bare pickle" else saved(content, zipped=form == "zip")
-    message = refused(read, raw)
+    if content is payload or form == "bare pickle":
+        assert "Nothing in it was run" in refused(read, raw)
+    else:  # the weights beside it are read
+        assert torch.equal(read(raw).weights["output_weight"], weights_of("tutorial")["decoder.fc_out.weight"])
     assert not marker.exists()
-    assert "Nothing in it was run" in message
 
 
 def test_refusal_names_what_would_have_been_run_and_not_how_to_allow_it(read: Callable[..., Checkpoint]) -> None:
-    message = refused(read, saved({"state_dict": weights_of("tutorial"), "hook": Payload(os.system, "true")}))
+    message = refused(read, saved(Payload(os.system, "true")))
     assert "posix.system" in message
     for advice in ("weights_only", "add_safe_globals", "will likely succeed"):
         assert advice not in message
@@ -178,7 +180,7 @@ def test_a_cut_file_is_refused(read: Callable[..., Checkpoint], zipped: bool) ->
     whole = saved(weights_of("tutorial"), zipped=zipped)
     for length in range(0, len(whole), len(whole) // 97):
         message = refused(read, whole[:length])
-        assert "Check that it was copied completely" in message or "not a file of plain tensors" in message
+        assert "that it was copied completely" in message
 
 
 @pytest.mark.parametrize("name", ["given.pt", "given.safetensors"])

@@ -1,0 +1,256 @@
+"""Graphs that ask for more than a bundle's graphs do are refused before ONNX Runtime reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.support.ort_bundles import CONFIG, random_model, write_bundle
+from tests.support.tiny import randomised
+from tfexport.bundle.graph_files import ATTRIBUTES, CONTRIB, FUNCTIONS, ONNX, OPERATORS, check_graph_file
+from tfexport.bundle.reader import open_bundle
+from tfexport.bundle.writer import write_manifest
+from tfexport.contract import PRECISIONS
+from tfexport.errors import BundleError
+from tfexport.exporter.pipeline import write_graphs, write_variant, write_weights
+from tfexport.models.classifier import EncoderClassifier
+
+WEIGHTS = {"weights.safetensors": 1000}
+FLOAT = TensorProto.FLOAT
+
+
+def constant(name: str, *numbers: int) -> TensorProto:
+    return numpy_helper.from_array(np.array(numbers, np.int64), name)
+
+
+def stored(name: str, dims: Sequence[int], **place: str) -> TensorProto:
+    """A float32 tensor in a file of weights."""
+    tensor = TensorProto(name=name, dims=dims, data_type=FLOAT, data_location=TensorProto.EXTERNAL)
+    size = 4 * int(np.prod([float(size) for size in dims]))
+    told = {"location": "weights.safetensors", "offset": "100", "length": str(size), **place}
+    for key, value in told.items():
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+def model(
+    *nodes: onnx.NodeProto, weights: Sequence[TensorProto] = (), functions: Sequence[onnx.FunctionProto] = ()
+) -> onnx.ModelProto:
+    inputs = [helper.make_tensor_value_info("x", FLOAT, ["rows", 4])]
+    graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("y", FLOAT, None)], weights)
+    return helper.make_model(graph, functions=functions, doc_string="x" * 200)
+
+
+def function(name: str, *nodes: onnx.NodeProto, domain: str = "tfexport") -> onnx.FunctionProto:
+    return helper.make_function(domain, name, ["a"], ["b"], nodes, [helper.make_opsetid("", 24)])
+
+
+def subgraph() -> onnx.GraphProto:
+    true = helper.make_node("Identity", ["go"], ["on"])
+    boolean = [helper.make_tensor_value_info(name, TensorProto.BOOL, []) for name in ("go", "on")]
+    count = helper.make_tensor_value_info("i", TensorProto.INT64, [])
+    return helper.make_graph([true], "body", [count, boolean[0]], [boolean[1]])
+
+
+def expand(*numbers: int, value: str = "one") -> onnx.ModelProto:
+    one = numpy_helper.from_array(np.array(1, np.float32), "one")
+    return model(helper.make_node("Expand", [value, "shape"], ["y"]), weights=[one, constant("shape", *numbers)])
+
+
+def expand_to_computed_size() -> onnx.ModelProto:
+    square = helper.make_node("Mul", ["n", "n"], ["shape"])
+    return model(square, helper.make_node("Expand", ["x", "shape"], ["y"]), weights=[constant("n", 2**16)])
+
+
+def range_to_constant() -> onnx.ModelProto:
+    nodes = [helper.make_node("Range", ["zero", "many", "one"], ["y"])]
+    return model(*nodes, weights=[constant("zero", 0), constant("one", 1), constant("many", 2**31)])
+
+
+def padded() -> onnx.ModelProto:
+    return model(helper.make_node("Pad", ["x", "pads"], ["y"]), weights=[constant("pads", 0, 0, 2**31, 0)])
+
+
+def loop() -> onnx.ModelProto:
+    return model(helper.make_node("Loop", ["", "go"], ["y"], body=subgraph()))
+
+
+def smuggled_subgraph() -> onnx.ModelProto:
+    return model(helper.make_node("Identity", ["x"], ["y"], body=subgraph()))
+
+
+def doubling() -> onnx.ModelProto:
+    """Functions of which each calls the one before it twice."""
+    functions = [function("f0", helper.make_node("Identity", ["a"], ["b"]))]
+    for index in range(25):
+        calls = [helper.make_node(f"f{index}", [one], [other], domain="tfexport") for one, other in ("ac", "cb")]
+        functions.append(function(f"f{index + 1}", *calls))
+    return model(helper.make_node("f25", ["x"], ["y"], domain="tfexport"), functions=functions)
+
+
+def doubling_under_our_names() -> onnx.ModelProto:
+    calls = [helper.make_node("Linear", [one], [other], domain="tfexport") for one, other in ("ac", "cb")]
+    functions = [function("Linear", helper.make_node("Identity", ["a"], ["b"])), function("BestTokens", *calls)]
+    return model(helper.make_node("BestTokens", ["x"], ["y"], domain="tfexport"), functions=functions)
+
+
+def many_calls_of_a_long_function() -> onnx.ModelProto:
+    body = [helper.make_node("Identity", ["a"], [f"v{index}"]) for index in range(200)]
+    calls = [helper.make_node("Linear", ["x"], [f"y{index}"], domain="tfexport") for index in range(200)]
+    return model(*calls, functions=[function("Linear", *body)])
+
+
+def tensor_of_two_gigabytes() -> onnx.ModelProto:
+    tensor = TensorProto(name="w", dims=[2**29], data_type=FLOAT, raw_data=b"abcd")
+    return model(helper.make_node("Add", ["x", "w"], ["y"]), weights=[tensor])
+
+
+def constant_node() -> onnx.ModelProto:
+    tensor = TensorProto(name="w", dims=[2**29], data_type=FLOAT, raw_data=b"abcd")
+    return model(helper.make_node("Constant", [], ["y"], value=tensor))
+
+
+def adding(tensor: TensorProto, times: int = 1) -> Callable[[], onnx.ModelProto]:
+    return lambda: model(helper.make_node("Add", ["x", "w"], ["y"]), weights=[tensor] * times)
+
+
+REFUSED: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
+    "ConstantOfShape": (
+        lambda: model(helper.make_node("ConstantOfShape", ["n"], ["y"]), weights=[constant("n", 2**31)]),
+        "the operator ConstantOfShape",
+    ),
+    "Expand": (lambda: expand(2**31), "a size that no weights have"),
+    "Expand to two axes": (lambda: expand(2**16, 2**16), "a shape that it says itself"),
+    "Expand an input": (lambda: expand(2**31, value="x"), "a shape that it says itself"),
+    "Expand to what is computed": (expand_to_computed_size, "a size that is computed"),
+    "Range": (range_to_constant, "a size that it says itself"),
+    "Pad": (padded, "pads by"),
+    "Loop": (loop, "the operator Loop"),
+    "a graph in another operator": (smuggled_subgraph, "the attribute 'body'"),
+    "an operator of another domain": (
+        lambda: model(helper.make_node("MatMul", ["x", "x"], ["y"], domain="ai.onnx.ml")),
+        "the operator ai.onnx.ml.MatMul",
+    ),
+    "functions that double": (doubling, "the function tfexport.f0"),
+    "functions that call functions": (doubling_under_our_names, "the operator tfexport.Linear"),
+    "a function of another domain": (
+        lambda: model(functions=[function("Linear", domain="other")]),
+        "the function other.Linear",
+    ),
+    "many calls": (many_calls_of_a_long_function, "nodes when its functions are expanded"),
+    "a tensor larger than its bytes": (tensor_of_two_gigabytes, "another size than it declares"),
+    "a constant larger than its bytes": (constant_node, "another size than it declares"),
+    "a sparse tensor": (lambda: sparse(), "more than nodes and weights"),
+    "a file that is not listed": (adding(stored("w", [4], location="other.safetensors")), "does not list"),
+    "a file elsewhere": (adding(stored("w", [4], location="../weights.safetensors")), "does not list"),
+    "beyond the end of the file": (adding(stored("w", [4], offset="990")), "another size than its part"),
+    "a length that is not that of the shape": (adding(stored("w", [4], length="999")), "another size than its part"),
+    "a shape larger than the file": (adding(stored("w", [2**31, 2**20])), "another size than its part"),
+    "a size below 0": (adding(stored("w", [-4], length="16")), "a type or shape that no weight has"),
+    "an offset below 0": (adding(stored("w", [4], offset="-16")), "cannot be read"),
+    "the same bytes many times": (adding(stored("w", [200]), 4), "larger than the files"),
+    "text": (lambda: b"hello", "cannot be parsed"),  # type: ignore[dict-item, return-value]
+}
+
+
+def sparse() -> onnx.ModelProto:
+    found = model()
+    found.graph.sparse_initializer.add(dims=[2**31])
+    return found
+
+
+def checked(folder: Path, content: onnx.ModelProto | bytes) -> None:
+    path = folder / "encoder.onnx"
+    path.write_bytes(content if isinstance(content, bytes) else content.SerializeToString())
+    check_graph_file(path, WEIGHTS)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_exporter_does_not_write_is_refused(tmp_path: Path, name: str) -> None:
+    make, problem = REFUSED[name]
+    with pytest.raises(BundleError, match=r"encoder\.onnx is not a graph that tfexport writes") as caught:
+        checked(tmp_path, make())
+    assert problem in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_the_exporter_writes_is_taken(tmp_path: Path) -> None:
+    ones = constant("ones", 1, 1)
+    scalar = numpy_helper.from_array(np.array(0, np.float32), "zero")
+    weight = stored("w", [5, 4])
+    nodes = [
+        helper.make_node("Shape", ["x"], ["size"]),
+        helper.make_node("Concat", ["ones", "size"], ["sizes"], axis=0),
+        helper.make_node("Expand", ["x", "sizes"], ["large"]),
+        helper.make_node("Expand", ["zero", "five"], ["zeros"]),
+        helper.make_node("Linear", ["large"], ["y"], domain="tfexport"),
+    ]
+    body = [
+        helper.make_node("Constant", [], ["c"], value=constant("c", 2)),
+        helper.make_node("Identity", ["a"], ["b"]),
+    ]
+    checked(
+        tmp_path,
+        model(*nodes, weights=[ones, scalar, weight, constant("five", 5)], functions=[function("Linear", *body)]),
+    )
+
+
+MODELS: tuple[dict[str, Any], ...] = (
+    {"d_model": 64, "n_heads": 4, "d_ff": 128, "tgt_vocab_size": 2600},  # with kernels for attention, and screened
+    {"d_model": 64, "n_heads": 4, "positions": "relative", "max_distance": 4, "norm": "rms", "gated": True},
+    {"n_heads": 6, "position_offset": 3, "activation": "silu", "attention_bias": False, "embedding_norm": True},
+    {"norm_first": True, "final_norm": True, "activation": "gelu_tanh", "output_bias": True, "feed_forward": "conv1d"},
+)
+"""That have all operators together."""
+
+
+def written_names(folder: Path) -> set[tuple[str, str]]:
+    """The operators, functions and attributes in the graphs of a bundle, each of which is taken."""
+    found = set[tuple[str, str]]()
+    bundle = open_bundle(folder)
+    for graph in bundle.graphs:
+        path = bundle.graph(graph.role, graph.precision, graph.dialect)
+        proto = onnx.load(path, load_external_data=False)
+        for node in (*proto.graph.node, *(node for function in proto.functions for node in function.node)):
+            found.add((node.domain, node.op_type))
+            found |= {("attribute", attribute.name) for attribute in node.attribute}
+    return found
+
+
+@pytest.mark.thorough
+def test_what_is_taken_is_what_the_exporter_writes(tmp_path: Path) -> None:
+    """In all dialects and precisions; nothing is taken that no graph has."""
+    found = set[tuple[str, str]]()
+    for index, changes in enumerate(MODELS):
+        folder = tmp_path / str(index)
+        write_bundle(
+            random_model(CONFIG.replace(**changes)), folder, tuple(PRECISIONS.values()), alignments=True, shortlist=True
+        )
+        found |= written_names(folder)
+    kept = random_model(CONFIG)
+    folder, paths = tmp_path / "kept", [path for path, _ in kept.named_modules() if "attention" in path]
+    folder.mkdir()
+    write_weights(kept, "float32", folder)
+    graphs = []
+    for precision in ("float16", "int8", "int4"):
+        write_variant(kept, precision, folder, paths)
+        graphs += write_graphs(kept.config, precision, folder, paths, alignments=True)
+    write_manifest(folder, kept.config, graphs, {"source": {"sha256": "", "family": "native", "given": {}}})
+    found |= written_names(folder)
+    config = CONFIG.replace(n_classes=5, n_decoder_layers=0, tgt_vocab_size=0)
+    classifier, folder = randomised(EncoderClassifier(config)), tmp_path / "classifier"
+    folder.mkdir()
+    write_weights(classifier, "float32", folder)
+    graphs = write_graphs(config, "float32", folder)
+    write_manifest(folder, config, graphs, {"source": {"sha256": "", "family": "native", "given": {}}})
+    found |= written_names(folder)
+    assert {name for domain, name in found if domain == ONNX} == OPERATORS[ONNX]
+    assert {name for domain, name in found if domain == CONTRIB} == OPERATORS[CONTRIB]
+    assert {name for domain, name in found if domain == "tfexport"} == FUNCTIONS
+    assert {name for domain, name in found if domain == "attribute"} == ATTRIBUTES

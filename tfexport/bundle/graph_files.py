@@ -1,0 +1,282 @@
+"""Graphs of a bundle, checked before ONNX Runtime reads them: only what `tfexport export` writes is accepted.
+
+A graph is a program. A few kilobytes of ONNX can ask for any amount of memory and time: by a shape of 2^31, a loop without
+end, or functions that call each other. A bundle's graphs come from this package, so their operators are known.
+`OPERATORS`, `FUNCTIONS` and `ATTRIBUTES` list them. A test compares the lists with what the exporter emits.
+
+The file is parsed by protobuf, on which ONNX Runtime depends, with the part of ONNX's messages that the checks need. The
+package onnx is not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from tfexport.errors import BundleError
+
+ONNX, CONTRIB, OWN = "", "com.microsoft", "tfexport"
+"""Domains: of the standard operators, of ONNX Runtime's own, and of the functions of this package."""
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+OPERATORS: Mapping[str, frozenset[str]] = {
+    ONNX: _names(
+        "Abs Add Attention BitwiseXor Cast Clip Compress Concat Constant CumSum DequantizeLinear Div Exp Expand Flatten "
+        "Gather GatherElements Gelu Gemm Greater Identity LayerNormalization Less Log LogSoftmax MatMul Max Mul NonZero Not "
+        "Pad QuantizeLinear RMSNormalization Range ReduceL2 ReduceMax ReduceMin ReduceSum Relu Reshape ScatterElements "
+        "ScatterND Shape Sigmoid Slice Softmax Split Squeeze Sub TensorScatter TopK Transpose Unsqueeze Where"
+    ),
+    CONTRIB: _names("GroupQueryAttention MatMulIntegerToFloat MatMulNBits MultiHeadAttention"),
+}
+"""The operators that the exporter emits, by domain."""
+
+FUNCTIONS = _names(
+    "BeamAttention BestToken BestTokens CrossAttention GreedyAttention Int8Linear Int8LinearRectified Linear "
+    "LinearRectified ResidualNorm ScreenBest ScreenProduct ScreenStates"
+)
+"""The functions that the exporter defines. Their nodes are operators: no function calls another one."""
+
+ATTRIBUTES = _names(
+    "accuracy_level approximate axis bits block_size end epsilon keepdims kv_num_heads largest mask_filter_value mode "
+    "num_heads num_outputs perm scale start to transB value K N"
+)
+"""The attributes of nodes. None of them is a graph."""
+
+BYTES_OF_A_NODE = 32
+"""A graph of so many bytes may have one node, once its functions are expanded. The exporter's have one in 60 and more."""
+MOST_PADDING = 1024
+"""Numbers that Pad adds to an axis. The exporter pads to multiples of 16."""
+_ITEM_SIZES = {1: 4, 2: 1, 3: 1, 6: 4, 7: 8, 9: 1, 10: 2, 16: 2}
+"""Bytes of a number by ONNX's number of its type: float32, uint8, int8, int32, int64, bool, float16 and bfloat16."""
+_INT64, _EXTERNAL = 7, 1
+
+_FIELDS: Mapping[str, str] = {
+    "Model": "graph=7:Graph training_info=20:Other* functions=25:Function* configuration=26:Other*",
+    "Graph": "node=1:Node* initializer=5:Tensor* sparse_initializer=15:Other*",
+    "Node": "input=1:string* output=2:string* name=3:string op_type=4:string attribute=5:Attribute* domain=7:string "
+    "overload=8:string",
+    "Attribute": "name=1:string t=5:Tensor g=6:Other tensors=10:Other* graphs=11:Other* tp=14:Other "
+    "type_protos=15:Other* sparse_tensor=22:Other sparse_tensors=23:Other*",
+    "Tensor": "dims=1:int64* data_type=2:int32 segment=3:Other name=8:string raw_data=9:bytes external_data=13:Entry* "
+    "data_location=14:int32",
+    "Entry": "key=1:string value=2:string",
+    "Function": "name=1:string node=7:Node* attribute_proto=11:Attribute* domain=10:string overload=13:string",
+    "Other": "",
+}
+"""The part of ONNX's messages that is read: name=number:type, with a star where there may be several."""
+_REFUSED_FIELDS = ("g", "graphs", "tensors", "tp", "type_protos", "sparse_tensor", "sparse_tensors")
+
+
+class _Refused(Exception):
+    """The text is part of a sentence about the graph."""
+
+
+def check_graph_file(path: Path, weights: Mapping[str, int]) -> None:
+    """Check that a graph has only operators, functions and sizes that the exporter writes.
+
+    Args:
+        weights: the size in bytes of each file of weights that the manifest lists, by name.
+
+    Raises:
+        BundleError: it has something else.
+    """
+    try:
+        _check(_read(path), weights)
+    except _Refused as problem:
+        raise BundleError(
+            f"{path} is not a graph that tfexport writes: {problem}. Do not use this bundle; export the checkpoint again."
+        ) from None
+
+
+def _read(path: Path) -> Any:
+    try:
+        return _message("Model").FromString(path.read_bytes())
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read: {error.strerror}. Export the checkpoint again.") from error
+    except Exception as error:  # protobuf has an error of its own in each of its implementations
+        raise _Refused(f"it cannot be parsed ({type(error).__name__})") from error
+
+
+def _check(model: Any, weights: Mapping[str, int]) -> None:
+    if model.training_info or model.configuration or model.graph.sparse_initializer:
+        raise _Refused("it has more than nodes and weights")
+    functions: dict[str, int] = {}
+    for function in model.functions:
+        if (function.domain, function.overload) != (OWN, "") or function.name not in FUNCTIONS:
+            raise _Refused(f"it defines the function {_shown(function.domain, function.name)}")
+        if function.name in functions:
+            raise _Refused(f"it defines the function {function.name} twice")
+        functions[function.name] = len(function.node)
+        _check_attributes(function.attribute_proto)
+        _check_nodes(function.node, {}, ())
+    _check_nodes(model.graph.node, dict(_initializers(model.graph, weights)), functions)
+    expanded = sum(functions.get(node.op_type, 1) if node.domain == OWN else 1 for node in model.graph.node)
+    if expanded > model.ByteSize() / BYTES_OF_A_NODE:
+        raise _Refused(f"it has {expanded} nodes when its functions are expanded")
+
+
+def _check_nodes(nodes: Iterable[Any], constants: Mapping[str, Any], functions: Collection[str]) -> None:
+    """Check nodes, of which each may read values that those before it compute.
+
+    Args:
+        constants: the initializers, by name.
+        functions: the names of functions that may be called.
+    """
+    makers: dict[str, Any] = {}
+    callable_names = frozenset(functions)
+    known = {**constants}
+    for node in nodes:
+        allowed = callable_names if node.domain == OWN else OPERATORS.get(_domain(node.domain), frozenset())
+        if node.op_type not in allowed or node.overload:
+            raise _Refused(f"it has the operator {_shown(node.domain, node.op_type)}")
+        _check_attributes(node.attribute)
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                if node.op_type != "Constant" or attribute.t.data_location == _EXTERNAL:
+                    raise _Refused(f"{node.name[:80]} has a tensor as an attribute")
+                _check_inline(attribute.t)
+                known.update(dict.fromkeys(node.output, attribute.t))
+        _check_growth(node, known, makers)
+        makers.update(dict.fromkeys(node.output, node))
+
+
+def _check_attributes(attributes: Iterable[Any]) -> None:
+    for attribute in attributes:
+        is_refused = any(field.name in _REFUSED_FIELDS for field, _ in attribute.ListFields())
+        if attribute.name not in ATTRIBUTES or is_refused:
+            raise _Refused(f"it has the attribute {attribute.name[:40]!r}")
+
+
+def _check_growth(node: Any, constants: Mapping[str, Any], makers: Mapping[str, Any]) -> None:
+    """Check the operators whose output may be larger than all of their inputs: its size must be that of other values."""
+    shape = node.input[1] if len(node.input) > 1 else ""
+    if node.op_type == "Expand":  # a vector for the outputs of a projection, or the shape of values that are there
+        if shape in constants:
+            is_vector = list(constants[shape].dims) == [1] and node.input[0] in constants
+            if not is_vector or prod(constants[node.input[0]].dims) != 1:
+                raise _Refused(f"{node.name[:80]} expands to a shape that it says itself")
+            if _numbers(constants[shape])[0] > sum(max(tensor.dims, default=0) for tensor in constants.values()):
+                raise _Refused(f"{node.name[:80]} expands to a size that no weights have")
+        else:
+            _check_shape(node, shape, constants, makers)
+    elif node.op_type == "Range":
+        _check_shape(node, shape, constants, makers)
+    elif node.op_type == "Pad":
+        sizes = _numbers(constants[shape]) if shape in constants else [-1]
+        if not all(0 <= size <= MOST_PADDING for size in sizes):
+            raise _Refused(f"{node.name[:80]} pads by {str(sizes)[:40]}")
+
+
+def _check_shape(node: Any, name: str, constants: Mapping[str, Any], makers: Mapping[str, Any]) -> None:
+    """Check that a value is put together from sizes of other values, and from ones."""
+    waiting, seen = [name], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        maker = makers.get(name)
+        if name in constants:
+            if any(number not in (0, 1) for number in _numbers(constants[name])):
+                raise _Refused(f"{node.name[:80]} has a size that it says itself")
+        elif maker is not None and maker.op_type in ("Concat", "Squeeze"):
+            waiting += maker.input if maker.op_type == "Concat" else maker.input[:1]  # the second is an axis
+        elif maker is not None and maker.op_type == "Div":  # a number of rows by a number of sentences
+            waiting += maker.input
+        elif maker is None or maker.op_type != "Shape":
+            raise _Refused(f"{node.name[:80]} has a size that is computed")
+
+
+def _initializers(graph: Any, weights: Mapping[str, int]) -> Iterator[tuple[str, Any]]:
+    """The initializers by name, each held against the bytes that are there for it."""
+    n_bytes = 0
+    for tensor in graph.initializer:
+        if tensor.data_location == _EXTERNAL or tensor.external_data:
+            n_bytes += _check_external(tensor, weights)
+        else:
+            _check_inline(tensor)
+        yield tensor.name, tensor
+    if n_bytes > 2 * sum(weights.values()):
+        raise _Refused("its weights are larger than the files that they are in")
+
+
+def _check_external(tensor: Any, weights: Mapping[str, int]) -> int:
+    """The number of bytes of a tensor in a file of weights."""
+    place = {entry.key: entry.value for entry in tensor.external_data}
+    file = place.pop("location", "")
+    if file not in weights:
+        raise _Refused(f"it has weights in {file[:80]!r}, a file that the manifest does not list as weights")
+    if set(place) - {"offset", "length", "checksum"} or tensor.raw_data:
+        raise _Refused(f"the place of its weight {tensor.name[:80]!r} cannot be read")
+    numbers = [place.get(key, "") for key in ("offset", "length")]
+    if not all(number.isascii() and number.isdecimal() and len(number) < 19 for number in numbers):
+        raise _Refused(f"the place of its weight {tensor.name[:80]!r} cannot be read")
+    offset, length = map(int, numbers)
+    if length != _size(tensor) or offset + length > weights[file]:
+        raise _Refused(f"its weight {tensor.name[:80]!r} has another size than its part of {file}")
+    return length
+
+
+def _check_inline(tensor: Any) -> None:
+    if tensor.HasField("segment") or len(tensor.raw_data) != _size(tensor):
+        raise _Refused(f"its constant {tensor.name[:80]!r} has another size than it declares")
+
+
+def _size(tensor: Any) -> int:
+    """The bytes that the shape and type of a tensor declare."""
+    if tensor.data_type not in _ITEM_SIZES or any(size < 0 for size in tensor.dims) or len(tensor.dims) > 8:
+        raise _Refused(f"its tensor {tensor.name[:80]!r} has a type or shape that no weight has")
+    return int(prod(tensor.dims)) * _ITEM_SIZES[tensor.data_type]
+
+
+def _numbers(tensor: Any) -> list[int]:
+    """The numbers of a constant of whole numbers; refused where it is something else."""
+    if tensor.data_type != _INT64 or tensor.data_location == _EXTERNAL or len(tensor.raw_data) > 8 * 64:
+        raise _Refused(f"its constant {tensor.name[:80]!r} is no shape")
+    raw = tensor.raw_data
+    return [int.from_bytes(raw[at : at + 8], "little", signed=True) for at in range(0, len(raw), 8)]
+
+
+def _domain(name: str) -> str:
+    return ONNX if name == "ai.onnx" else name
+
+
+def _shown(domain: str, name: str) -> str:
+    return f"{domain[:40]}.{name[:40]}".lstrip(".")
+
+
+@cache
+def _message(name: str) -> Any:
+    """The protobuf class of one of `_FIELDS`, in a pool of its own beside that of the package onnx."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    kinds = descriptor_pb2.FieldDescriptorProto
+    scalars = {
+        "string": kinds.TYPE_STRING,
+        "bytes": kinds.TYPE_BYTES,
+        "int32": kinds.TYPE_INT32,
+        "int64": kinds.TYPE_INT64,
+    }
+    file = descriptor_pb2.FileDescriptorProto(name="tfexport_graph.proto", package=OWN, syntax="proto2")
+    for message, fields in _FIELDS.items():
+        described = file.message_type.add(name=message)
+        for field in fields.split():
+            label, _, rest = field.partition("=")
+            number, _, kind = rest.partition(":")
+            found = described.field.add(name=label, number=int(number))
+            found.label = kinds.LABEL_REPEATED if kind.endswith("*") else kinds.LABEL_OPTIONAL
+            kind = kind.removesuffix("*")
+            if kind in scalars:
+                found.type = scalars[kind]
+            else:
+                found.type, found.type_name = kinds.TYPE_MESSAGE, f".{OWN}.{kind}"
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{OWN}.{name}"))

@@ -1,0 +1,171 @@
+"""The state_dict in what a training script saved: which of its entries it is, and which names are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tfexport.errors import CheckpointError
+from tfexport.models.formats.pickles import InertObject
+
+WRAPPERS = ("model_state_dict", "state_dict", "model_state", "model")
+"""Keys under which training scripts save the weights, beside the optimizer's and the epoch."""
+_MOST_LEVELS = 5
+"""More is no checkpoint, and a file may hold itself."""
+_MOST_ENTRIES = 100_000
+
+
+@dataclass(frozen=True)
+class Picked:
+    """Which tensors of a file are the model's, as its user says."""
+
+    key: str | None = None
+    """The entry that holds the state_dict: its keys from the outside in, with dots between them."""
+    ignore: tuple[str, ...] = ()
+    """Names of tensors that belong to no layer, as patterns such as `crit.*`, in which `*` stands for any characters."""
+
+    def without_ignored(self, weights: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """The weights that are not ignored, and the names of the others."""
+        ignored = tuple(name for name in weights if any(fnmatchcase(name, pattern) for pattern in self.ignore))
+        return {name: value for name, value in weights.items() if name not in set(ignored)}, ignored
+
+    def require_used(self, path: Path, ignored: Sequence[str]) -> None:
+        """Raises CheckpointError where a pattern has ignored nothing: it may be misspelt."""
+        for pattern in self.ignore:
+            if not any(fnmatchcase(name, pattern) for name in ignored):
+                raise CheckpointError(
+                    f"{path} has no weight of a name like {pattern!r}. Correct or leave out --ignore."
+                )
+
+
+def find_state_dict(path: Path, content: Any, key: str | None = None) -> dict[str, Any]:
+    """The state_dict in the content of a file: names to tensors, perhaps with other values among them.
+
+    Raises:
+        CheckpointError: there is none, or there are several and `key` does not say which.
+    """
+    if key is not None:
+        content = _at(path, content, key)
+    for _ in range(_MOST_LEVELS):
+        inner = next((content[name] for name in WRAPPERS if _holds_weights(content, name)), None)
+        if inner is None:
+            break
+        content = inner
+    found = dict(_state_dicts(content))
+    if len(found) > 1:
+        raise CheckpointError(
+            f"{path} holds weights in {len(found)} places: {_listed(found)}. Say which with --key NAME."
+        )
+    content = next(iter(found.values()), content)
+    if not _has_tensors(content):
+        raise CheckpointError(
+            f"{path} holds no weights by name, but {what_is(content)}. Nothing in it was run. Save them with "
+            f"torch.save(model.state_dict(), 'ckpt.pt'), bare or under one of {', '.join(WRAPPERS)}."
+        )
+    return {str(name): value for name, value in content.items()}
+
+
+def tensors_of(path: Path, entries: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The entries of a state_dict, all of which must be tensors.
+
+    Raises:
+        CheckpointError: some are not.
+    """
+    others = [name for name, value in entries.items() if not isinstance(value, Tensor)]
+    if others:
+        raise CheckpointError(
+            f"{path} has entries beside its weights that are not tensors: {some(others)}. Save model.state_dict() alone, "
+            f"or leave them out with --ignore {others[0]}."
+        )
+    return dict(entries)
+
+
+def without_prefix(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights without the names of modules that stand before every name.
+
+    DataParallel, torch.compile, Lightning and a user's own class put one there.
+    """
+    weights = dict(weights)
+    while len(tops := {name.partition(".")[0] for name in weights}) == 1 and not tops & {"encoder", "decoder"}:
+        if not all("." in name for name in weights):
+            break
+        weights = {name.partition(".")[2]: tensor for name, tensor in weights.items()}
+    return weights
+
+
+def some(names: Sequence[str], most: int = 12) -> str:
+    """The first of many names, for a message."""
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
+
+
+def what_is(content: Any) -> str:
+    """What the content of a file is, for a message."""
+    if isinstance(content, InertObject):
+        return f"an object of {content.of[:100]}"
+    return f"the keys {some([str(key) for key in content])}" if isinstance(content, Mapping) else type(content).__name__
+
+
+def _entries(content: Any) -> Mapping[Any, Any]:
+    """What is in a dict, or in an object of any class: its attributes and entries."""
+    if isinstance(content, InertObject):
+        return {**content.attributes, **content.entries}
+    return content if isinstance(content, Mapping) else {}
+
+
+def _at(path: Path, content: Any, key: str) -> Any:
+    """The entry at a dotted path of keys, which may have dots themselves."""
+    waiting = [(content, key)]
+    while waiting:
+        at, rest = waiting.pop()
+        entries = {str(name): value for name, value in _entries(at).items()}
+        if rest in entries and isinstance(entries[rest], Mapping | InertObject):
+            return entries[rest]
+        parts = rest.split(".")[:_MOST_LEVELS]
+        heads = (".".join(parts[:count]) for count in range(1, len(parts)))
+        waiting += [(entries[head], rest.removeprefix(f"{head}.")) for head in heads if head in entries]
+    found = dict(_state_dicts(content))
+    places = f"it has weights in {_listed(found)}" if found else f"it holds {what_is(content)}"
+    raise CheckpointError(f"{path} has no entry {key!r}: {places}. Correct or leave out --key.")
+
+
+def _listed(found: Mapping[str, Mapping[Any, Any]]) -> str:
+    return some([f"{name} ({len(weights)} tensors)" for name, weights in found.items()])
+
+
+def _has_tensors(content: Any) -> bool:
+    return isinstance(content, Mapping) and any(isinstance(value, Tensor) for value in content.values())
+
+
+def _holds_weights(content: Any, name: str) -> bool:
+    inner = content.get(name) if isinstance(content, Mapping) else None
+    return isinstance(inner, Mapping) and (_has_tensors(inner) or next(_state_dicts(inner), None) is not None)
+
+
+def _state_dicts(content: Any) -> Iterator[tuple[str, Mapping[Any, Any]]]:
+    """The dicts of tensors by the names of layers, which have dots, each with its place.
+
+    The state of an optimizer is none: its names have no dots.
+    """
+    waiting: list[tuple[str, Any, int]] = [("", content, 0)]
+    seen, n_entries = set[int](), 0
+    while waiting:
+        place, at, level = waiting.pop(0)
+        if id(at) in seen or level > _MOST_LEVELS or n_entries > _MOST_ENTRIES:
+            continue
+        seen.add(id(at))
+        entries = _entries(at)
+        n_entries += len(entries)
+        if any(isinstance(value, Tensor) and "." in str(name) for name, value in entries.items()):
+            yield place, entries
+            continue
+        waiting += [
+            (f"{place}.{name}".removeprefix("."), value, level + 1)
+            for name, value in entries.items()
+            if isinstance(value, Mapping | InertObject)
+        ]

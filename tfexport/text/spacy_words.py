@@ -1,0 +1,26 @@
+"""Text split into words by spaCy's rules for a language."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfexport.errors import RuntimeUnavailable
+
+
+def spacy_tokenizer(language: str | None) -> Any:
+    """spaCy's tokenizer of a language, which has rules alone: no model is loaded.
+
+    Raises:
+        RuntimeUnavailable: spaCy is not installed, or has no such language.
+    """
+    try:
+        import spacy
+    except ImportError as error:
+        raise RuntimeUnavailable(
+            "this model's text is tokenised by spaCy, which is not installed: pip install 'tfexport[spacy]', "
+            "or decode ids with --input-format ids."
+        ) from error
+    try:
+        return spacy.blank(language).tokenizer
+    except Exception as error:
+        raise RuntimeUnavailable(f"spaCy has no language {language!r}: {error}. Use a code such as de.") from error
