@@ -16,6 +16,7 @@ from tfexport import contract
 from tfexport.config import ModelConfig
 from tfexport.contract import ATTENTION_ROLES, FORMAT, Dialect, Precision, Role
 from tfexport.errors import BundleError
+from tfexport.system.regular_files import open_regular, read_text
 from tfexport.text.tokenizers import TextTokenizer
 
 PORTABLE = "portable"
@@ -170,7 +171,7 @@ class Bundle:
             return self._tokenizers.get(side)
         path = self.directory / name
         try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
+            fields = json.loads(read_text(path))
         except (OSError, ValueError, RecursionError) as error:
             raise BundleError(f"{path} cannot be read: {error}. Export the checkpoint again.") from error
         self._tokenizers[side] = TextTokenizer.from_dict(fields, where=str(path))
@@ -179,7 +180,7 @@ class Bundle:
     def require_same(self) -> None:
         """Raises BundleError where other graphs or weights have come to its place since it was opened."""
         try:
-            there = json.loads((self.directory / MANIFEST).read_text(encoding="utf-8"))["files"] if self.files else {}
+            there = json.loads(read_text(self.directory / MANIFEST))["files"] if self.files else {}
             engines = {engine.file for engine in self.engines}
             same = all(there[name]["sha256"] == sha256 for name, sha256 in self.files.items() if name not in engines)
         except (OSError, ValueError, KeyError, TypeError):
@@ -198,7 +199,7 @@ def open_bundle(directory: Path) -> Bundle:
     if not path.is_file():
         raise BundleError(f"{directory} is not a bundle: it has no {MANIFEST}. Make one with `tfexport export CKPT`.")
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = json.loads(read_text(path))
         found = manifest["format"]
         if type(found) is not int or found != FORMAT:
             raise BundleError(
@@ -304,5 +305,5 @@ def _verify(directory: Path, name: str, sha256: str, remedy: str) -> None:
 
 def file_sha256(path: Path) -> str:
     """The sha256 of a file's bytes, in hexadecimal."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

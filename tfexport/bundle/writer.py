@@ -19,6 +19,7 @@ from tfexport.config import ModelConfig
 from tfexport.contract import FORMAT
 from tfexport.errors import BundleError
 from tfexport.system.atomic_files import exchange, partial_folder
+from tfexport.system.regular_files import read_bytes, read_text
 
 FLOAT32_ISLANDS = {
     "output projection": "half-precision logits tie: on 13,928 teacher-forced steps of a tutorial model on Multi30k the "
@@ -78,7 +79,7 @@ def with_engines(bundle: Bundle, engines: list[Engine]) -> Iterator[Path]:
         BundleError: the files cannot be written, something else lies among them, or the bundle was changed meanwhile.
     """
     path = bundle.directory / MANIFEST
-    before = path.read_bytes()
+    before = read_bytes(path)
     manifest = json.loads(before)
     others = sorted({path.name for path in bundle.directory.iterdir()} - {*bundle.files, MANIFEST, CERTIFICATES})
     if others:  # the folder is replaced as a whole
@@ -101,7 +102,7 @@ def with_engines(bundle: Bundle, engines: list[Engine]) -> Iterator[Path]:
         known = {name: entry for name, entry in manifest["files"].items() if name not in new}
         there = [asdict(engine) for engine in engines if (folder / engine.file).exists()]
         _write(folder, {**manifest, "engines": there}, known)
-        if path.read_bytes() != before:
+        if read_bytes(path) != before:
             raise BundleError(f"{bundle.directory} was changed by another program meanwhile. Build again.")
 
 
@@ -144,7 +145,7 @@ def refuse_to_overwrite(directory: Path, force: bool) -> None:
 def _is_bundle(directory: Path) -> bool:
     """Whether a folder looks like a bundle of any format: other programs, too, have a manifest.json."""
     try:
-        manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(read_text(directory / MANIFEST))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(manifest, dict) and {"format", "graphs", "files"} <= set(manifest)

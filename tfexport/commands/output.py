@@ -21,6 +21,7 @@ from tfexport.commands.console import say
 from tfexport.errors import TfexportError
 from tfexport.system.atomic_files import whole_file
 from tfexport.system.file_locks import OPEN_FILES_CAN_MOVE, lock_file
+from tfexport.system.regular_files import read_text
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ def _lines_to_keep(file: io.BufferedRandom, partial: Path, notes: Path, about: M
 
 def _require_same(partial: Path, notes: Path, about: Mapping[str, Any]) -> None:
     try:
-        before = json.loads(notes.read_text(encoding="utf-8"))
+        before = json.loads(read_text(notes))
     except (OSError, ValueError, RecursionError):
         before = None
     if before != json.loads(json.dumps(about)):

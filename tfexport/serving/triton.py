@@ -28,6 +28,7 @@ from tfexport.decoding.search import SearchOptions
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.runtimes import RUNTIMES
 from tfexport.system.atomic_files import partial_folder
+from tfexport.system.regular_files import read_text
 from tfexport.system.version import version
 
 CONFIG = "config.pbtxt"
@@ -177,7 +178,7 @@ def _graphs(bundle: Bundle, precision: Precision, on_gpu: bool) -> Iterator[Grap
         BundleError: the bundle has no graphs of this precision, or was written by a version with other tensors.
     """
     dialect: Dialect = "onnx24-lengths" if on_gpu else "onnx24"  # as the runtimes choose
-    manifest = json.loads((bundle.directory / MANIFEST).read_text(encoding="utf-8"))
+    manifest = json.loads(read_text(bundle.directory / MANIFEST))
     described = {entry["file"]: entry for entry in manifest["graphs"]}
     for graph in contract.graphs_of(bundle.config, precision, dialect):
         if graph.role == "select_rows":
@@ -343,6 +344,6 @@ def _refuse_to_overwrite(directory: Path, force: bool) -> None:
 
 def _is_ours(model: Path) -> bool:
     try:
-        return (model / CONFIG).read_text(encoding="utf-8").startswith(HEADER)
+        return read_text(model / CONFIG).startswith(HEADER)
     except (OSError, ValueError):
         return False

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tfexport.errors import RuntimeUnavailable, TokenizerError
+from tfexport.system.regular_files import read_bytes
 
 _CODE = re.compile(r">>[^<>]+<<")
 """How a text for Marian's models of many languages begins: with the language to translate to."""
@@ -30,7 +31,7 @@ class PieceModel:
     def bytes_of(path: Path) -> bytes:
         """Raises: TokenizerError if the file cannot be read."""
         try:
-            return path.read_bytes()
+            return read_bytes(path)
         except OSError as error:
             raise TokenizerError(f"cannot read {path}: {error}. Check that it was copied completely.") from error
 

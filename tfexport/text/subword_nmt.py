@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfexport.errors import RuntimeUnavailable, TokenizerError
+from tfexport.system.regular_files import read_text
 
 SEPARATOR = "@@"
 """Ends a subword that its word goes on after."""
@@ -32,7 +33,7 @@ class Subwords:
     def from_file(cls, path: Path) -> Subwords:
         """Raises: TokenizerError if the file is not such codes."""
         try:
-            codes = path.read_text(encoding="utf-8")
+            codes = read_text(path)
         except (OSError, UnicodeDecodeError) as error:
             raise TokenizerError(f"cannot read {path}: {error}. Give the codes that learn-bpe wrote.") from error
         found = cls(codes)

@@ -33,6 +33,7 @@ from tfexport.models.transformer import Transformer
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.system.atomic_files import whole_file
 from tfexport.system.file_locks import lock_folder
+from tfexport.system.regular_files import read_text
 from tfexport.training.data import Batch, IdPair, TextPair, encode_pairs, loader
 from tfexport.training.options import TrainOptions
 from tfexport.training.state import Measurements, WholeCheckpoints
@@ -343,7 +344,7 @@ def _remember_run(
             file.write((json.dumps(run, indent=1) + "\n").encode())
         return
     try:
-        before = json.loads(path.read_text(encoding="utf-8"))
+        before = json.loads(read_text(path))
         torch.load(directory / "last.ckpt", map_location="cpu", weights_only=True)
         changed = [name for name in told if before["options"].get(name) != told[name]]
         changed += ["text"] * (before["data"] != data)

@@ -25,6 +25,7 @@ from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.graph_checks.rounding import RULE
 from tfexport.system.gpu import find_gpu
 from tfexport.system.processes import cpu_name
+from tfexport.system.regular_files import read_text
 
 LIBRARIES = {
     "ort-cpu": ("onnxruntime", "onnxruntime-gpu"),
@@ -155,7 +156,7 @@ def read_certificates(bundle: Bundle) -> list[Certificate]:
     """
     path = bundle.directory / CERTIFICATES
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        entries = json.loads(read_text(path))
         known = {field.name for field in fields(Certificate)}
         found = [Certificate(**{name: value for name, value in entry.items() if name in known}) for entry in entries]
         return [one for one in found if _is_whole(one)]

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tfexport.errors import CheckpointError
+from tfexport.system.regular_files import open_regular
 
 _WRAPPERS = ("model_state_dict", "state_dict", "model_state", "model")
 """Keys under which training scripts save the weights, beside the optimizer's and the epoch."""
@@ -41,7 +42,7 @@ def read_file(path: Path, *, unwrap: bool = True) -> RawCheckpoint:
     if not os.path.isfile(path):  # unlike pathlib, it takes a name that is too long for one of no file
         raise CheckpointError(f"there is no file {path}. Give the path of a checkpoint such as ckpt.pt.")
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             head = file.read(16)
         if head[8:9] == b"{":  # after the header's length in 8 bytes
             with safe_open(path, framework="pt") as tensors:
