@@ -18,7 +18,7 @@ from tfexport.bundle.reader import CERTIFICATES, MANIFEST, TOKENIZER_FILES, Bund
 from tfexport.config import ModelConfig
 from tfexport.contract import FORMAT
 from tfexport.errors import BundleError
-from tfexport.system.atomic_files import exchange, partial_folder
+from tfexport.system.atomic_files import exchange, make_folder, partial_folder, sync_folder, sync_tree
 from tfexport.system.regular_files import read_bytes, read_text
 
 FLOAT32_ISLANDS = {
@@ -119,7 +119,7 @@ def new_bundle(
     directory = directory.resolve()  # a link to a bundle stays a link
     refuse_to_overwrite(directory, force)
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(directory.parent)
         with partial_folder(directory) as folder:
             yield folder
             _make_durable(folder)
@@ -157,16 +157,16 @@ def _make_durable(folder: Path) -> None:
     os.umask(umask)
     for path in folder.iterdir():
         path.chmod(0o666 & ~umask)
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
     folder.chmod(0o777 & ~umask)
+    sync_tree(folder)
 
 
 def move_into_place(folder: Path, directory: Path, refuse: Callable[[], None]) -> None:
     """Rename `folder` to `directory`; what was there is then at `folder`, or gone.
 
     There is no moment at which a bundle is not at `directory` that was there before, where the file system can exchange
-    two names. Where it cannot, a process killed between two renames leaves the old one in `.NAME.*.old`.
+    two names. Where it cannot, a process killed between two renames leaves the old one in `.NAME.*.old`. The names are on
+    the disk when this returns: what was there may be removed.
 
     Args:
         refuse: raises where what is at `directory` has to stay.
@@ -177,12 +177,14 @@ def move_into_place(folder: Path, directory: Path, refuse: Callable[[], None]) -
     refuse()  # once more: what is moved took long enough to write for something to come there
     try:
         folder.rename(directory)  # onto nothing, or an empty folder
+        sync_folder(directory.parent)
         return
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
     refuse()  # what came there in this very moment, too
     if exchange(folder, directory):
+        sync_folder(directory.parent)
         return
     old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".old", dir=directory.parent))
     try:
@@ -193,6 +195,7 @@ def move_into_place(folder: Path, directory: Path, refuse: Callable[[], None]) -
             with suppress(OSError):
                 old.rename(directory)
             raise
+        sync_folder(directory.parent)
     finally:
         # Only what is no longer needed: after a failure that could not be undone, the old bundle is all there is.
         if directory.exists():

@@ -11,6 +11,7 @@ import contextlib
 import io
 import json
 import os
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Any, TextIO
 
 from tfexport.commands.console import say
 from tfexport.errors import TfexportError
-from tfexport.system.atomic_files import whole_file
+from tfexport.system.atomic_files import NO_LINK, move, whole_file
 from tfexport.system.file_locks import OPEN_FILES_CAN_MOVE, lock_file
 from tfexport.system.regular_files import read_text
 
@@ -76,6 +77,7 @@ def writing(
             if not done:
                 # In this order: lines that are there must never lie beside notes of something else.
                 file.truncate(0)
+                os.fsync(file.fileno())
                 with whole_file(notes) as new:
                     new.write(json.dumps(about).encode())
             own = notes.stat().st_ino
@@ -85,9 +87,9 @@ def writing(
                     text.flush()
                     os.fsync(file.fileno())
                     if OPEN_FILES_CAN_MOVE:
-                        partial.replace(output)  # before the file is closed, which ends the lock
+                        move(partial, output)  # before the file is closed, which ends the lock
                 if not OPEN_FILES_CAN_MOVE:
-                    partial.replace(output)
+                    move(partial, output)
             except (KeyboardInterrupt, SystemExit):
                 say(f"the lines done so far are in {partial}; --resume goes on after them")
                 raise
@@ -109,15 +111,22 @@ def _opened_alone(partial: Path) -> io.BufferedRandom:
     """Open the file of the lines so far, which no other process may do until it is closed here.
 
     Raises:
-        TfexportError: it cannot be opened, or another process writes it.
+        TfexportError: it cannot be opened, is no file of its own, or another process writes it.
     """
     while True:
         try:
-            file = partial.open("a+b")
+            file = open(partial, "a+b", opener=_without_links)  # noqa: SIM115 (returned open)
         except OSError as error:
+            reason = f"{partial} is a link" if partial.is_symlink() else error.strerror
             raise TfexportError(
-                f"cannot write {partial.with_suffix('')}: {error.strerror}. Give another file with -o."
+                f"cannot write {partial.with_suffix('')}: {reason}. Give another file with -o."
             ) from error
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
+            file.close()
+            raise TfexportError(
+                f"cannot write {partial.with_suffix('')}: {partial} is not a file of its own. Give another file with -o."
+            )
         try:
             # Worker processes do not share the lock: it ends with this process, not with the last of them.
             lock_file(file)
@@ -134,8 +143,15 @@ def _opened_alone(partial: Path) -> io.BufferedRandom:
         file.close()  # it was completed between the opening and the lock
 
 
+def _without_links(name: str, flags: int) -> int:
+    """Nor does it wait for a reader where a pipe is in the way."""
+    return os.open(name, flags | NO_LINK | getattr(os, "O_NONBLOCK", 0), 0o666)
+
+
 def _lines_to_keep(file: io.BufferedRandom, partial: Path, notes: Path, about: Mapping[str, Any], window: int) -> int:
     """The number of lines in whole windows that were written; what is behind them is removed.
+
+    A loss of power may leave zeros in the place of what did not reach the disk. Lines with them and after them are not kept.
 
     Raises:
         TfexportError: they are results of something else.
@@ -143,6 +159,8 @@ def _lines_to_keep(file: io.BufferedRandom, partial: Path, notes: Path, about: M
     lines = size = done = end = 0
     file.seek(0)
     for line in file:
+        if b"\0" in line:
+            break
         if line.endswith(b"\n"):
             lines, size = lines + 1, size + len(line)
             if lines % window == 0:

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tfexport.errors import CheckpointError
+from tfexport.system.atomic_files import move
 from tfexport.system.regular_files import open_regular
 
 _WRAPPERS = ("model_state_dict", "state_dict", "model_state", "model")
@@ -141,10 +142,11 @@ def save_weights(weights: Mapping[str, Tensor], path: Path, metadata: dict[str, 
     """
     partial = path.with_name(f"{path.name}.partial")
     try:
+        partial.unlink(missing_ok=True)  # left by a killed process, or a link
         save_file(dict(weights), partial, metadata)
         with partial.open("rb") as file:
             os.fsync(file.fileno())
-        partial.replace(path)  # so that no half-written file has the name
+        move(partial, path)  # so that no half-written file has the name
     except SafetensorError as error:  # its wrapping of a full disk and the like
         raise OSError(str(error)) from error
     finally:
