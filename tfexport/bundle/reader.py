@@ -198,6 +198,7 @@ def open_bundle(directory: Path) -> Bundle:
     path = directory / MANIFEST
     if not path.is_file():
         raise BundleError(f"{directory} is not a bundle: it has no {MANIFEST}. Make one with `tfexport export CKPT`.")
+    require_utf8(directory)
     try:
         manifest = json.loads(read_text(path))
         found = manifest["format"]
@@ -241,6 +242,16 @@ def open_bundle(directory: Path) -> Bundle:
         if name not in engines:  # these are verified by who runs them: a damaged one can be built again
             _verify(directory, name, sha256, "Export the checkpoint again.")
     return bundle
+
+
+def require_utf8(directory: Path) -> None:
+    """Raises BundleError where the libraries that read bundles do not take the path of one."""
+    try:
+        str(directory).encode()
+    except UnicodeEncodeError:
+        raise BundleError(
+            f"the path {directory} is not UTF-8, and ONNX Runtime takes no other. Rename it, or give another folder."
+        ) from None
 
 
 def _read_graph(fields: Mapping[str, Any]) -> Graph:

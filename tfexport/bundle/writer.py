@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tfexport import contract
-from tfexport.bundle.reader import CERTIFICATES, MANIFEST, TOKENIZER_FILES, Bundle, Engine, file_sha256
+from tfexport.bundle.reader import CERTIFICATES, MANIFEST, TOKENIZER_FILES, Bundle, Engine, file_sha256, require_utf8
 from tfexport.config import ModelConfig
 from tfexport.contract import FORMAT
 from tfexport.errors import BundleError
@@ -117,6 +117,7 @@ def new_bundle(
             files cannot be written.
     """
     directory = directory.resolve()  # a link to a bundle stays a link
+    require_utf8(directory)
     refuse_to_overwrite(directory, force)
     try:
         make_folder(directory.parent)

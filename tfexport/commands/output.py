@@ -8,6 +8,7 @@ out.txt                both are gone, and all lines are there
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tfexport.commands.console import say
+from tfexport.commands.standard_streams import ClosedStdout, closed_error, guarded
 from tfexport.errors import TfexportError
 from tfexport.system.atomic_files import NO_LINK, move, whole_file
 from tfexport.system.file_locks import OPEN_FILES_CAN_MOVE, lock_file
@@ -115,18 +117,12 @@ def _opened_alone(partial: Path) -> io.BufferedRandom:
     """
     while True:
         try:
-            file = open(partial, "a+b", opener=_without_links)  # noqa: SIM115 (returned open)
+            file = open(partial, "a+b", opener=_of_its_own)  # noqa: SIM115 (returned open)
         except OSError as error:
             reason = f"{partial} is a link" if partial.is_symlink() else error.strerror
             raise TfexportError(
                 f"cannot write {partial.with_suffix('')}: {reason}. Give another file with -o."
             ) from error
-        about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
-            file.close()
-            raise TfexportError(
-                f"cannot write {partial.with_suffix('')}: {partial} is not a file of its own. Give another file with -o."
-            )
         try:
             # Worker processes do not share the lock: it ends with this process, not with the last of them.
             lock_file(file)
@@ -143,9 +139,14 @@ def _opened_alone(partial: Path) -> io.BufferedRandom:
         file.close()  # it was completed between the opening and the lock
 
 
-def _without_links(name: str, flags: int) -> int:
-    """Nor does it wait for a reader where a pipe is in the way."""
-    return os.open(name, flags | NO_LINK | getattr(os, "O_NONBLOCK", 0), 0o666)
+def _of_its_own(name: str, flags: int) -> int:
+    """Open a file that has this name alone. What it would write to otherwise may be anybody's."""
+    descriptor = os.open(name, flags | NO_LINK | getattr(os, "O_NONBLOCK", 0), 0o666)
+    about = os.fstat(descriptor)
+    if stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, f"{name} is not a file of its own")
 
 
 def _lines_to_keep(file: io.BufferedRandom, partial: Path, notes: Path, about: Mapping[str, Any], window: int) -> int:
@@ -190,16 +191,11 @@ def _require_same(partial: Path, notes: Path, about: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _stdout() -> Iterator[TextIO]:
-    sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
-    try:
+    if isinstance(sys.stdout, ClosedStdout):
+        raise closed_error()
+    with guarded():
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
         yield sys.stdout
-        sys.stdout.flush()
-    except OSError as error:
-        # What could not be written is still in the buffer: Python would fail on it once more when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):  # nobody reads on, as in `tfexport decode ... | head`
-            raise SystemExit(141) from None
-        raise TfexportError(f"cannot write to stdout: {error.strerror}. Make room, or write to -o FILE.") from error
 
 
 @contextlib.contextmanager

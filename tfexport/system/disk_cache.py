@@ -35,6 +35,8 @@ def own_folder(*inner: str) -> Path:
         NotOwned: others can write to it.
     """
     path = folder()
+    if any("\udc80" <= character <= "\udcff" for character in str(path)):  # bytes that are no character
+        raise OSError(f"the path {path} is not UTF-8: set XDG_CACHE_HOME to another folder")
     path.parent.mkdir(parents=True, exist_ok=True)
     for place in (path, *(path := path / name for name in inner)):
         place.mkdir(mode=0o700, exist_ok=True)

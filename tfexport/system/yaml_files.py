@@ -6,7 +6,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tfexport.errors import CheckpointError, RuntimeUnavailable, TfexportError, TokenizerError
+from tfexport.errors import CheckpointError, TfexportError, TokenizerError
+from tfexport.system.imports import import_failure
 from tfexport.system.regular_files import read_text
 
 _KEPT: dict[str, str] = {"\u2028": "\ue000", "\u2029": "\ue001"}
@@ -91,9 +92,8 @@ def _library(where: str) -> ModuleType:
     try:
         import yaml
     except ImportError as error:
-        raise RuntimeUnavailable(
-            f"{where} is YAML, and PyYAML is not installed: pip install 'tfexport[yaml]'."
-        ) from error
+        absent = f"{where} is YAML, and PyYAML is not installed: pip install 'tfexport[yaml]'."
+        raise import_failure(error, "yaml", absent) from error
     return yaml
 
 

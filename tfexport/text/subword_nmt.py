@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tfexport.errors import RuntimeUnavailable, TokenizerError
+from tfexport.errors import TokenizerError
+from tfexport.system.imports import import_failure
 from tfexport.system.regular_files import read_text
 
 SEPARATOR = "@@"
@@ -63,10 +64,11 @@ class Subwords:
         try:
             from subword_nmt.apply_bpe import BPE
         except ImportError as error:
-            raise RuntimeUnavailable(
+            absent = (
                 "this text is split by codes of subword-nmt, which is not installed: pip install 'tfexport[subword-nmt]', "
                 "or split it yourself and use --input-format tokens."
-            ) from error
+            )
+            raise import_failure(error, "subword_nmt", absent) from error
         return BPE(io.StringIO(self.codes), separator=SEPARATOR, vocab=self.known)
 
 

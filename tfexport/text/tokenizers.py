@@ -14,6 +14,7 @@ from typing import Any, Literal
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from tfexport.errors import RuntimeUnavailable, TfexportError, TokenizerError
+from tfexport.system.imports import import_failure
 from tfexport.system.regular_files import read_text
 from tfexport.system.yaml_files import read_words, read_yaml_file
 from tfexport.text.sentencepiece import PieceModel, Pieces
@@ -234,12 +235,15 @@ class TextTokenizer:
         try:
             import spacy
         except ImportError as error:
-            raise RuntimeUnavailable(
+            absent = (
                 "this model's text is tokenised by spaCy, which is not installed: pip install 'tfexport[spacy]', "
                 "or decode ids with --input-format ids."
-            ) from error
+            )
+            raise import_failure(error, "spacy", absent) from error
         try:
             return spacy.blank(self.spacy_language).tokenizer
+        except MemoryError:
+            raise
         except Exception as error:
             raise RuntimeUnavailable(
                 f"spaCy has no language {self.spacy_language!r}: {error}. Use a code such as de."
