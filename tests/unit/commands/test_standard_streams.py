@@ -6,6 +6,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 
 import pytest
 import typer
@@ -15,14 +16,13 @@ from tfexport.commands.standard_streams import ClosedStdout, printing
 from tfexport.errors import TfexportError
 
 
-@pytest.fixture(params=[False, True], ids=["buffered", "unbuffered"])
-def unread(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[io.TextIOWrapper]:
-    """Stdout that is a pipe which nobody reads from."""
+@contextmanager
+def unread(is_buffered: bool) -> Iterator[None]:
+    """Stdout is a pipe that nobody reads from."""
     reading, writing = os.pipe()
     os.close(reading)
-    with io.TextIOWrapper(open(writing, "wb"), write_through=request.param) as file:
-        monkeypatch.setattr(sys, "stdout", file)
-        yield file
+    with io.TextIOWrapper(open(writing, "wb"), write_through=not is_buffered) as file, redirect_stdout(file):
+        yield
 
 
 def say(code: int = 0) -> None:
@@ -32,22 +32,21 @@ def say(code: int = 0) -> None:
     raise typer.Exit(code)
 
 
-@pytest.mark.usefixtures("unread")
-def test_a_command_ends_as_by_sigpipe() -> None:
-    with pytest.raises(SystemExit) as caught:
+@pytest.mark.parametrize("is_buffered", [False, True])
+def test_a_command_ends_as_by_sigpipe(is_buffered: bool) -> None:
+    with unread(is_buffered), pytest.raises(SystemExit) as caught:
         printing(say)()
     assert caught.value.code == 141
 
 
-@pytest.mark.usefixtures("unread")
+@pytest.mark.parametrize("is_buffered", [False, True])
 @pytest.mark.parametrize("code", [0, 1])
-def test_the_exit_code_of_a_comparison_is_its_verdict(code: int) -> None:
-    with pytest.raises(typer.Exit) as caught:
+def test_the_exit_code_of_a_comparison_is_its_verdict(is_buffered: bool, code: int) -> None:
+    with unread(is_buffered), pytest.raises(typer.Exit) as caught:
         printing(say, verdict=True)(code)
     assert caught.value.exit_code == code
 
 
-@pytest.mark.usefixtures("unread")
 def test_another_pipe_that_breaks_is_not_stdout() -> None:
     def fail() -> None:
         raise BrokenPipeError
