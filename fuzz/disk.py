@@ -70,7 +70,8 @@ class Moment:
         return tree
 
     def _file(self, number: int, chosen: random.Random | None) -> bytes:
-        now, before = self.there.get(number, b""), self.synced.get(number, b"")
+        before = self.synced.get(number, b"")
+        now = self.there.get(number, before)  # a file that was removed has what it had
         assert isinstance(now, bytes)
         assert isinstance(before, bytes)
         # Some file systems know the new size of a file before they have its content.
@@ -160,7 +161,7 @@ class Loss:
 
 
 def losses(disk: Disk, seed: int, mixed: int = 4) -> Iterator[Loss]:
-    """What losses of power leave, each once: at every moment what was synced alone, with all names as well, and `mixed` times
+    """What losses of power leave, each once: at each moment what was synced alone, with all names as well, and `mixed` times
     with more, by chance. The last one is after the end, and has what was synced."""
     seen: set[str] = set()
     chosen = random.Random(seed)

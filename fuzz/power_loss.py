@@ -94,7 +94,7 @@ def _problems(folder: Path, loss: Loss, check: Check) -> list[str]:
     write(loss.tree, folder)
     try:
         return check(folder, loss)
-    except (RuntimeError, TfexportError, OSError) as error:
+    except (RuntimeError, TfexportError, OSError, ValueError) as error:
         return [" ".join(str(error).split())]
 
 

@@ -11,8 +11,11 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
-PATIENCE = 0.02
-"""Seconds that the first line of a window waits for others. A source that is not slow gives a whole window meanwhile."""
+PAUSE = 0.02
+"""Seconds without a new line that end a window. A source that is not slow gives a whole window without such a pause."""
+
+PATIENCE = 0.2
+"""Seconds that the first line of a window waits for others, at most."""
 
 
 class ReadAhead(Generic[Item]):
@@ -54,7 +57,7 @@ class ReadAhead(Generic[Item]):
         until: float | None = None
         for _ in range(most):
             with self._changed:
-                left = None if until is None else max(0.0, until - time.monotonic())
+                left = None if until is None else max(0.0, min(PAUSE, until - time.monotonic()))
                 self._changed.wait_for(lambda: self._ready or self._is_over, left)
                 if not self._ready:
                     break
