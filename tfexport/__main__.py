@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import NoReturn
+
+TYPE_CHECKING = False  # not from typing: until `main` runs, Ctrl-C prints a traceback
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 def main() -> NoReturn:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -171,6 +173,7 @@ def test_names_that_are_not_synced_are_found(folder: Path, monkeypatch: pytest.M
 
 
 def test_content_that_is_not_synced_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfexport.commands.output.os.fsync", lambda descriptor: None)
+    without = SimpleNamespace(**{**vars(os), "fsync": lambda descriptor: None})
+    monkeypatch.setattr("tfexport.commands.output.os", without)
     write({**BEGINNINGS["lines of another run"]}, folder)
     assert problems_of(folder, lambda: decode(folder, resume=False), output_problems)
