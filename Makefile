@@ -14,7 +14,7 @@ PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n 2 --dist loadfile
 EXAMPLES = per_head_conv1d tutorial_spacy annotated_transformer base_model_tied attention_and_positions
 KERNELS = setup.py $(wildcard tfexport/kernels/*.h tfexport/kernels/*.cpp)
 
-.PHONY: setup demo test unit check docs engines fuzz faults kills load gpu examples constraints clean
+.PHONY: setup demo test unit check docs engines fuzz faults kills power-loss load gpu examples constraints clean
 
 # For contributors: the virtual environment, the kernels, and hooks that check each commit (not where git keeps no hooks,
 # as in a folder that was unpacked from an archive).
@@ -36,11 +36,11 @@ test: $(VENV)/dev.done
 unit: $(VENV)/dev.done
 	$(PYTEST) tests/unit
 
-# Everything: `make test`, then the thorough tests, engines, fuzzing, examples, the documentation and kills.
+# Everything: `make test`, then the thorough tests, engines, fuzzing, examples, the documentation, kills and losses of power.
 check: test
 	$(PYTEST) -m thorough
 	$(MAKE) --jobs 2 --output-sync=target engines fuzz examples
-	$(MAKE) docs kills
+	$(MAKE) docs kills power-loss
 
 # The documentation as a site, build/docs/index.html. Broken links and pages that no menu names are errors.
 docs: $(VENV)/docs.done
@@ -62,6 +62,10 @@ faults: $(VENV)/dev.done
 # Ends export, decode and train at random moments, and checks that nothing was lost; figures are printed.
 kills: $(VENV)/dev.done
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.kills --kills $(KILLS)
+
+# Computes what a loss of power leaves after every call of export, decode and train, and checks that nothing was lost.
+power-loss: $(VENV)/dev.done
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.power_loss
 
 # Memory under load: eight commands over one bundle, and 100,000 lines of TEXT (repeated) through one; takes half an hour.
 load: $(VENV)/dev.done

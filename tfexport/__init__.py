@@ -10,9 +10,11 @@ print(model.translate("Ein Hund läuft.", beam=4))
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # not from typing: the command line begins here, and until it runs Ctrl-C prints a traceback
 if TYPE_CHECKING:
+    from typing import Any
+
     __version__: str
     from tfexport.api.checkpoints import export, inspect, parity
     from tfexport.api.model import Classifier, Model, load, load_classifier

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
-import traceback
-from typing import NoReturn
 
-from tfexport.cli import app
-from tfexport.commands.console import say
-from tfexport.errors import TfexportError
+TYPE_CHECKING = False  # not from typing: until `main` runs, Ctrl-C prints a traceback
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 def main() -> NoReturn:
     """Run the command line; errors of ours become one line on stderr."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        )  # while libraries are imported, Ctrl-C has nothing to undo or to tell
+    import logging
+    import traceback
+
+    from tfexport.cli import app
+    from tfexport.commands import standard_streams
+    from tfexport.commands.console import say
+
+    standard_streams.prepare()
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
@@ -56,16 +65,25 @@ def _signals_that_end() -> list[int]:
 
 def _explain(error: BaseException) -> tuple[str, int]:
     """What to tell of an error, in one line, and the exit code."""
+    from tfexport.errors import DeviceMemoryError, TfexportError
+    from tfexport.system.imports import is_out_of_memory
+
     text = " ".join(str(error).split())
+    if isinstance(error, DeviceMemoryError):
+        return text, 2
+    if is_out_of_memory(error):
+        return f"not enough memory: {text.rstrip('.')}. Use a smaller --beam or --batch-size, or end other programs.", 2
     if isinstance(error, TfexportError):
         return text, 2
     if isinstance(error, ModuleNotFoundError):
         extra = {"lightning": "train", "sacrebleu": "train", "onnxruntime": "cpu"}.get(error.name or "", "export")
         return f"this command needs {error.name}, which is not installed: pip install 'tfexport[{extra}]'.", 2
-    if isinstance(error, MemoryError):
-        return f"not enough memory: {text}. Use a smaller --beam or --batch-size.", 2
+    if isinstance(error, ImportError):
+        return f"a library is installed and cannot be imported: {text}. Install it again.", 2
     if isinstance(error, OSError):
         return f"{text}. Check the paths, permissions and room on the disk.", 2
+    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
+        return "a path is not UTF-8, and a library takes no other. Rename the file, or a folder that it is in.", 2
     return f"{type(error).__name__}: {text}. This is a fault of tfexport: report it with what --debug shows.", 3
 
 

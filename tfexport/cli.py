@@ -17,6 +17,7 @@ from tfexport.commands.inspect import inspect
 from tfexport.commands.parity import parity
 from tfexport.commands.probe import probe
 from tfexport.commands.score import score
+from tfexport.commands.standard_streams import printing
 from tfexport.commands.train import train
 from tfexport.commands.triton import triton
 from tfexport.commands.version import version
@@ -52,4 +53,5 @@ for command in (
     demo,
     version,
 ):
-    app.command()(command)
+    to_file, verdict = command in (decode, score, attend, classify), command in (parity, probe)
+    app.command()(printing(command, to_file=to_file, verdict=verdict))

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -161,6 +162,35 @@ def test_sentences_stream_and_their_number_costs_nothing(model: tfexport.Model) 
 
     found = list(islice(model.iterate(endless(), batch_size=2), 40))
     assert found == model.translate(TEXTS) * 10
+
+
+@pytest.mark.parametrize("prefix", [None, "wört9"])
+def test_a_translation_does_not_wait_for_the_next_sentence(model: tfexport.Model, prefix: str | None) -> None:
+    came = threading.Semaphore(0)
+
+    def live():
+        for text in TEXTS:
+            yield text
+            assert came.acquire(timeout=60), "a translation waits for the next sentence"
+
+    found = []
+    for translation in model.iterate(live(), prefix=prefix):
+        found.append(translation.outputs[0].ids)
+        came.release()
+    assert found == [translation.outputs[0].ids for translation in model.translate(TEXTS, prefix=prefix)]
+
+
+def test_an_iteration_can_be_closed_while_its_source_is_silent(model: tfexport.Model) -> None:
+    silent = threading.Event()
+
+    def live():
+        yield TEXTS[0]
+        silent.wait()
+
+    translations = model.iterate(live())
+    next(translations)
+    translations.close()
+    silent.set()
 
 
 def test_workers_and_callers_at_once_change_nothing(model: tfexport.Model) -> None:

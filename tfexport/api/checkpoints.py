@@ -21,6 +21,7 @@ from tfexport.models.checkpoints.load import Inspection, inspect_checkpoint
 from tfexport.models.checkpoints.options import CheckpointOptions, ModelOptions, ReferenceOptions
 from tfexport.models.checkpoints.reading import chosen_family, hints_of, open_checkpoint, read_with_text
 from tfexport.option import checked, declared
+from tfexport.system.input_files import lines_of
 from tfexport.verification.budget import choosers_of
 from tfexport.verification.options import CompareOptions
 from tfexport.verification.parity import Comparison, Reference, check, gate
@@ -151,5 +152,5 @@ def _lines(texts: Iterable[str] | str | Path | None, files: contextlib.ExitStack
     if texts is None:
         return None
     if isinstance(texts, str | Path):
-        return files.enter_context(Path(texts).open("rb"))
+        return files.enter_context(lines_of(Path(texts)))
     return [text.encode("utf-8", "surrogatepass") for text in texts]

@@ -118,9 +118,8 @@ class Model:
             return self.translate(
                 [texts], prefix=prefix, shortlist=shortlist, batch_size=batch_size, workers=workers, **search
             )[0]
-        return list(
-            self.iterate(texts, prefix=prefix, shortlist=shortlist, batch_size=batch_size, workers=workers, **search)
-        )
+        lines, outputs = self._with_prefixes(texts, prefix)
+        return list(self._decoded(lines, "text", outputs, shortlist, batch_size, workers, search))
 
     @with_keywords(SearchOptions)
     def iterate(
@@ -133,15 +132,26 @@ class Model:
         workers: int = 1,
         **search: Any,
     ) -> Iterator[Translation]:
-        """`translate` for more sentences than fit into memory: they are read, and results come, window by window."""
+        """`translate` for more sentences than fit into memory, or that come one after the other: results come in order.
+
+        No result waits for sentences that are not there yet. A thread reads `texts`, at most some batches ahead, and what is
+        there is decoded together; a list is decoded in whole batches. An error of `texts` is raised after the results of the
+        sentences before it. Close the iterator, or drop it, to stop early.
+        """
+        lines, outputs = self._with_prefixes(texts, prefix)
+        live = not isinstance(texts, Sequence) or not (prefix is None or isinstance(prefix, Sequence))
+        return self._decoded(lines, "text", outputs, shortlist, batch_size, workers, search, live=live)
+
+    def _with_prefixes(
+        self, texts: Iterable[str], prefix: Iterable[str] | str | None
+    ) -> tuple[Iterable[bytes], TargetReader | None]:
         lines: Iterable[bytes] = map(_line, texts)
-        outputs = None
+        if prefix is None:
+            return lines, None
         if isinstance(prefix, str):
             lines, again = tee(lines)
-            outputs = self._writer().reader(lines=(_line(prefix) for _ in again))
-        elif prefix is not None:
-            outputs = self._writer().reader(lines=map(_line, prefix))
-        return self._decoded(lines, "text", outputs, shortlist, batch_size, workers, search)
+            return lines, self._writer().reader(lines=(_line(prefix) for _ in again))
+        return lines, self._writer().reader(lines=map(_line, prefix))
 
     @with_keywords(SearchOptions)
     def translate_ids(
@@ -233,6 +243,7 @@ class Model:
         workers: int,
         search: Mapping[str, Any],
         finish: Callable[[Result], Result] = lambda result: result,
+        live: bool = False,
     ) -> Iterator[Translation]:
         if batch_size < 1 or workers < 1:
             raise TfexportError(f"batch_size is {batch_size} and workers {workers}. Give numbers above 0.")
@@ -250,6 +261,7 @@ class Model:
             workers=workers,
             outputs=outputs,
             shortlist=shortlist,
+            live=live,
         )
         return (translation_of(finish(result), writer) for result in results)
 

@@ -17,6 +17,7 @@ from tfexport.bundle.graph_files import check_graph_file
 from tfexport.config import ModelConfig
 from tfexport.contract import ATTENTION_ROLES, FORMAT, Dialect, Precision, Role
 from tfexport.errors import BundleError
+from tfexport.system.regular_files import open_regular, read_text
 from tfexport.text.tokenizers import TextTokenizer
 
 PORTABLE = "portable"
@@ -183,7 +184,7 @@ class Bundle:
             return self._tokenizers.get(side)
         path = self.directory / name
         try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
+            fields = json.loads(read_text(path))
         except (OSError, ValueError, RecursionError) as error:
             raise BundleError(f"{path} cannot be read: {error}. Export the checkpoint again.") from error
         self._tokenizers[side] = TextTokenizer.from_dict(fields, where=str(path))
@@ -192,7 +193,7 @@ class Bundle:
     def require_same(self) -> None:
         """Raises BundleError where other graphs or weights have come to its place since it was opened."""
         try:
-            there = json.loads((self.directory / MANIFEST).read_text(encoding="utf-8"))["files"] if self.files else {}
+            there = json.loads(read_text(self.directory / MANIFEST))["files"] if self.files else {}
             engines = {engine.file for engine in self.engines}
             same = all(there[name]["sha256"] == sha256 for name, sha256 in self.files.items() if name not in engines)
         except (OSError, ValueError, KeyError, TypeError):
@@ -210,8 +211,9 @@ def open_bundle(directory: Path) -> Bundle:
     path = directory / MANIFEST
     if not path.is_file():
         raise BundleError(f"{directory} is not a bundle: it has no {MANIFEST}. Make one with `tfexport export CKPT`.")
+    require_utf8(directory)
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = json.loads(read_text(path))
         found = manifest["format"]
         if type(found) is not int or found != FORMAT:
             raise BundleError(
@@ -268,6 +270,16 @@ def _require_size(bundle: Bundle) -> None:
             f"{bundle.directory / MANIFEST} describes a model of {least} bytes or more, and {contract.WEIGHTS_FILE} has "
             f"{n_bytes}. Export the checkpoint again."
         )
+
+
+def require_utf8(directory: Path) -> None:
+    """Raises BundleError where the libraries that read bundles do not take the path of one."""
+    try:
+        str(directory).encode()
+    except UnicodeEncodeError:
+        raise BundleError(
+            f"the path {directory} is not UTF-8, and ONNX Runtime takes no other. Rename it, or give another folder."
+        ) from None
 
 
 def _read_graph(fields: Mapping[str, Any]) -> Graph:
@@ -332,5 +344,5 @@ def _verify(directory: Path, name: str, sha256: str, remedy: str) -> None:
 
 def file_sha256(path: Path) -> str:
     """The sha256 of a file's bytes, in hexadecimal."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

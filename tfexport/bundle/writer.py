@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from tfexport import contract
-from tfexport.bundle.reader import CERTIFICATES, MANIFEST, TOKENIZER_FILES, Bundle, Engine, file_sha256
+from tfexport.bundle.reader import CERTIFICATES, MANIFEST, TOKENIZER_FILES, Bundle, Engine, file_sha256, require_utf8
 from tfexport.config import ModelConfig
 from tfexport.contract import FORMAT
 from tfexport.errors import BundleError
-from tfexport.system.atomic_files import exchange, partial_folder
+from tfexport.system.atomic_files import exchange, make_folder, partial_folder, sync_folder, sync_tree
+from tfexport.system.regular_files import read_bytes, read_text
 
 FLOAT32_ISLANDS = {
     "output projection": "half-precision logits tie: on 13,928 teacher-forced steps of a tutorial model on Multi30k the "
@@ -78,7 +79,7 @@ def with_engines(bundle: Bundle, engines: list[Engine]) -> Iterator[Path]:
         BundleError: the files cannot be written, something else lies among them, or the bundle was changed meanwhile.
     """
     path = bundle.directory / MANIFEST
-    before = path.read_bytes()
+    before = read_bytes(path)
     manifest = json.loads(before)
     others = sorted({path.name for path in bundle.directory.iterdir()} - {*bundle.files, MANIFEST, CERTIFICATES})
     if others:  # the folder is replaced as a whole
@@ -101,7 +102,7 @@ def with_engines(bundle: Bundle, engines: list[Engine]) -> Iterator[Path]:
         known = {name: entry for name, entry in manifest["files"].items() if name not in new}
         there = [asdict(engine) for engine in engines if (folder / engine.file).exists()]
         _write(folder, {**manifest, "engines": there}, known)
-        if path.read_bytes() != before:
+        if read_bytes(path) != before:
             raise BundleError(f"{bundle.directory} was changed by another program meanwhile. Build again.")
 
 
@@ -116,9 +117,10 @@ def new_bundle(
             files cannot be written.
     """
     directory = directory.resolve()  # a link to a bundle stays a link
+    require_utf8(directory)
     refuse_to_overwrite(directory, force)
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(directory.parent)
         with partial_folder(directory) as folder:
             yield folder
             _make_durable(folder)
@@ -144,7 +146,7 @@ def refuse_to_overwrite(directory: Path, force: bool) -> None:
 def _is_bundle(directory: Path) -> bool:
     """Whether a folder looks like a bundle of any format: other programs, too, have a manifest.json."""
     try:
-        manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(read_text(directory / MANIFEST))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(manifest, dict) and {"format", "graphs", "files"} <= set(manifest)
@@ -156,16 +158,16 @@ def _make_durable(folder: Path) -> None:
     os.umask(umask)
     for path in folder.iterdir():
         path.chmod(0o666 & ~umask)
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
     folder.chmod(0o777 & ~umask)
+    sync_tree(folder)
 
 
 def move_into_place(folder: Path, directory: Path, refuse: Callable[[], None]) -> None:
     """Rename `folder` to `directory`; what was there is then at `folder`, or gone.
 
     There is no moment at which a bundle is not at `directory` that was there before, where the file system can exchange
-    two names. Where it cannot, a process killed between two renames leaves the old one in `.NAME.*.old`.
+    two names. Where it cannot, a process killed between two renames leaves the old one in `.NAME.*.old`. The names are on
+    the disk when this returns: what was there may be removed.
 
     Args:
         refuse: raises where what is at `directory` has to stay.
@@ -176,12 +178,14 @@ def move_into_place(folder: Path, directory: Path, refuse: Callable[[], None]) -
     refuse()  # once more: what is moved took long enough to write for something to come there
     try:
         folder.rename(directory)  # onto nothing, or an empty folder
+        sync_folder(directory.parent)
         return
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
     refuse()  # what came there in this very moment, too
     if exchange(folder, directory):
+        sync_folder(directory.parent)
         return
     old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".old", dir=directory.parent))
     try:
@@ -192,6 +196,7 @@ def move_into_place(folder: Path, directory: Path, refuse: Callable[[], None]) -
             with suppress(OSError):
                 old.rename(directory)
             raise
+        sync_folder(directory.parent)
     finally:
         # Only what is no longer needed: after a failure that could not be undone, the old bundle is all there is.
         if directory.exists():

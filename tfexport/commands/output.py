@@ -8,9 +8,11 @@ out.txt                both are gone, and all lines are there
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,9 +20,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tfexport.commands.console import say
+from tfexport.commands.standard_streams import ClosedStdout, closed_error, guarded
 from tfexport.errors import TfexportError
-from tfexport.system.atomic_files import whole_file
+from tfexport.system.atomic_files import NO_LINK, move, whole_file
 from tfexport.system.file_locks import OPEN_FILES_CAN_MOVE, lock_file
+from tfexport.system.regular_files import read_text
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ def writing(
             if not done:
                 # In this order: lines that are there must never lie beside notes of something else.
                 file.truncate(0)
+                os.fsync(file.fileno())
                 with whole_file(notes) as new:
                     new.write(json.dumps(about).encode())
             own = notes.stat().st_ino
@@ -84,9 +89,9 @@ def writing(
                     text.flush()
                     os.fsync(file.fileno())
                     if OPEN_FILES_CAN_MOVE:
-                        partial.replace(output)  # before the file is closed, which ends the lock
+                        move(partial, output)  # before the file is closed, which ends the lock
                 if not OPEN_FILES_CAN_MOVE:
-                    partial.replace(output)
+                    move(partial, output)
             except (KeyboardInterrupt, SystemExit):
                 say(f"the lines done so far are in {partial}; --resume goes on after them")
                 raise
@@ -108,14 +113,15 @@ def _opened_alone(partial: Path) -> io.BufferedRandom:
     """Open the file of the lines so far, which no other process may do until it is closed here.
 
     Raises:
-        TfexportError: it cannot be opened, or another process writes it.
+        TfexportError: it cannot be opened, is no file of its own, or another process writes it.
     """
     while True:
         try:
-            file = partial.open("a+b")
+            file = open(partial, "a+b", opener=_of_its_own)  # noqa: SIM115 (returned open)
         except OSError as error:
+            reason = f"{partial} is a link" if partial.is_symlink() else error.strerror
             raise TfexportError(
-                f"cannot write {partial.with_suffix('')}: {error.strerror}. Give another file with -o."
+                f"cannot write {partial.with_suffix('')}: {reason}. Give another file with -o."
             ) from error
         try:
             # Worker processes do not share the lock: it ends with this process, not with the last of them.
@@ -133,8 +139,20 @@ def _opened_alone(partial: Path) -> io.BufferedRandom:
         file.close()  # it was completed between the opening and the lock
 
 
+def _of_its_own(name: str, flags: int) -> int:
+    """Open a file that has this name alone. What it would write to otherwise may be anybody's."""
+    descriptor = os.open(name, flags | NO_LINK | getattr(os, "O_NONBLOCK", 0), 0o666)
+    about = os.fstat(descriptor)
+    if stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, f"{name} is not a file of its own")
+
+
 def _lines_to_keep(file: io.BufferedRandom, partial: Path, notes: Path, about: Mapping[str, Any], window: int) -> int:
     """The number of lines in whole windows that were written; what is behind them is removed.
+
+    A loss of power may leave zeros in the place of what did not reach the disk. Lines with them and after them are not kept.
 
     Raises:
         TfexportError: they are results of something else.
@@ -142,6 +160,8 @@ def _lines_to_keep(file: io.BufferedRandom, partial: Path, notes: Path, about: M
     lines = size = done = end = 0
     file.seek(0)
     for line in file:
+        if b"\0" in line:
+            break
         if line.endswith(b"\n"):
             lines, size = lines + 1, size + len(line)
             if lines % window == 0:
@@ -157,7 +177,7 @@ def _lines_to_keep(file: io.BufferedRandom, partial: Path, notes: Path, about: M
 
 def _require_same(partial: Path, notes: Path, about: Mapping[str, Any]) -> None:
     try:
-        before = json.loads(notes.read_text(encoding="utf-8"))
+        before = json.loads(read_text(notes))
     except (OSError, ValueError, RecursionError):
         before = None
     if before != json.loads(json.dumps(about)):
@@ -171,16 +191,11 @@ def _require_same(partial: Path, notes: Path, about: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _stdout() -> Iterator[TextIO]:
-    sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
-    try:
+    if isinstance(sys.stdout, ClosedStdout):
+        raise closed_error()
+    with guarded():
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
         yield sys.stdout
-        sys.stdout.flush()
-    except OSError as error:
-        # What could not be written is still in the buffer: Python would fail on it once more when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):  # nobody reads on, as in `tfexport decode ... | head`
-            raise SystemExit(141) from None
-        raise TfexportError(f"cannot write to stdout: {error.strerror}. Make room, or write to -o FILE.") from error
 
 
 @contextlib.contextmanager

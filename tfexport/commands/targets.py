@@ -19,6 +19,7 @@ from tfexport.errors import TfexportError
 from tfexport.exporter.engine_request import EngineRequest
 from tfexport.exporter.options import EngineOptions
 from tfexport.serving import triton
+from tfexport.system.regular_files import read_text
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def telling_of_lost_engines(directory: Path) -> Iterator[None]:
 def _engine_files(directory: Path) -> set[str]:
     """The names of the engines of a bundle; none where there is no bundle that can be read."""
     try:
-        manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(read_text(directory / MANIFEST))
         return {str(engine["file"]) for engine in manifest["engines"]}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return set()

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.errors import TfexportError
+from tfexport.system.regular_files import read_text
 
 if TYPE_CHECKING:
     from tfexport.config import ModelConfig
@@ -151,7 +152,7 @@ def read_dictionary(path: Path) -> dict[str, str]:
         TfexportError: it cannot be read, or a line is something else.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_text(path, "utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise TfexportError(f"cannot read the dictionary {path}: {error}. Give a UTF-8 text file.") from error
     found: dict[str, str] = {}

@@ -11,8 +11,9 @@ import numpy as np
 
 from tfexport.config import ModelConfig
 from tfexport.decoding.attention_trace import resolve_layer
-from tfexport.errors import RuntimeUnavailable, TfexportError
+from tfexport.errors import TfexportError
 from tfexport.runtimes.base import FloatArray, Runtime
+from tfexport.system.imports import import_failure
 from tfexport.text.tokenizers import TextTokenizer
 
 if TYPE_CHECKING:
@@ -123,9 +124,8 @@ def png(sentences: Sequence[Attention], choice: Choice) -> bytes:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise RuntimeUnavailable(
-            "a PNG needs matplotlib, which is not installed: pip install 'tfexport[report]'. Or write .html."
-        ) from error
+        absent = "a PNG needs matplotlib, which is not installed: pip install 'tfexport[report]'. Or write .html."
+        raise import_failure(error, "matplotlib", absent) from error
     places, width, height = _placed(sentences, choice)
     if width * height * DPI**2 > MOST_PIXELS or max(width, height) * DPI > 2**16:
         raise TfexportError("the picture would be too large. Give --layer, --head or fewer lines, or write .html.")

@@ -37,18 +37,23 @@ def decode_all(
 
 
 def decode_windows(
-    pool: WorkerPool, windows: Iterable[Sequence[Sentence]], options: SearchOptions, *, batch_size: int
+    pool: WorkerPool, windows: Iterable[Sequence[Sentence] | None], options: SearchOptions, *, batch_size: int
 ) -> Iterator[list[list[Hypothesis]]]:
     """The hypotheses of each source of each window, in order.
 
     Args:
         windows: sources that may share batches, as many as may be in memory. With several workers the next window is read
-            before the outputs of this one are returned.
+            before the outputs of this one are returned. None stands for no window yet: meanwhile the outputs of one that has
+            begun are returned.
     """
     size = pool.runtime.capacity.batch_size(batch_size, options.width)
     ahead = WINDOWS_AHEAD if pool.workers > 1 else 0
     begun: deque[list[Task]] = deque()
     for sources in windows:
+        if sources is None:
+            if begun:
+                yield _in_order(begun.popleft())
+            continue
         # Few sentences are divided among all workers.
         share = max(1, min(size, -(-len(sources) // pool.workers)))
         batches = batches_by_length([len(source) for source in sources], share)

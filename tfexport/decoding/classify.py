@@ -14,9 +14,10 @@ from tfexport.decoding.batches import batches_by_length
 from tfexport.decoding.line_reader import Reader, Status, without_bom
 from tfexport.decoding.source_batch import pad
 from tfexport.decoding.token_rules import log_softmax, require_finite
-from tfexport.decoding.translate import pass_over, read_window, window_size
+from tfexport.decoding.translate import pass_over, read_window, until_failure, window_size
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import ClassifierRuntime
+from tfexport.system.regular_files import read_text
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,13 @@ def classify(
     stream = enumerate(((line, b"") for line in without_bom(lines)), start=1)
     pass_over(stream, done)
     size = classifier.capacity.batch_size(batch_size, 1)
-    while chunk := list(islice(stream, window or window_size(batch_size, 1))):
+    failed: list[Exception] = []
+    readable_lines = until_failure(stream, failed)
+    while True:
+        chunk = islice(readable_lines, window or window_size(batch_size, 1))
         unread, readable = read_window(classifier.capacity, reader, None, chunk)
+        if not unread and not readable:
+            break
         found = {number: Classified(number, result.status, result.message) for number, result in unread.items()}
         numbers, sources = list(readable), list(readable.values())
         for places in batches_by_length([len(source) for source in sources], size):
@@ -68,6 +74,8 @@ def classify(
                 classes = tuple((int(index), float(np.exp(scores[index]))) for index in best)
                 found[numbers[place]] = Classified(numbers[place], "ok", "", classes)
         yield from (found[number] for number in sorted(found))
+    if failed:
+        raise failed[0]
 
 
 def read_labels(path: Path, n_classes: int) -> list[str]:
@@ -77,7 +85,7 @@ def read_labels(path: Path, n_classes: int) -> list[str]:
         TfexportError: the file cannot be read, or has not one name for each class.
     """
     try:
-        labels = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
+        labels = read_text(path, "utf-8-sig").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise TfexportError(f"cannot read the labels {path}: {error}. Give a UTF-8 text file.") from error
     labels = [" ".join(label.split()) for label in labels]

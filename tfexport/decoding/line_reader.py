@@ -14,13 +14,27 @@ from tfexport.config import ModelConfig
 from tfexport.decoding.hypothesis import Source, SourceTokens
 from tfexport.decoding.request_options import InputFormat
 from tfexport.errors import TfexportError, TokenizerError
+from tfexport.system.input_files import LONGEST_LINE
 from tfexport.text.tokenizer_parts import PanicError
-from tfexport.text.tokenizers import TextTokenizer
+from tfexport.text.tokenizers import TextTokenizer, WordTooLong
 
 Status = Literal[
     "ok", "length_limit", "empty", "too_long", "invalid_utf8", "invalid_ids", "unknown_token", "tokenizer_error"
 ]
 """`length_limit`: decoded, but ended by the limit, not by eos. All after it: not decoded, the output line is empty."""
+
+
+BYTES_PER_ID = 32
+"""A line may have so many bytes for each id that the model reads: several times what any language needs. Some tokenisers
+take minutes for a line of a megabyte, so longer lines are not tokenised."""
+
+SHORTEST_LIMIT = 8192
+"""Bytes that a line may have for any model."""
+
+
+def most_bytes(ids: int) -> int:
+    """The bytes that a line may have for a model that reads or writes so many `ids`."""
+    return min(LONGEST_LINE // 2, max(SHORTEST_LIMIT, BYTES_PER_ID * ids))
 
 
 class Unreadable(Exception):
@@ -63,6 +77,10 @@ class Reader:
         Raises:
             Unreadable: the line has none that the model can read.
         """
+        most = self.config.max_source_length
+        if len(raw) > most_bytes(most):
+            message = f"more than {most_bytes(most):,} bytes, the model reads at most {most} ids: split the line"
+            raise Unreadable("too_long", message)
         try:
             text = raw.decode("utf-8").strip()
         except UnicodeDecodeError as error:
@@ -78,8 +96,7 @@ class Reader:
                 raise Unreadable(
                     "invalid_ids", f"it has the id {max(ids)}, the model's last is {last}: give its vocabulary"
                 )
-        if len(ids) > self.config.max_source_length:
-            most = self.config.max_source_length
+        if len(ids) > most:
             raise Unreadable("too_long", f"{len(ids)} ids, the model reads at most {most}: split the line")
         pad_id = self.config.pad_id
         if pad_id in ids and pad_id not in (self.config.bos_id, self.config.eos_id, self.config.unk_id):
@@ -119,6 +136,10 @@ class TargetReader:
             Unreadable: `raw` cannot be read, or is longer than the model's outputs.
         """
         config = self.config
+        most = config.max_target_length
+        if len(raw) > most_bytes(most):
+            message = f"more than {most_bytes(most):,} bytes of output, the model writes at most {most} ids"
+            raise Unreadable("too_long", message)
         try:
             text = raw.decode("utf-8").strip()
         except UnicodeDecodeError as error:
@@ -143,8 +164,7 @@ class TargetReader:
         length = len(found) + forced
         if config.eos_id in found[: -1 if self.whole else None]:
             raise Unreadable("invalid_ids", f"the output's part goes on after the end, id {config.eos_id}")
-        if length > config.max_target_length:
-            most = config.max_target_length
+        if length > most:
             raise Unreadable("too_long", f"{length} ids of output, the model writes at most {most}")
         return Source(ids, tuple(found), length if self.whole else None, line)
 
@@ -184,6 +204,8 @@ def ids_in(text: str, format: InputFormat, tokenizer: TextTokenizer | None, size
         ids = tokenizer.encode(text) if format == "text" else tokenizer.ids(text.split())
     except PanicError as error:
         raise Unreadable("tokenizer_error", str(error)) from None
+    except WordTooLong as error:
+        raise Unreadable("too_long", f"{error}: split the line") from None
     except TokenizerError as error:
         raise Unreadable("unknown_token", str(error)) from None
     if not ids:
@@ -226,6 +248,10 @@ def read_pairs(
             left_out += 1
             continue
         try:
+            if len(target) > LONGEST_LINE:
+                raise TfexportError(
+                    f"target {number} has more than {LONGEST_LINE:,} bytes. Give one sentence per line."
+                )
             wanted.append(target.decode("utf-8").strip())
         except UnicodeDecodeError as error:
             raise TfexportError(f"target {number} is not UTF-8, from byte {error.start + 1} on. Convert it.") from error

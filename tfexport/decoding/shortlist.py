@@ -29,8 +29,11 @@ import numpy as np
 
 from tfexport.config import ModelConfig
 from tfexport.decoding.hypothesis import Source
+from tfexport.decoding.line_reader import without_bom
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import IntArray
+from tfexport.system.input_files import LONGEST_LINE, Lines
+from tfexport.system.regular_files import open_regular
 from tfexport.text.tokenizers import TextTokenizer
 
 FIRST, BEST = 100, 100
@@ -125,9 +128,11 @@ def read_shortlist(
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines that hold anything, with their numbers, without their newlines."""
     try:
-        with path.open(encoding="utf-8-sig", newline="\n") as file:
-            for number, line in enumerate(file, start=1):
-                text = line.rstrip("\r\n")
+        with open_regular(path) as file:
+            for number, line in enumerate(without_bom(Lines(file, str(path))), start=1):
+                if len(line) > LONGEST_LINE:
+                    raise TfexportError(f"line {number} of {path} has more than {LONGEST_LINE:,} bytes. Correct it.")
+                text = line.decode("utf-8").rstrip("\r\n")
                 if text.strip():
                     yield number, text
     except (OSError, UnicodeDecodeError) as error:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
 from tfexport.decoding.alignments import NO_ALIGNER, Aligner
 from tfexport.decoding.batches import decode_windows
 from tfexport.decoding.line_reader import Reader, Status, TargetReader, Unreadable, ids_in, without_bom
+from tfexport.decoding.read_ahead import ReadAhead
 from tfexport.decoding.request_options import InputFormat, OutputFormat
 from tfexport.decoding.search import Hypothesis, SearchOptions, Source
 from tfexport.decoding.shortlist import Shortlist
@@ -27,6 +29,8 @@ from tfexport.runtimes.base import Capacity, Runtime
 from tfexport.system.json_text import json_text
 from tfexport.text.tokenizer_parts import PanicError
 from tfexport.text.tokenizers import TextTokenizer
+
+Item = TypeVar("Item")
 
 WINDOW_BATCHES = 16
 """Batches of a window: enough lines that those of a batch are of about one length."""
@@ -193,6 +197,7 @@ def translate(
     done: int = 0,
     outputs: TargetReader | None = None,
     shortlist: Shortlist | None = None,
+    live: bool = False,
 ) -> Iterator[Result]:
     """Decode `lines` and yield a result for each, in order.
 
@@ -203,6 +208,7 @@ def translate(
         done: lines to pass over, whose results are there already.
         outputs: what the outputs begin with.
         shortlist: the words that may come in them; all where there is none.
+        live: no result waits for lines that are not there yet. They are read in a thread, and windows have what is there.
 
     Raises:
         TfexportError: there are fewer lines than are `done`, or other ones than of what the outputs begin with.
@@ -210,22 +216,46 @@ def translate(
     plain = without_bom(lines)
     stream = enumerate(outputs.pairs(plain) if outputs else ((line, b"") for line in plain), start=1)
     pass_over(stream, done)
+    failed: list[Exception] = []
+    readable_lines = until_failure(stream, failed)
     size = window or window_size(batch_size, workers)
     # Of each window what is known, and what is decoded.
     under_way: deque[tuple[dict[int, Result], dict[int, Source]]] = deque()
 
-    def windows() -> Iterator[list[Source]]:
-        while chunk := list(islice(stream, size)):
+    ahead: ReadAhead[tuple[int, tuple[bytes, bytes]]] | None = None
+
+    def windows() -> Iterator[list[Source] | None]:
+        while True:
+            if ahead is not None and under_way and not ahead.has_news():
+                yield None
+                continue
+            chunk = islice(readable_lines, size) if ahead is None else ahead.window(size)
             known, readable = read_window(runtime.capacity, reader, outputs, chunk, shortlist)
+            if not known and not readable:
+                break
             under_way.append((known, readable))
             yield list(readable.values())
 
-    with WorkerPool(runtime, workers, options) as pool:
+    with ExitStack() as stack:
+        pool = stack.enter_context(WorkerPool(runtime, workers, options))
+        if live:
+            pool.begin()  # processes are best made while there is no other thread
+            ahead = stack.enter_context(ReadAhead(readable_lines, size))
         for decoded in decode_windows(pool, windows(), options, batch_size=batch_size):
             known, readable = under_way.popleft()
             sources = zip(readable.items(), decoded, strict=True)
             known |= {number: replace(result_of(number, found), source=source) for (number, source), found in sources}
             yield from (known[number] for number in sorted(known))
+    if failed:
+        raise failed[0]
+
+
+def until_failure(lines: Iterable[Item], failed: list[Exception]) -> Iterator[Item]:
+    """`lines`, as if they ended before an error of theirs, which is put into `failed`: what came before has its results."""
+    try:
+        yield from lines
+    except Exception as error:
+        failed.append(error)
 
 
 def pass_over(lines: Iterator[object], done: int) -> None:
@@ -250,7 +280,7 @@ def read_window(
     capacity: Capacity,
     reader: Reader,
     outputs: TargetReader | None,
-    chunk: list[tuple[int, tuple[bytes, bytes]]],
+    chunk: Iterable[tuple[int, tuple[bytes, bytes]]],
     shortlist: Shortlist | None = None,
 ) -> tuple[dict[int, Result], dict[int, Source]]:
     """The lines of a window by their numbers: results of those that cannot be decoded, sources of the others."""

@@ -11,13 +11,13 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from threading import Event
-from typing import Any
+from typing import Any, TypeVar
 
 from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search
 from tfexport.errors import TfexportError
@@ -29,6 +29,7 @@ CAN_FORK = sys.platform == "linux"
 SECONDS_TO_END = 5
 """For the thread of the process pool, after its processes were killed; it takes some milliseconds."""
 
+Given = TypeVar("Given")
 Batch = Sequence[Source | Sequence[int]]
 Outputs = list[list[list[Hypothesis]]]
 """The hypotheses of each source of each batch."""
@@ -122,18 +123,28 @@ class WorkerPool:
                 reason; see `worker_ended_error`.
         """
         if isinstance(self._pool, ProcessPoolExecutor):
-            others = [] if self._processes else multiprocessing.active_children()
-            try:
-                return self._pool.submit(_search_in_process, batches, options)
-            except BrokenProcessPool as error:
-                raise worker_ended_error() from error
-            finally:  # the first submission forks all of them
-                self._processes = self._processes or [c for c in multiprocessing.active_children() if c not in others]
+            return self._submitted(self._pool, _search_in_process, batches, options)
         if self._pool is not None:
             return self._pool.submit(_search_all, self.runtime, batches, options, self._stopped)
         done: Future[Outputs] = Future()
         done.set_result(_search_all(self.runtime, batches, options))
         return done
+
+    def begin(self) -> None:
+        """Make the processes now, and not with the first search."""
+        if isinstance(self._pool, ProcessPoolExecutor):
+            self._submitted(self._pool, os.getpid)
+
+    def _submitted(
+        self, pool: ProcessPoolExecutor, function: Callable[..., Given], *arguments: object
+    ) -> Future[Given]:
+        others = [] if self._processes else multiprocessing.active_children()
+        try:
+            return pool.submit(function, *arguments)
+        except BrokenProcessPool as error:
+            raise worker_ended_error() from error
+        finally:  # the first submission forks all of them
+            self._processes = self._processes or [c for c in multiprocessing.active_children() if c not in others]
 
 
 _runtime: Runtime[Any] | None = None

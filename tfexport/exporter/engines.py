@@ -21,10 +21,11 @@ from tfexport import contract
 from tfexport.bundle.reader import PORTABLE, Bundle, Engine, Library, open_bundle
 from tfexport.bundle.writer import with_engines
 from tfexport.contract import GraphSpec, Precision
-from tfexport.errors import EngineError, RuntimeUnavailable
+from tfexport.errors import EngineError
 from tfexport.exporter.engine_plan import LengthPlan, Profile
 from tfexport.system import disk_cache
 from tfexport.system.gpu import find_gpu
+from tfexport.system.imports import import_failure
 
 HERE = "here"
 """The GPU of the machine that builds."""
@@ -124,10 +125,11 @@ class Builder:
         try:
             self.trt: Any = importlib.import_module(library)
         except ImportError as error:
-            raise RuntimeUnavailable(
+            absent = (
                 f"building engines needs {library}, which is not installed: pip install "
                 f"'tfexport[{library.replace('_', '-')}]'."
-            ) from error
+            )
+            raise import_failure(error, library, absent) from error
         if not hasattr(self.trt, "IKVCacheUpdateLayer"):
             raise EngineError(f"{library} {self.trt.__version__} has no TensorScatter. Upgrade it.")
         self._messages: list[str] = []

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from tfexport.system.regular_files import open_regular
+
 _TYPES = {
     "F32": ir.DataType.FLOAT,
     "F16": ir.DataType.FLOAT16,
@@ -24,7 +26,7 @@ class StoredWeights:
         self.folder = paths[0].parent
         self._entries: dict[str, tuple[Path, int, str, list[int], int]] = {}
         for path in paths:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 (header_length,) = struct.unpack("<Q", file.read(8))
                 header = json.loads(file.read(header_length))
             header.pop("__metadata__", None)

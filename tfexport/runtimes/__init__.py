@@ -8,6 +8,7 @@ from tfexport.bundle.reader import Bundle
 from tfexport.contract import QUANTIZED, Precision, short_name
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.runtimes.base import ClassifierRuntime, Runtime
+from tfexport.system.imports import import_failure
 
 RUNTIMES = {
     "ort-cpu": "cpu",
@@ -56,10 +57,10 @@ def load_runtime(
         raise _missing(name, error) from error
 
 
-def _missing(name: str, error: ImportError) -> RuntimeUnavailable:
-    return RuntimeUnavailable(
-        f"the runtime {name} needs {error.name}, which is not installed: pip install 'tfexport[{RUNTIMES[name]}]'."
-    )
+def _missing(name: str, error: ImportError) -> Exception:
+    library = (error.name or name).partition(".")[0]
+    absent = f"the runtime {name} needs {error.name}, which is not installed: pip install 'tfexport[{RUNTIMES[name]}]'."
+    return import_failure(error, library, absent)
 
 
 def load_classifier(

@@ -19,6 +19,7 @@ from tfexport.runtimes.base import Capacity, FloatArray, IntArray
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.device import Call, Device, DeviceTensor, HostDevice
 from tfexport.runtimes.loop import LoopRuntime
+from tfexport.system.imports import import_failure
 from tfexport.system.processes import usable_cpus
 
 onnxruntime.disable_telemetry_events()  # ONNX Runtime would send usage data to its makers
@@ -307,10 +308,11 @@ def _with_rounding(graph: Path, options: onnxruntime.SessionOptions) -> bytes:
     try:
         from tfexport.kernels.explicit_rounding import with_explicit_rounding
     except ImportError as error:
-        raise RuntimeUnavailable(
+        absent = (
             "half precision on the CPU, which is for checks, needs onnx, which is not installed: pip install "
             "'tfexport[export]'. Decode with --precision fp32."
-        ) from error
+        )
+        raise import_failure(error, "onnx", absent) from error
     options.add_session_config_entry(
         "session.model_external_initializers_file_folder_path", str(graph.parent.resolve())
     )

@@ -17,6 +17,7 @@ from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.device import Call, Device, DeviceTensor, Memory
 from tfexport.runtimes.loop import LoopRuntime
 from tfexport.system import disk_cache
+from tfexport.system.regular_files import read_bytes
 
 LIBRARIES = ("tensorrt", "tensorrt_rtx")
 SRC_BLOCK = 32
@@ -192,7 +193,7 @@ class TensorRtExecutable:
 
     def __init__(self, path: Path, engine: Engine, graph: GraphSpec, library: Any, runtime: Any, device: Device):
         self._trt, self._device = library, device
-        content = path.read_bytes()
+        content = read_bytes(path)
         self._engine = runtime.deserialize_cuda_engine(content)
         if self._engine is None:
             raise EngineError(

@@ -11,7 +11,6 @@ link, and so would refuse the bundle's too.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +26,8 @@ from tfexport.contract import Dialect, GraphSpec, Precision, TensorSpec
 from tfexport.decoding.search import SearchOptions
 from tfexport.errors import BundleError, RuntimeUnavailable, TfexportError
 from tfexport.runtimes import RUNTIMES
-from tfexport.system.atomic_files import partial_folder
+from tfexport.system.atomic_files import make_folder, partial_folder, sync_tree
+from tfexport.system.regular_files import read_text
 from tfexport.system.version import version
 
 CONFIG = "config.pbtxt"
@@ -177,7 +177,7 @@ def _graphs(bundle: Bundle, precision: Precision, on_gpu: bool) -> Iterator[Grap
         BundleError: the bundle has no graphs of this precision, or was written by a version with other tensors.
     """
     dialect: Dialect = "onnx24-lengths" if on_gpu else "onnx24"  # as the runtimes choose
-    manifest = json.loads((bundle.directory / MANIFEST).read_text(encoding="utf-8"))
+    manifest = json.loads(read_text(bundle.directory / MANIFEST))
     described = {entry["file"]: entry for entry in manifest["graphs"]}
     for graph in contract.graphs_of(bundle.config, precision, dialect):
         if graph.role == "select_rows":
@@ -312,15 +312,12 @@ def _new_repository(directory: Path, *, force: bool) -> Iterator[Path]:
     directory = directory.resolve()
     _refuse_to_overwrite(directory, force)
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(directory.parent)
         with partial_folder(directory) as outer:
             folder = outer / directory.name  # with ordinary permissions, which the outer one does not have
             folder.mkdir()
             yield folder
-            for path in folder.rglob("*"):
-                if path.is_file():
-                    with path.open("rb") as file:
-                        os.fsync(file.fileno())
+            sync_tree(folder)
             move_into_place(folder, directory, lambda: _refuse_to_overwrite(directory, force))
     except OSError as error:
         raise BundleError(
@@ -343,6 +340,6 @@ def _refuse_to_overwrite(directory: Path, force: bool) -> None:
 
 def _is_ours(model: Path) -> bool:
     try:
-        return (model / CONFIG).read_text(encoding="utf-8").startswith(HEADER)
+        return read_text(model / CONFIG).startswith(HEADER)
     except (OSError, ValueError):
         return False

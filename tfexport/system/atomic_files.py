@@ -19,27 +19,92 @@ AT_FDCWD = -100
 RENAME_EXCHANGE = 2
 
 NOT_SUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EXDEV)
-"""The errors of file systems that cannot exchange two names."""
+"""The errors of file systems that cannot exchange two names, or write a folder to the disk."""
+
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+"""Opens a file and not what a link points to: who can put a link at a name may not choose what is written to."""
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write. It replaces `path` when the block ends without an error; until then its name is `path`.partial.
+def whole_file(path: Path, partial: Path | None = None) -> Iterator[BinaryIO]:
+    """A file to write. It replaces `path` when the block ends without an error; until then its name is `partial`.
 
-    One process at a time may write `path`.
+    When the block has ended, the file survives a loss of power. One process at a time may write `partial`.
+
+    Args:
+        partial: in the same folder; by default `path`.partial. What is there is removed.
 
     Raises:
         OSError: it cannot be written. What was at `path` stays.
     """
-    partial = path.with_name(f"{path.name}.partial")
+    partial = partial or path.with_name(f"{path.name}.partial")
     try:
-        with partial.open("wb") as file:
+        partial.unlink(missing_ok=True)  # left by a killed process, or a link
+        with open(partial, "xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())  # or the name could reach the disk before the content
-        partial.replace(path)
+        move(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def move(source: Path, place: Path) -> None:
+    """Rename `source`, whose content is on the disk, to `place` in the same folder, in the place of what is there.
+
+    After that the new name survives a loss of power.
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
+    source.replace(place)
+    sync_folder(place.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Write the names in a folder to the disk. Until then a loss of power may bring back what they were before.
+
+    Raises:
+        OSError: the disk failed. Nothing is raised where the system cannot do this.
+    """
+    if os.name == "nt":  # folders cannot be opened
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NOT_SUPPORTED:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Write all files in a folder, and in its folders, to the disk, and their names.
+
+    Raises:
+        OSError: the disk failed.
+    """
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            sync_tree(path)
+        elif path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    sync_folder(folder)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those that it is in, where they are missing, to survive a loss of power.
+
+    Raises:
+        OSError: it cannot be made, or something else is there.
+    """
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfexport.errors import DeviceMemoryError, RuntimeUnavailable, TfexportError
+from tfexport.system.imports import import_failure
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,8 @@ def find_gpu() -> Gpu:
     try:
         from cuda.bindings import runtime as cudart
     except ImportError as error:
-        raise RuntimeUnavailable(
-            "looking for a GPU needs cuda-bindings, which is not installed: pip install cuda-bindings."
-        ) from error
+        absent = "looking for a GPU needs cuda-bindings, which is not installed: pip install cuda-bindings."
+        raise import_failure(error, "cuda", absent) from error
     status, count = cudart.cudaGetDeviceCount()
     if status != cudart.cudaError_t.cudaSuccess or not count:
         raise RuntimeUnavailable(

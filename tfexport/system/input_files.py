@@ -10,21 +10,76 @@ from typing import BinaryIO
 
 from tfexport.errors import TfexportError
 
+LONGEST_LINE = 1 << 20
+"""Bytes that are kept of a line. A longer one comes cut, one byte longer than this: whoever reads it must refuse it by its
+length, and memory stays in proportion."""
+
+ENDLESS_LINE = 1 << 30
+"""Bytes after which a line is taken for one that never ends, as `/dev/zero` gives it."""
+
+_PIECE = 1 << 16
+
+
+class Lines(Iterator[bytes]):
+    """The lines of an open file with their newlines, none longer than `LONGEST_LINE` and one byte.
+
+    Args:
+        name: of the file, for messages.
+    """
+
+    def __init__(self, file: BinaryIO, name: str):
+        self._file, self._name = file, name
+        self._number = 0
+        self._is_cut = False
+
+    def __next__(self) -> bytes:
+        """Raises TfexportError where a line does not end."""
+        if self._is_cut:
+            self._pass_over_the_rest()
+        line = self._file.readline(LONGEST_LINE + 1)
+        if not line:
+            raise StopIteration
+        self._number += 1
+        self._is_cut = len(line) > LONGEST_LINE and not line.endswith(b"\n")
+        return line
+
+    def _pass_over_the_rest(self) -> None:
+        """After the line was given: who waits for it need not wait for its end."""
+        for _ in range(ENDLESS_LINE // _PIECE):
+            piece = self._file.readline(_PIECE)
+            if len(piece) < _PIECE or piece.endswith(b"\n"):
+                return
+        raise TfexportError(
+            f"line {self._number} of {self._name} goes on after {ENDLESS_LINE >> 20} MiB. Give a file of text, one sentence "
+            "per line."
+        )
+
+    def isatty(self) -> bool:
+        """Whether a person types the lines."""
+        return self._file.isatty()
+
 
 @contextlib.contextmanager
-def opened(source: Path | None) -> Iterator[BinaryIO]:
-    """The lines of a file, or of stdin where there is none."""
+def opened(source: Path | None) -> Iterator[Lines]:
+    """The lines of a file, also of a pipe, or of stdin where there is none."""
     if source is None or str(source) == "-":
         if sys.stdin is None:
             raise TfexportError("there is no input: stdin is closed. Give a text file.")
-        yield sys.stdin.buffer
+        yield Lines(sys.stdin.buffer, "the input")
     else:
-        try:
-            file = source.open("rb")
-        except OSError as error:
-            raise TfexportError(f"cannot read {source}: {error.strerror}. Give a text file, or - for stdin.") from error
-        with file:
-            yield file
+        with lines_of(source) as lines:
+            yield lines
+
+
+@contextlib.contextmanager
+def lines_of(path: Path) -> Iterator[Lines]:
+    """The lines of a file, also of a pipe."""
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise TfexportError(f"cannot read {path}: {error.strerror}. Give a text file, or - for stdin.") from error
+    with file:
+        yield Lines(file, str(path))
 
 
 def require_one_stdin(*sources: Path | None) -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tfexport.errors import CheckpointError, RuntimeUnavailable, TfexportError, TokenizerError
+from tfexport.errors import CheckpointError, TfexportError, TokenizerError
+from tfexport.system.imports import import_failure
+from tfexport.system.regular_files import read_text
 
 _KEPT: dict[str, str] = {"\u2028": "\ue000", "\u2029": "\ue001"}
 """Line breaks in YAML 1.1, which PyYAML reads, and characters like any other in YAML 1.2, which Marian writes. Private ones
@@ -90,9 +92,8 @@ def _library(where: str) -> ModuleType:
     try:
         import yaml
     except ImportError as error:
-        raise RuntimeUnavailable(
-            f"{where} is YAML, and PyYAML is not installed: pip install 'tfexport[yaml]'."
-        ) from error
+        absent = f"{where} is YAML, and PyYAML is not installed: pip install 'tfexport[yaml]'."
+        raise import_failure(error, "yaml", absent) from error
     return yaml
 
 
@@ -106,6 +107,6 @@ def _first_line(error: Exception) -> str:
 def read_yaml_file(path: Path, error: type[TfexportError] = CheckpointError) -> str:
     """The text of a YAML file; raises an `error` if it has none."""
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return read_text(path, "utf-8-sig")
     except (OSError, UnicodeDecodeError) as problem:
         raise error(f"cannot read {path}: {problem}. Check that it was copied completely.") from problem

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tfexport.errors import RuntimeUnavailable, TokenizerError
+from tfexport.system.imports import import_failure
+from tfexport.system.regular_files import read_bytes
 
 _CODE = re.compile(r">>[^<>]+<<")
 """How a text for Marian's models of many languages begins: with the language to translate to."""
@@ -30,7 +32,7 @@ class PieceModel:
     def bytes_of(path: Path) -> bytes:
         """Raises: TokenizerError if the file cannot be read."""
         try:
-            return path.read_bytes()
+            return read_bytes(path)
         except OSError as error:
             raise TokenizerError(f"cannot read {path}: {error}. Check that it was copied completely.") from error
 
@@ -61,10 +63,11 @@ def _processor(model: bytes) -> Any:
     try:
         from sentencepiece import SentencePieceProcessor
     except ImportError as error:
-        raise RuntimeUnavailable(
+        absent = (
             "this text is split by SentencePiece, which is not installed: pip install 'tfexport[sentencepiece]', "
             "or decode ids with --input-format ids."
-        ) from error
+        )
+        raise import_failure(error, "sentencepiece", absent) from error
     if not model:
         raise RuntimeError("the file is empty")  # the library takes it for no model at all
     return SentencePieceProcessor(model_proto=model)

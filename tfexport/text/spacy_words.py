@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tfexport.errors import RuntimeUnavailable
+from tfexport.system.imports import import_failure
 
 
 def spacy_tokenizer(language: str | None) -> Any:
@@ -16,11 +17,14 @@ def spacy_tokenizer(language: str | None) -> Any:
     try:
         import spacy
     except ImportError as error:
-        raise RuntimeUnavailable(
+        absent = (
             "this model's text is tokenised by spaCy, which is not installed: pip install 'tfexport[spacy]', "
             "or decode ids with --input-format ids."
-        ) from error
+        )
+        raise import_failure(error, "spacy", absent) from error
     try:
         return spacy.blank(language).tokenizer
+    except MemoryError:
+        raise
     except Exception as error:
         raise RuntimeUnavailable(f"spaCy has no language {language!r}: {error}. Use a code such as de.") from error

@@ -9,7 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tfexport.errors import RuntimeUnavailable, TokenizerError
+from tfexport.errors import TokenizerError
+from tfexport.system.imports import import_failure
+from tfexport.system.regular_files import read_text
 
 SEPARATOR = "@@"
 """Ends a subword that its word goes on after."""
@@ -32,7 +34,7 @@ class Subwords:
     def from_file(cls, path: Path) -> Subwords:
         """Raises: TokenizerError if the file is not such codes."""
         try:
-            codes = path.read_text(encoding="utf-8")
+            codes = read_text(path)
         except (OSError, UnicodeDecodeError) as error:
             raise TokenizerError(f"cannot read {path}: {error}. Give the codes that learn-bpe wrote.") from error
         found = cls(codes)
@@ -62,10 +64,11 @@ class Subwords:
         try:
             from subword_nmt.apply_bpe import BPE
         except ImportError as error:
-            raise RuntimeUnavailable(
+            absent = (
                 "this text is split by codes of subword-nmt, which is not installed: pip install 'tfexport[subword-nmt]', "
                 "or split it yourself and use --input-format tokens."
-            ) from error
+            )
+            raise import_failure(error, "subword_nmt", absent) from error
         return BPE(io.StringIO(self.codes), separator=SEPARATOR, vocab=self.known)
 
 

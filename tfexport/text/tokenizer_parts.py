@@ -130,7 +130,7 @@ def _flat(kind: str, part: Any) -> Iterator[Mapping[str, Any]]:
             raise ValueError(f"its {kind} has no type, or more than {MOST_PARTS} parts")
         yield part
         if part.get("type") == "Sequence":
-            inner = next((part[name] for name in _LISTS if name in part), [])
+            inner: Any = next((part[name] for name in _LISTS if name in part), [])
             if not isinstance(inner, list):
                 raise ValueError(f"its {kind} is no list")
             waiting += inner

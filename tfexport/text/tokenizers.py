@@ -14,6 +14,7 @@ from typing import Any, Literal
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from tfexport.errors import TfexportError, TokenizerError
+from tfexport.system.regular_files import read_text
 from tfexport.system.yaml_files import read_words, read_yaml_file
 from tfexport.text.sentencepiece import PieceModel, Pieces
 from tfexport.text.spacy_words import spacy_tokenizer
@@ -33,6 +34,15 @@ FAIRSEQ_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 
 SplitAt = Literal["whitespace", "spaces", "stripped spaces"]
 """How text is split into words; see `word_tokenizer`."""
+
+LONGEST_WORD = 500
+"""Characters between white space that rules of spaCy or subword-nmt split. They take a time that grows with the square of
+this number: a twentieth of a second for so many brackets, 30 seconds for 20,000."""
+
+
+class WordTooLong(TokenizerError):
+    """Text has more than `LONGEST_WORD` characters without white space."""
+
 
 _NO_WORD = "\ufdd0"
 """Stands for the empty word between two spaces: a code point that Unicode gives no character."""
@@ -67,6 +77,7 @@ class TextTokenizer:
         Raises:
             TokenizerError: a word is not in the vocabulary, which has no unknown token.
             PanicError: the library stops at this text.
+            WordTooLong: a word is too long to be split.
         """
         text = self.prefix + text
         if isinstance(self.inner, Pieces):
@@ -100,6 +111,10 @@ class TextTokenizer:
 
     def _words(self, inner: Tokenizer, text: str) -> Any:
         """What is looked up: all of `text`, or the words that are told apart before."""
+        if self.subwords is not None or self._splits_by_rules:
+            longest = max(map(len, text.split()), default=0)
+            if longest > LONGEST_WORD:
+                raise WordTooLong(f"{longest:,} characters without white space, at most {LONGEST_WORD:,} can be split")
         words: Any = text if self.spacy_language is None else [word.text for word in self._spacy(text)]
         if self.subwords is not None:
             normal = inner.normalizer  # of upper case, before words are split
@@ -219,6 +234,11 @@ class TextTokenizer:
             raise TokenizerError(f"{where} is not a tokenizer: {error}. Export the model again.") from error
 
     @cached_property
+    def _splits_by_rules(self) -> bool:
+        """Whether spaCy's general rules split text, and not a splitter of one language, such as Chinese."""
+        return self.spacy_language is not None and type(self._spacy).__module__ == "spacy.tokenizer"
+
+    @cached_property
     def _spacy(self) -> Any:
         return spacy_tokenizer(self.spacy_language)
 
@@ -273,7 +293,7 @@ def _content(path: Path) -> Any:
     if path.suffix in (".yml", ".yaml"):
         return read_words(read_yaml_file(path, TokenizerError), str(path))
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise TokenizerError(
             f"cannot read the vocabulary {path}: {error}. Give a UTF-8 text or JSON file, or a SentencePiece model named "

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from tfexport.config import ModelConfig
 from tfexport.decoding.search import pad
 from tfexport.errors import TfexportError
+from tfexport.system.regular_files import read_bytes
 from tfexport.text.tokenizers import TextTokenizer
 
 POOL_BATCHES = 100
@@ -79,7 +80,7 @@ def read_either(source: Path | None, target: Path | None, tsv: Path | None, flag
 def _read_lines(path: Path) -> list[str]:
     try:
         # Not splitlines(): it also splits at characters that may stand inside a sentence, such as U+2028.
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_bytes(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise TfexportError(f"cannot read {path}: {error}. Give a UTF-8 text file.") from error
     lines = text.removesuffix("\n").split("\n") if text else []

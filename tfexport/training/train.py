@@ -31,8 +31,9 @@ from tfexport.models.formats import native
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.system.atomic_files import whole_file
+from tfexport.system.atomic_files import make_folder, whole_file
 from tfexport.system.file_locks import lock_folder
+from tfexport.system.regular_files import read_text
 from tfexport.training.data import Batch, IdPair, TextPair, encode_pairs, loader
 from tfexport.training.options import TrainOptions
 from tfexport.training.state import Measurements, WholeCheckpoints
@@ -218,7 +219,7 @@ def train(
     for chatty in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_folder(directory)
         with _alone_in(directory):
             return _train(texts, validation, directory, options, resume=resume)
     except OSError as error:
@@ -343,7 +344,7 @@ def _remember_run(
             file.write((json.dumps(run, indent=1) + "\n").encode())
         return
     try:
-        before = json.loads(path.read_text(encoding="utf-8"))
+        before = json.loads(read_text(path))
         torch.load(directory / "last.ckpt", map_location="cpu", weights_only=True)
         changed = [name for name in told if before["options"].get(name) != told[name]]
         changed += ["text"] * (before["data"] != data)

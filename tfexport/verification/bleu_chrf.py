@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tfexport.errors import RuntimeUnavailable
+from tfexport.system.imports import import_failure
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,8 @@ class Quality:
         try:
             import sacrebleu
         except ImportError as error:
-            raise RuntimeUnavailable(
-                "BLEU and chrF need sacrebleu, which is not installed: pip install 'tfexport[report]'."
-            ) from error
+            absent = "BLEU and chrF need sacrebleu, which is not installed: pip install 'tfexport[report]'."
+            raise import_failure(error, "sacrebleu", absent) from error
         # Forced: without it sacrebleu warns of outputs that are words apart, which is how a vocabulary of words gives them.
         bleu = sacrebleu.corpus_bleu(list(outputs), [list(targets)], force=True)
         chrf = sacrebleu.corpus_chrf(list(outputs), [list(targets)])

@@ -23,8 +23,10 @@ from tfexport.bundle.reader import CERTIFICATES, PORTABLE, Bundle, Engine
 from tfexport.contract import Precision, short_name
 from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.graph_checks.rounding import RULE
+from tfexport.system.atomic_files import whole_file
 from tfexport.system.gpu import find_gpu
 from tfexport.system.processes import cpu_name
+from tfexport.system.regular_files import read_text
 
 LIBRARIES = {
     "ort-cpu": ("onnxruntime", "onnxruntime-gpu"),
@@ -155,7 +157,7 @@ def read_certificates(bundle: Bundle) -> list[Certificate]:
     """
     path = bundle.directory / CERTIFICATES
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        entries = json.loads(read_text(path))
         known = {field.name for field in fields(Certificate)}
         found = [Certificate(**{name: value for name, value in entry.items() if name in known}) for entry in entries]
         return [one for one in found if _is_whole(one)]
@@ -194,11 +196,9 @@ def write_certificates(
     partial = path.with_name(f".{CERTIFICATES}.{os.getpid()}.partial")
     try:
         text = json.dumps([asdict(certificate) for certificate in [*kept, *passed]], indent=1, allow_nan=False)
-        partial.write_text(text + "\n", encoding="utf-8")
-        partial.replace(path)
+        with whole_file(path, partial) as file:
+            file.write(f"{text}\n".encode())
     except (OSError, ValueError) as error:  # ValueError: an earlier certificate has NaN
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
         reason = getattr(error, "strerror", None) or error
         raise BundleError(
             f"cannot write {path}: {reason}. Make the folder writable, or compare with --no-certify."

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfexport.contract import short_name
-from tfexport.errors import RuntimeUnavailable, TfexportError
+from tfexport.errors import TfexportError
 from tfexport.graph_checks.check import GraphCheck
+from tfexport.system.imports import import_failure
 from tfexport.system.version import version
 from tfexport.text.tokenizers import TextTokenizer
 from tfexport.verification.certificates import device_of, library_of
@@ -184,9 +185,8 @@ def _figure(draw: Callable[[Any], None], x: str, y: str) -> str:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise RuntimeUnavailable(
-            "the plots of a report need matplotlib, which is not installed: pip install 'tfexport[report]'."
-        ) from error
+        absent = "the plots of a report need matplotlib, which is not installed: pip install 'tfexport[report]'."
+        raise import_failure(error, "matplotlib", absent) from error
     figure = Figure(figsize=(10, 3), layout="constrained")
     axes: Axes = figure.add_subplot()
     draw(axes)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -54,6 +55,41 @@ def test_lines_never_lie_beside_notes_of_something_else(
         assert out.done == 0
         print("one", file=out.file)
     assert path.read_bytes() == b"one\n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need a privilege there")
+@pytest.mark.parametrize("name", ["out.partial", "out.partial.json", "out.partial.json.partial"])
+def test_nothing_is_written_through_a_link(tmp_path: Path, name: str) -> None:
+    path, other = tmp_path / "out", tmp_path / "other"
+    other.write_text("of somebody else")
+    (tmp_path / name).symlink_to(other)
+    if name == "out.partial":
+        with pytest.raises(TfexportError, match="is a link"), writing(path, ABOUT):
+            pass
+    else:
+        with writing(path, ABOUT) as out:
+            print("one", file=out.file)
+        assert path.read_bytes() == b"one\n"
+    assert other.read_text() == "of somebody else"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such files")
+@pytest.mark.parametrize("make", [lambda path: os.mkfifo(path), lambda path: os.link(path.with_name("other"), path)])
+def test_lines_are_written_to_a_file_of_their_own(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    (tmp_path / "other").write_text("of somebody else")
+    make(tmp_path / "out.partial")
+    with pytest.raises(TfexportError, match="is not a file of its own"), writing(tmp_path / "out", ABOUT):
+        pass
+    assert (tmp_path / "other").read_text() == "of somebody else"
+
+
+def test_zeros_that_a_loss_of_power_left_are_not_kept(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    begun(path, b"one\n\0\0\0\0\nthree\n")
+    with writing(path, ABOUT, resume=True) as out:
+        assert out.done == 1
+        print("two", file=out.file)
+    assert path.read_bytes() == b"one\ntwo\n"
 
 
 @pytest.mark.parametrize("resume", [False, True])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,62 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> Non
         write_half()
     assert path.read_text() == "old"
     assert names(tmp_path) == ["file"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need a privilege there")
+def test_what_a_link_points_to_is_not_written_to(tmp_path: Path) -> None:
+    path, other = tmp_path / "file", tmp_path / "other"
+    other.write_text("of somebody else")
+    (tmp_path / "file.partial").symlink_to(other)
+    with whole_file(path) as file:
+        file.write(b"new")
+    assert (path.read_text(), other.read_text(), path.is_symlink()) == ("new", "of somebody else", False)
+    assert names(tmp_path) == ["file", "other"]
+
+
+def test_a_name_is_on_the_disk_before_the_block_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    synced, replaced = os.fsync, Path.replace
+
+    def fsync(descriptor: int) -> None:
+        done.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        synced(descriptor)
+
+    def replace(source: Path, place: Path) -> Path:
+        done.append("name")
+        return replaced(source, place)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", replace)
+    with whole_file(tmp_path / "file") as file:
+        file.write(b"new")
+    assert done == ["file", "name", "folder"]
+
+
+def test_folders_that_are_made_are_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(atomic_files, "sync_folder", synced.append)
+    atomic_files.make_folder(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    assert synced == [tmp_path, tmp_path / "a"]
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"exists|directory"):
+        atomic_files.make_folder(tmp_path / "file")
+
+
+def test_a_file_system_that_cannot_sync_folders_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(number: int) -> None:
+        def raised(descriptor: int) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "fsync", raised)
+
+    fail(errno.EINVAL)
+    atomic_files.sync_folder(tmp_path)
+    fail(errno.EIO)
+    if os.name != "nt":
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            atomic_files.sync_folder(tmp_path)
 
 
 def test_a_signal_while_a_partial_folder_is_removed_leaves_nothing(

@@ -18,6 +18,7 @@ from tfexport.models.checkpoints.options import USAGE
 from tfexport.models.families.family import Family
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.formats.state_dicts import Picked
+from tfexport.system.regular_files import read_text
 from tfexport.text.sentencepiece import Pieces
 from tfexport.text.subword_nmt import has_subwords
 
@@ -108,7 +109,7 @@ def read_hints(path: Path) -> dict[str, Any]:
         ConfigError: it is not a JSON object of such fields.
     """
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {error}. Give a JSON object.") from error
     known = [*(field.name for field in dataclasses.fields(ModelConfig)), *PARTS, *PICKS]

@@ -15,6 +15,8 @@ from torch import Tensor
 from tfexport.errors import CheckpointError
 from tfexport.models.formats.pickled_options import read_inert
 from tfexport.models.formats.state_dicts import Picked, find_state_dict, tensors_of, what_is, without_prefix
+from tfexport.system.atomic_files import move
+from tfexport.system.regular_files import open_regular
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def read_file(path: Path, *, unwrap: bool = True, picked: Picked = EVERYTHING) -
     if not os.path.isfile(path):  # unlike pathlib, it takes a name that is too long for one of no file
         raise CheckpointError(f"there is no file {path}. Give the path of a checkpoint such as ckpt.pt.")
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             head = file.read(16)
         if head[8:9] == b"{":  # after the header's length in 8 bytes
             with safe_open(path, framework="pt") as tensors:
@@ -100,10 +102,11 @@ def save_weights(weights: Mapping[str, Tensor], path: Path, metadata: dict[str, 
     """
     partial = path.with_name(f"{path.name}.partial")
     try:
+        partial.unlink(missing_ok=True)  # left by a killed process, or a link
         save_file(dict(weights), partial, metadata)
         with partial.open("rb") as file:
             os.fsync(file.fileno())
-        partial.replace(path)  # so that no half-written file has the name
+        move(partial, path)  # so that no half-written file has the name
     except SafetensorError as error:  # its wrapping of a full disk and the like
         raise OSError(str(error)) from error
     finally:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from tfexport.errors import CheckpointError
 from tfexport.models.formats.pickles import InertClass, InertObject, Refused, read_pickle
+from tfexport.system.regular_files import open_regular
 
 __all__ = ["InertClass", "InertObject", "holds", "plain", "read_inert"]
 
@@ -45,7 +46,7 @@ def holds(path: Path, wanted: Callable[[Any], bool]) -> bool:
 @lru_cache(maxsize=16)  # large vocabularies take half a second, and several toolkits are asked several times
 def _holds(path: Path, changed: int, size: int, wanted: Callable[[Any], bool]) -> bool:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(2) in (b"PK", b"\x80\x02") and wanted(read_inert(path))
     except (OSError, CheckpointError):
         return False
@@ -61,7 +62,7 @@ def read_inert(path: Path) -> Any:
         CheckpointError: the file is missing, damaged or not of torch.save, or asks for more than it has.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # tensors may be written to; the file is not
             if mapped[:2] == b"PK":
                 return _read_archive(mapped, zipfile.ZipFile(file).infolist())

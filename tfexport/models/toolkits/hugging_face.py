@@ -17,6 +17,7 @@ from tfexport.models.toolkits.hugging_face_layouts import KINDS, NOT_SUPPORTED, 
 from tfexport.models.toolkits.hugging_face_settings import CONFIG, Settings
 from tfexport.models.toolkits.hugging_face_text import read_text
 from tfexport.models.toolkits.toolkit import TextOptions, Toolkit, ToolkitCheckpoint
+from tfexport.system import regular_files
 
 _CHECKPOINTS = (".pt", ".pth", ".ckpt", ".npz", ".safetensors")
 _NO_WORDS = ("Classification", "QuestionAnswering", "ForCausalLM", "EncoderModel")
@@ -110,7 +111,7 @@ def _spoken(fields: Mapping[str, Any], language: int) -> dict[str, Any]:
 def _json(path: Path) -> dict[str, Any]:
     advice = "Check that it was copied completely."
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(regular_files.read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot read {path}: {error}. {advice}") from error
     if not isinstance(content, dict):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tfexport.errors import ConfigError, TokenizerError
+from tfexport.system.regular_files import read_text
 from tfexport.text.sentencepiece import PieceModel, Pieces
 from tfexport.text.tokenizers import TextTokenizer
 
@@ -305,7 +306,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise TokenizerError(f"cannot read {path}: {error}. {_COMPLETE}") from error
     if not isinstance(content, dict):

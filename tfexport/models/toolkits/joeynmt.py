@@ -27,6 +27,7 @@ from tfexport.models.toolkits.toolkit import (
     self_described,
     tie,
 )
+from tfexport.system.regular_files import open_regular
 from tfexport.system.yaml_files import read_settings, read_yaml_file
 
 CONFIG = "config.yaml"
@@ -56,8 +57,9 @@ def recognises(path: Path) -> bool:
             return False
         if path.is_file() and not (folder / CONFIG).exists():
             return holds(path, _is_joeynmt)
-        with (folder / CONFIG).open(encoding="utf-8", errors="replace") as file:
-            return set(_SECTIONS.findall(file.read(2**20))) == {"data", "model", "training"}
+        with open_regular(folder / CONFIG) as file:
+            text = file.read(2**20).decode("utf-8", "replace")
+            return set(_SECTIONS.findall(text)) == {"data", "model", "training"}
     except OSError:
         return False
 

@@ -14,6 +14,7 @@ from tfexport.errors import ConfigError, TokenizerError
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.toolkits.arguments import Arguments
 from tfexport.models.toolkits.toolkit import TextOptions
+from tfexport.system import regular_files
 from tfexport.text.sentencepiece import PieceModel, Pieces
 from tfexport.text.subword_nmt import SEPARATOR, Subwords
 from tfexport.text.tokenizers import SplitAt, TextTokenizer, word_tokenizer
@@ -118,7 +119,7 @@ def _words(folder: Path, symbols: _Symbols, name: str) -> dict[str, int] | None:
     if not path.is_file():
         return None
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = regular_files.read_text(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise TokenizerError(f"cannot read {path}: {error}. Check that it was copied completely.") from error
     return {word: index for index, word in enumerate(dict.fromkeys([*symbols.first(), *lines]))}

@@ -20,7 +20,6 @@ import logging
 import os
 import re
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -99,17 +98,10 @@ def _folder() -> Path:
         OSError: it cannot be made.
         NotShared: others can write to it.
     """
-    folder = disk_cache.folder() / "packed"
-    disk_cache.folder().parent.mkdir(parents=True, exist_ok=True)
-    disk_cache.folder().mkdir(mode=0o700, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    for path in (disk_cache.folder(), folder):
-        facts = path.stat()
-        if facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise NotShared(
-                f"others than this user may write to {path}: chmod go-w it, or set XDG_CACHE_HOME to another folder"
-            )
-    return folder
+    try:
+        return disk_cache.own_folder("packed")
+    except disk_cache.NotOwned as error:
+        raise NotShared(str(error)) from error
 
 
 @contextmanager

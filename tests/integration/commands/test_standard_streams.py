@@ -1,0 +1,106 @@
+"""Stdout, stderr and signals as a shell may give them: closed, full, unread, early; and paths of any bytes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import ENVIRONMENT, TEXT, TFEXPORT, Outcome, Run, TinyCheckpoint, last_error, wanted_text
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="no such shell")
+
+
+def shell(command: str, **environment: str) -> Outcome:
+    done = subprocess.run(
+        ["bash", "-c", command],
+        input=TEXT,
+        capture_output=True,
+        env={**ENVIRONMENT, **environment, "TFEXPORT": str(TFEXPORT)},
+        timeout=120,
+    )
+    return Outcome(done.returncode, done.stdout, done.stderr.decode())
+
+
+def test_with_stderr_closed_notes_go_nowhere(tiny_bundle: Path, tiny_checkpoint: TinyCheckpoint) -> None:
+    done = shell(f"$TFEXPORT decode {tiny_bundle} --workers 1 2>&-")
+    assert (done.code, done.stdout, done.stderr) == (0, wanted_text(tiny_checkpoint), "")
+
+
+def test_with_stdout_closed_nothing_is_begun(tiny_bundle: Path, tmp_path: Path) -> None:
+    done = shell(f"$TFEXPORT decode {tiny_bundle} >&-")
+    assert last_error(done) == "error: stdout is closed. Redirect it to a file, or to /dev/null."
+
+
+def test_what_is_written_to_a_file_needs_no_stdout(
+    tiny_bundle: Path, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    done = shell(f"$TFEXPORT decode {tiny_bundle} --workers 1 -o {tmp_path / 'out'} >&- 2>&-")
+    assert done.code == 0
+    assert (tmp_path / "out").read_text(encoding="utf-8") == wanted_text(tiny_checkpoint)
+
+
+@pytest.mark.thorough
+def test_the_exit_code_of_a_comparison_is_its_verdict_though_nobody_reads_it(tiny_bundle: Path) -> None:
+    done = shell(f"$TFEXPORT parity {tiny_bundle} --bisect | true; exit ${{PIPESTATUS[0]}}")
+    assert done.code == 0
+    assert "error" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("library", ["typer", "numpy", "onnxruntime"])
+def test_ctrl_c_while_libraries_are_imported_prints_no_traceback(
+    tiny_bundle: Path, tmp_path: Path, library: str
+) -> None:
+    (tmp_path / f"{library}.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path[1:]])
+    # A shell's children in the background ignore the signal.
+    done = subprocess.run(
+        [sys.executable, "-m", "tfexport", "decode", tiny_bundle],
+        input=TEXT,
+        capture_output=True,
+        env={**ENVIRONMENT, "PYTHONPATH": path},
+        timeout=120,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert done.returncode in (-signal.SIGINT, 130)
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are Unicode there")
+def test_paths_that_are_not_utf8_are_used_or_refused(
+    run: Run, tiny_bundle: Path, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    folder.mkdir()
+    shutil.copy(tiny_checkpoint.path, folder)
+    (folder / "in").write_bytes(TEXT)
+    found = run("inspect", folder / "tiny.pt")
+    assert found.code == 0
+    assert os.fsencode(folder) in found.raw
+    decoded = run("decode", tiny_bundle, folder / "in", "--workers", "1", "-o", folder / "out")
+    assert decoded.code == 0
+    assert (folder / "out").read_text(encoding="utf-8") == wanted_text(tiny_checkpoint)
+    exported = run("export", folder / "tiny.pt", *tiny_checkpoint.flags)
+    assert "is not UTF-8, and ONNX Runtime takes no other. Rename it" in last_error(exported)
+    shutil.copytree(tiny_bundle, folder / "bundle")
+    for command in ("decode", "parity"):
+        assert "is not UTF-8, and ONNX Runtime takes no other. Rename it" in last_error(run(command, folder / "bundle"))
+
+
+def test_memory_that_runs_out_is_not_a_missing_library(
+    run: Run, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ImportError("libonnxruntime.so: failed to map segment from shared object", name="onnxruntime")
+
+    monkeypatch.setattr("tfexport.runtimes._load", fail)
+    message = last_error(run("decode", tiny_bundle))
+    assert message.startswith("error: not enough memory: onnxruntime cannot be loaded. ")

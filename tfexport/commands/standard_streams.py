@@ -1,0 +1,151 @@
+"""Stdout and stderr as they are found: closed, full, or a pipe that nobody reads from."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import functools
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO, TypeVar, cast
+
+from tfexport.errors import TfexportError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+BROKEN_PIPE = 141
+"""The exit code where nobody reads on, as in `tfexport decode ... | head`: a shell's for SIGPIPE."""
+
+
+class ClosedStdout(io.TextIOBase):
+    """Stands for a stdout that is closed: Python has none then, and would print to nowhere."""
+
+    def write(self, _: str) -> int:
+        raise closed_error()
+
+
+class Stdout(io.TextIOBase):
+    """Stdout that remembers whether writing to it failed.
+
+    Args:
+        verdict: a pipe that nobody reads from is no failure.
+    """
+
+    def __init__(self, file: TextIO, *, verdict: bool = False):
+        self._file, self._verdict = file, verdict
+        self.failure: OSError | None = None
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._file.encoding
+
+    def isatty(self) -> bool:
+        return self._file.isatty()
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def reconfigure(self, **settings: Any) -> None:
+        """As of `io.TextIOWrapper`."""
+        self._file.reconfigure(**settings)  # type: ignore[attr-defined]
+
+    def write(self, text: str) -> int:
+        with self._noted():
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._noted():
+            self._file.flush()
+
+    @contextlib.contextmanager
+    def _noted(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._give_up()
+            if self._verdict and isinstance(error, BrokenPipeError):
+                return
+            self.failure = error
+            raise
+
+    def _give_up(self) -> None:
+        """What could not be written is still in the buffer, and Python would fail on it once more when it ends."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._file.fileno())
+        os.close(nowhere)
+
+
+def prepare() -> None:
+    """Let nothing that is printed go astray: call this before anything else is opened.
+
+    Where stderr is closed, notes go nowhere; Python would print them to stdout. A path that is not UTF-8 is printed as its
+    bytes.
+    """
+    for descriptor in range(3):  # or the next file that is opened takes the place, and gets what libraries print
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (for as long as the process lives)
+    if sys.stdout is None:
+        sys.stdout = cast(TextIO, ClosedStdout())
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        codecs.register_error("tfexport-bytes", _as_bytes)
+        sys.stdout.reconfigure(errors="tfexport-bytes")
+
+
+def _as_bytes(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Write a byte of a path as that byte, and what stdout's encoding lacks as `\\xNN`."""
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeError:
+        return codecs.lookup_error("backslashreplace")(error)
+
+
+def closed_error() -> TfexportError:
+    return TfexportError("stdout is closed. Redirect it to a file, or to /dev/null.")
+
+
+@contextlib.contextmanager
+def guarded(*, verdict: bool = False) -> Iterator[None]:
+    """Print results in this block; they are on their way when it ends.
+
+    Raises:
+        SystemExit: nobody reads on.
+        TfexportError: they cannot be written.
+    """
+    stdout = Stdout(sys.stdout, verdict=verdict)
+    try:
+        with contextlib.redirect_stdout(cast(TextIO, stdout)):
+            try:
+                yield
+            finally:
+                stdout.flush()
+    except OSError as error:
+        if error is not stdout.failure:
+            raise  # of another file
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(BROKEN_PIPE) from None
+        raise TfexportError(f"cannot write to stdout: {error.strerror}. Make room, or write to a file.") from error
+
+
+def printing(command: Command, *, to_file: bool = False, verdict: bool = False) -> Command:
+    """The command, which tells of a stdout that it cannot write to.
+
+    Args:
+        to_file: with `output`, it needs no stdout.
+        verdict: its exit code is its result, whether anybody reads what it prints or not.
+    """
+
+    @functools.wraps(command)
+    def run(*arguments: Any, **options: Any) -> Any:
+        if isinstance(sys.stdout, ClosedStdout) and not (to_file and options.get("output")):
+            raise closed_error()
+        with guarded(verdict=verdict):
+            return command(*arguments, **options)
+
+    return cast(Command, run)

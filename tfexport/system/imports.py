@@ -1,0 +1,41 @@
+"""Libraries that are imported when they are needed: why one cannot be."""
+
+from __future__ import annotations
+
+import errno
+
+from tfexport.errors import RuntimeUnavailable
+
+_OUT_OF_MEMORY = (
+    *("cannot allocate memory", "can't allocate memory", "failed to allocate memory", "bad_alloc", "bad allocation"),
+    *("failed to map segment", "can't start new thread"),
+)
+"""What the system, the loader of libraries, PyTorch and ONNX Runtime say, in errors that are not Python's MemoryError."""
+
+
+def import_failure(error: ImportError, library: str, absent: str) -> Exception:
+    """What to raise where importing `library` raised `error`.
+
+    Returns:
+        RuntimeUnavailable with the message `absent` where the library is not installed, and with what is wrong where it is.
+        MemoryError where there is not enough memory for it.
+    """
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == library:
+        return RuntimeUnavailable(absent)
+    if is_out_of_memory(error):
+        return MemoryError(f"{library} cannot be loaded")
+    reason = " ".join(str(error).split())
+    return RuntimeUnavailable(f"{library} is installed and cannot be imported: {reason}. Install it again.")
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one that led to it, says that there is not enough memory, whatever its type says."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+            return True
+        if any(sign in str(error).lower() for sign in _OUT_OF_MEMORY):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
