@@ -6,6 +6,7 @@ PyTorch is not needed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import tee
@@ -17,6 +18,7 @@ from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision, precisions_of, short_name
 from tfexport.decoding.classify import Classified, classify, read_labels
+from tfexport.decoding.generation_config import options_with_defaults
 from tfexport.decoding.line_reader import Reader, TargetReader
 from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.request_options import InputFormat
@@ -28,6 +30,8 @@ from tfexport.option import with_keywords
 from tfexport.runtimes import load_classifier as runtime_of_classifier
 from tfexport.runtimes import load_runtime, require_workers
 from tfexport.runtimes.base import ClassifierRuntime, Runtime
+
+_log = logging.getLogger("tfexport")
 
 __all__ = ["Classifier", "Model", "load", "load_classifier"]
 
@@ -254,7 +258,10 @@ class Model:
         return (translation_of(finish(result), writer) for result in results)
 
     def _options(self, search: Mapping[str, Any]) -> SearchOptions:
-        return SearchOptions.of(search, self.token_ids)
+        options, defaults = options_with_defaults(search, self._bundle.generation_config, self.config, self.token_ids)
+        for line in defaults.notes():
+            _log.info(line)
+        return options
 
     def _writer(self) -> Writer:
         return Writer.of(self._bundle, "text")

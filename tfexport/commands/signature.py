@@ -41,7 +41,7 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def expanded(**values: Any) -> Any:
         for name, (group, as_given, fields) in groups.items():
-            given = {field: value for field in fields if (value := values.pop(field)) is not None}
+            given = {field: value for field in fields if (value := values.pop(field)) not in (None, [])}
             values[name] = Given(given) if as_given else group(**checked(group, given))
         return command(**values)
 
@@ -62,6 +62,8 @@ def _flags(group: type) -> Iterator[inspect.Parameter]:
 
 
 def _type(found: Declared) -> Any:
+    if found.repeats:
+        return list[str]
     return str if found.about.tokens or found.about.parse else found.hint
 
 

@@ -80,16 +80,17 @@ def torch_log_probs(model: Transformer, source: Ids) -> toolkits.NextLogProbs:
 def test_hf_finds_what_transformers_finds(number: int, beam: int) -> None:
     given = HF_OPTIONS[number]
     model, sources = model_of(number), sources_of(10, number)
-    options = SearchOptions.for_profile("hf", beam=beam, nbest=beam, max_length=LIMIT, **given)
+    lengths = {"max_length": LIMIT + 1, "min_length": given.get("min_length", -1) + 1}  # with the start token
+    options = SearchOptions.for_profile("hf", beam=beam, nbest=beam, **{**given, **lengths})
     theirs: dict[str, Any] = {"num_beams": beam, "max_new_tokens": LIMIT}
     if beam > 1:
         stop: Any = {"true": True, "false": False, "never": "never"}[options.early_stopping]
         theirs |= {"length_penalty": options.length_penalty, "early_stopping": stop}
     if options.min_length:
-        theirs["min_new_tokens"] = options.min_length
+        theirs["min_new_tokens"] = options.min_new_tokens
     wanted = generated(model, sources, **theirs)
     if beam == 1:
-        options = SearchOptions.for_profile("hf", max_length=LIMIT, min_length=given.get("min_length"))
+        options = SearchOptions.for_profile("hf", **lengths)
     assert_same(found_by(TorchRuntime(model), sources, options), wanted)
 
 

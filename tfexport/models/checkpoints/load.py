@@ -76,6 +76,8 @@ class Checkpoint:
     """What its user said of its text; see `commands/text_settings.py`."""
     assumed: tuple[str, ...] = ()
     """The fields of its config that the user said and the file does not tell."""
+    generation: Mapping[str, Any] | None = None
+    """How its library searches by itself, as `generation_config.json` has it."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -168,6 +170,8 @@ class Reading:
     """Its config says which tokens are special; those of its tokenizers need not be the model's."""
     absent: Mapping[str, str] = field(default_factory=dict)
     """By side, source or target, whose vocabulary was not found: the note for a user who gives none."""
+    generation: Mapping[str, Any] | None = None
+    """How its library searches by itself, as `generation_config.json` has it."""
 
     def telling(self, given: Tokenizers | None) -> Tokenizers:
         """The tokenizers whose special tokens are the model's."""
@@ -211,6 +215,7 @@ class Reading:
             family_notes=self.notes(given),
             odd=odd,
             assumed=tuple(name for name in self.hints if name not in self.fields),
+            generation=self.generation,
         )
 
     def inspection(self, given: Tokenizers | None = None) -> Inspection:
@@ -256,9 +261,8 @@ def read_checkpoint(
     said = {**found.given, **parted(found.family, hints)[0]}
     check_told(path, found.fields, said, (*found.assumed, *found.given))
     given = {**found.given, **hints}
-    return Reading(
-        path, found.weights, found.family, found.fields, said, {}, found.tokenizers, given, True, found.absent
-    )
+    about = (found.absent, found.generation)
+    return Reading(path, found.weights, found.family, found.fields, said, {}, found.tokenizers, given, True, *about)
 
 
 def _read_state_dict(path: Path, hints: Mapping[str, Any], chosen: Chosen) -> Reading:
