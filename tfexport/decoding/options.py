@@ -223,8 +223,9 @@ class BaseSearchOptions(Options):
 
     @classmethod
     def of(cls, given: Mapping[str, Any], token_ids: Callable[[str], tuple[int, ...]] | None = None) -> Self:
-        """The options that are `given` by name; what is not given, or None, is the profile's own. Lists become tuples, text of
-        tokens becomes ids.
+        """The options that are `given` by name; what is not given, or None, is the profile's own.
+
+        Lists become tuples, and text of tokens becomes ids.
 
         Args:
             token_ids: turns tokens of the target vocabulary, separated by spaces, into ids; for options that are tokens.

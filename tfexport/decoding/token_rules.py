@@ -167,7 +167,8 @@ class TokenRules:
         log_probs = log_softmax(scores) if self._penalises_logits else scores
         allowed = np.ones(log_probs.shape, dtype=bool)
         allowed[:, banned] = False
-        allowed[np.ix_(length <= self._min_lengths[of_rows], self._end_ids)] = False
+        for index in self._end_ids:
+            allowed[length <= self._min_lengths[of_rows], index] = False
         sources = [self._sources[index] for index in of_rows] if self._history_rules else []
         for rule in self._history_rules:
             rule.ban(options, allowed, past, sources)

@@ -113,10 +113,12 @@ class Writer:
     def text(self, ids: Sequence[int], words: Mapping[int, str] | None = None) -> str:
         """Output ids as text, with `words` at some places, spaces around them. There must be a vocabulary."""
         assert self.tokenizer is not None
+        if not words:
+            return self.tokenizer.decode_line([index for index in ids if index != self.config.eos_id])
         parts, start = [], 0
-        for place in (*sorted(words or ()), len(ids)):
+        for place in (*sorted(words), len(ids)):
             run = [index for index in ids[start:place] if index != self.config.eos_id]
-            parts += [self.tokenizer.decode(run), (words or {}).get(place, "")]
+            parts += [self.tokenizer.decode(run), words.get(place, "")]
             start = place + 1
         return _one_column(" ".join(parts))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -29,8 +29,14 @@ SPECIAL_NAMES = {
 FAIRSEQ_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 """Ids 0 to 3 of every dictionary of fairseq."""
 
+Spaces = Literal["single", "between", "all"]
+"""Spaces of readable text; see `TextTokenizer.spaces`."""
+
 SplitAt = Literal["whitespace", "spaces", "stripped spaces"]
 """How text is split into words; see `word_tokenizer`."""
+
+_BREAK = re.compile(r"[^\S ]")
+"""White space other than spaces, some of which ends lines or columns."""
 
 _NO_WORD = "\ufdd0"
 """Stands for the empty word between two spaces: a code point that Unicode gives no character."""
@@ -51,6 +57,9 @@ class TextTokenizer:
     """Put before every text."""
     skips_special: bool = False
     """Readable text has none of the vocabulary's special tokens."""
+    spaces: Spaces = "single"
+    """Those of readable text: single ones between words, or those that the vocabulary gives it, without or with those at its
+    ends. The tokenizers of the transformers library differ in it."""
     subwords: Subwords | None = None
     """Split words into those of a vocabulary of subwords before looking them up."""
 
@@ -136,7 +145,13 @@ class TextTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Readable text; a word vocabulary joins its words with spaces."""
-        return str(self.inner.decode(list(ids), skip_special_tokens=self.skips_special)).strip()
+        text = str(self.inner.decode(list(ids), skip_special_tokens=self.skips_special))
+        return text if self.spaces == "all" else text.strip()
+
+    def decode_line(self, ids: Sequence[int]) -> str:
+        """Readable text that is one column of one line: without newlines and tabs."""
+        text = self.decode(ids)
+        return " ".join(text.split()) if self.spaces == "single" else _BREAK.sub(" ", text)
 
     def special_id(self, kind: str) -> int | None:
         """The id of the vocabulary's own token for `kind` (unk, pad, bos, eos), if it has one under a usual name."""
@@ -154,6 +169,7 @@ class TextTokenizer:
             "after": list(self.after),
             "prefix": self.prefix,
             "skips_special": self.skips_special,
+            "spaces": "" if self.spaces == "single" else self.spaces,
         }
         if self.subwords is not None:
             known = self.subwords.known
@@ -165,10 +181,10 @@ class TextTokenizer:
         }
 
     @classmethod
-    def from_inner(cls, inner: Tokenizer | Pieces, *, skips_special: bool) -> TextTokenizer:
+    def from_inner(cls, inner: Tokenizer | Pieces, *, skips_special: bool, spaces: Spaces = "single") -> TextTokenizer:
         """A tokenizer that reads text as text, whatever it spells."""
         read = inner if isinstance(inner, Pieces) else _as_text_reader(inner)
-        return cls(read, skips_special=skips_special)
+        return cls(read, skips_special=skips_special, spaces=spaces)
 
     def framed(self, before: Iterable[int], after: Iterable[int], prefix: str) -> TextTokenizer:
         """This tokenizer for sources that have these ids before and after them, and begin with this text."""
@@ -198,12 +214,15 @@ class TextTokenizer:
             )
             before, after = (tuple(map(int, fields.get(side, []))) for side in ("before", "after"))
             about = (str(fields.get("prefix", "")), bool(fields.get("skips_special", False)))
+            spaces = fields.get("spaces", "single")
+            if spaces not in get_args(Spaces):
+                raise ValueError(f"spaces are {spaces!r}")
             subwords = None
             if "codes" in fields:
                 known = fields.get("known")
                 subwords = Subwords(str(fields["codes"]), None if known is None else frozenset(map(str, known)))
                 subwords.check(where)
-            return cls(inner, fields.get("spacy_language"), before, after, *about, subwords)
+            return cls(inner, fields.get("spacy_language"), before, after, *about, spaces, subwords)
         except TfexportError:
             raise
         except Exception as error:  # the library raises plain Exception

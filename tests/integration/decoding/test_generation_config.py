@@ -1,5 +1,5 @@
-"""The search of a Hugging Face folder: `generate` with nothing but its generation_config.json, and `decode --search-profile hf`
-without other flags give the same tokens."""
+"""The search of a Hugging Face folder: `generate` with nothing but its generation_config.json, and
+`decode --search-profile hf` without other flags give the same tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 import tfexport
 from tests.support.commands import Run, one_error
-from tests.support.hugging_face_models import EOS, PAD, VOCAB, made, sources_of
+from tests.support.hugging_face_models import EOS, PAD, made, sources_of
 from tfexport.bundle.reader import MANIFEST, open_bundle
 from tfexport.decoding.search import pad
 from tfexport.exporter.pipeline import export
@@ -164,11 +164,8 @@ def test_flags_come_first_also_those_that_are_tfexports_defaults(bundle: Path, r
     plain = run("decode", bundle, "--threads", "1", stdin=LINES)
     assert "generation_config.json" not in plain.stderr
     long = run("decode", bundle, *flags, "--max-length", "30", "--nbest", "1", stdin=LINES)
-    assert (
-        max(len(line.split()) for line in long.lines)
-        > 11
-        >= max(len(line.split("\t")[0].split()) for line in taken.lines)
-    )
+    lengths = [max(len(line.split("\t")[0].split()) for line in outcome.lines) for outcome in (taken, long)]
+    assert lengths[0] <= 11 < lengths[1]
     sampled = run("decode", bundle, *flags, "--samples", "1", "--seed", "3", stdin=LINES)
     assert "top_k 50" in sampled.stderr
     assert sampled.code == 0
