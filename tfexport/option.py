@@ -121,14 +121,15 @@ def _read(group: type) -> Mapping[str, Declared]:
     }
 
 
-def with_keywords(group: type) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """Show the options of `group`, which a function takes as `**options`, in its signature: for `help` and completion."""
+def with_keywords(*groups: type) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Show the options of groups, which a function takes as `**options`, in its signature: for `help` and completion."""
 
     def show(function: Callable[..., Result]) -> Callable[..., Result]:
         signature = inspect.signature(function)
         own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
         options = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=found.default, annotation=found.hint)
+            for group in groups
             for name, found in declared(group).items()
         ]
         function.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]

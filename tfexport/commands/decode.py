@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -93,6 +93,7 @@ def decode(
                 lines,
                 job.options,
                 batch_size=batches.batch_size,
+                max_batch_tokens=batches.max_batch_tokens,
                 window=job.window,
                 workers=job.split.workers,
                 done=out.done,
@@ -205,23 +206,11 @@ class Request:
         return Job(self, bundle, reader, writer, options, defaults, shortlist, model, split, size, chose_split)
 
     def _reader_and_writer(self, bundle: Bundle) -> tuple[Reader, Writer]:
-        from tfexport.decoding.alignments import Aligner, AlignmentFormat, Replacement
         from tfexport.decoding.line_reader import Reader
-        from tfexport.decoding.translate import Writer
+        from tfexport.decoding.translate import Writer, with_alignments
 
-        asked = self.alignments
-        aligned = AlignmentFormat.parse(asked.alignments) if asked.alignments is not None else None
         reader = Reader.of(bundle, self.formats.input_format)
-        writer = Writer.of(bundle, self.formats.output_format)
-        if asked.replace_unk and writer.tokenizer is None:
-            raise TfexportError(
-                f"{self.directory} has no target vocabulary to write words in. Leave --replace-unk out."
-            )
-        if asked:
-            replacement = Replacement.of(bundle.config, asked.unk_dictionary) if asked.replace_unk else None
-            reader = replace(reader, tells_tokens=True)
-            writer = replace(writer, aligner=Aligner(bundle.config.eos_id, aligned, replacement))
-        return reader, writer
+        return with_alignments(self.alignments, reader, Writer.of(bundle, self.formats.output_format))
 
     def _shortlist(self, bundle: Bundle) -> Shortlist | None:
         from tfexport.decoding.shortlist import read_shortlist

@@ -123,8 +123,8 @@ def test_a_coverage_penalty_reaches_the_search(run: Run, aligned_bundle: Path, t
 def test_so_it_does_from_python(aligned_bundle: Path, tiny_checkpoint: TinyCheckpoint) -> None:
     model = tfexport.load(aligned_bundle, threads=1)
     found = model.translate("de9 Zwerg de30", beam=3, nbest=2, attention=True, coverage_penalty=0.2)
-    assert model.translate("de9", beam=2).outputs[0].attention is None
-    for output in found.outputs:
+    assert model.translate("de9", beam=2).hypotheses[0].attention is None
+    for output in found.hypotheses:
         wanted = naive_attention(tiny_checkpoint.model, [2, 9, 0, 30, 3], list(output.ids))
         np.testing.assert_allclose(output.attention, wanted, atol=1e-4)
 

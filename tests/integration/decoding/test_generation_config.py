@@ -181,7 +181,7 @@ def test_python_takes_the_same(bundle: Path, run: Run, caplog: pytest.LogCapture
         "generation_config.json has settings that are not supported: typical_p 0.9, colour red",
     ]
     lines = run("decode", bundle, "--threads", "1", "--search-profile", "hf", stdin=LINES).lines
-    assert ["\t".join(" ".join(map(str, one.ids)) for one in result.outputs) for result in found] == lines
+    assert ["\t".join(" ".join(map(str, one.ids)) for one in result.hypotheses) for result in found] == lines
 
 
 @pytest.mark.parametrize(
