@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -91,9 +92,38 @@ def test_outputs_begin_with_what_they_are_told(model: tfexport.Model) -> None:
         model.translate(TEXTS[0], prefix=["wört7"])  # type: ignore[call-overload]
 
 
+def test_tokens_are_not_split_again(model: tfexport.Model) -> None:
+    assert model.translate([["de4", "de5"], ["de9"]]) == model.translate(["de4 de5", "de9"])
+    assert [result.line for result in model.translate(["de9", "", "de4"])] == [1, 2, 3]
+    assert str(model.translate("de9").hypotheses[0]) == model.translate("de9").text
+
+
+def test_wrong_arguments_are_named(model: tfexport.Model, tiny_bundle: Path) -> None:
+    for call, message in (
+        (lambda: model.translate(TEXTS, num_beams=4), r"'num_beams'. Did you mean 'beam'"),
+        (lambda: model.translate(TEXTS, max_new_tokens=4), r"'max_new_tokens'. Did you mean 'max_length'"),
+        (lambda: model.translate(TEXTS, batchsize=4), r"Did you mean 'batch_size'"),
+        (lambda: model.translate(TEXTS, shortlist="words.txt"), "shortlist is 'words.txt'"),
+        (lambda: model.translate(TEXTS, prefix=[1, 2, 3, 4]), "prefix is 1"),
+        (lambda: model.translate(TEXTS, workers="2"), "workers is '2'"),
+        (lambda: model.translate(TEXTS, max_batch_tokens=0), "max_batch_tokens is 0"),
+        (lambda: model.translate(TEXTS, replace_unk="yes"), "replace_unk is 'yes'"),
+        (lambda: model.iterate("de4"), "texts is 'de4'"),
+        (lambda: model.stream(5), "text is 5"),
+        (lambda: model.score([1], ["a"]), "texts is 1"),
+        (lambda: model.read_shortlist(5), "path is 5"),
+        (lambda: tfexport.load(None), "directory is None"),
+        (lambda: tfexport.load(tiny_bundle, shortlist="yes"), "shortlist is 'yes'"),
+    ):
+        with pytest.raises(TfexportError, match=message):
+            call()  # type: ignore[no-untyped-call]
+
+
 def test_ids_need_no_vocabulary(model: tfexport.Model) -> None:
     assert model.translate_ids([[2, 4, 5, 6, 3]], beam=2) == [model.translate("de4 de5 de6", beam=2)]
     assert model.translate_ids([[2, 999, 3]])[0].status == "invalid_ids"
+    for given in (np.array([[2, 9, 3]]), torch.tensor([[2, 9, 3]]), [torch.tensor([2, 9, 3])]):
+        assert model.translate_ids(given) == [model.translate("de9")]
 
 
 @pytest.mark.parametrize("options", [{}, {"beam": 3}, {"samples": 1, "seed": 4}], ids=str)
@@ -133,6 +163,11 @@ def test_classes_have_probabilities_and_names(classifier_bundle: Path, tmp_path:
     assert [result.status for result in found] == ["ok", "empty", "ok"]
     assert sum(probability for _, probability in found[0].classes) == pytest.approx(1)
     assert classifier.labels == ["a", "b", "c", "d", "e"]
+    one = classifier.classify("de4 de5", top=5)
+    assert one == found[0]
+    assert (one.classes[0].class_, one.classes[0].probability) == one.classes[0]
+    with pytest.raises(TfexportError, match="texts is None"):
+        classifier.classify(None)  # type: ignore[call-overload]
     for wrong in ("de4", ["de4"]):
         with pytest.raises(TfexportError, match=r"list|above 0"):
             classifier.classify(wrong, top=0)

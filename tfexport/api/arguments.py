@@ -87,8 +87,7 @@ def sources_of(values: Any) -> tuple[list[bytes], InputFormat]:
     several = list(_several("texts", values, advice))
     if all(isinstance(value, str) for value in several):
         return [line_of("texts", value) for value in several], "text"
-    wrong = next((value for value in several if isinstance(value, str) or not _is_list(value)), None)
-    if wrong is not None:
+    for wrong in (value for value in several if isinstance(value, str) or not _is_list(value)):
         has_both = isinstance(wrong, str)
         raise _wrong("texts", wrong, "Give strings or lists of tokens, not both." if has_both else advice, part=True)
     return [_joined(tokens) for tokens in map(_plain, several)], "tokens"

@@ -47,6 +47,9 @@ CT2_OPTIONS: list[dict[str, Any]] = [
     {"length_penalty": 0.0, "nbest": 2},
     {"length_penalty": 0.6, "min_length": 3},
     {"length_penalty": -1.0, "nbest": 2},
+    {"patience": 2.0, "length_penalty": 0.0},
+    {"patience": 1.6},
+    {"patience": 0.5, "nbest": 1},
 ]
 
 COVERAGE: list[dict[str, Any]] = [
@@ -99,6 +102,8 @@ def test_hf_finds_what_transformers_finds(number: int, beam: int) -> None:
 def test_opennmt_finds_what_ctranslate2_finds(number: int, beam: int, tmp_path: Path) -> None:
     given = {"nbest": beam, **CT2_OPTIONS[number]}
     given["nbest"] = min(beam, given["nbest"])
+    if beam == 1:
+        given.pop("patience", None)
     model, sources = model_of(number), sources_of(10, number)
     options = SearchOptions.for_profile("opennmt", beam=beam, max_length=LIMIT, **given)
     wanted = translated(model, tmp_path / "ct2", sources, options)
