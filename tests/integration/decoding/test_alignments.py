@@ -20,6 +20,7 @@ from tests.support.fakes import (
 from tests.support.references.tutorial import TutorialTransformer
 from tests.support.tiny import TinyCheckpoint
 from tfexport.__main__ import main
+from tfexport.errors import TfexportError
 from tfexport.text.tokenizers import word_tokenizer
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", "a", "b", "c", "d"]

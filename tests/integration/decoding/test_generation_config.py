@@ -12,11 +12,12 @@ import torch
 
 import tfexport
 from tests.support.commands import Run, one_error
-from tests.support.hugging_face_models import EOS, PAD, made, sources_of
+from tests.support.hugging_face_models import EOS, PAD, changed, made, sources_of
 from tfexport.bundle.reader import MANIFEST, open_bundle
 from tfexport.decoding.search import pad
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import load_checkpoint
+from tfexport.verification.files import generation_mismatches
 
 pytest.importorskip("transformers")
 
@@ -207,3 +208,22 @@ def test_lengths_of_the_profile_count_the_start_token(bundle: Path, run: Run) ->
         lines = run("decode", bundle, *flags, "--max-length", length, stdin=LINES).lines
         assert {len(line.split()) for line in lines} == {length - 1}
     assert "counts the start token" in one_error(run("decode", bundle, *flags, "--max-length", "1", stdin=LINES))
+
+
+def test_parity_compares_the_file_with_the_checkpoint_s(bundle: Path) -> None:
+    opened = open_bundle(bundle)
+    checkpoint = load_checkpoint(bundle.parent / "model", {})
+    assert generation_mismatches(opened, checkpoint.generation) == []
+    other = {**(checkpoint.generation or {}), "num_beams": 5}
+    assert [str(found) for found in generation_mismatches(opened, other)] == [
+        "generation_config.json: num_beams is not the checkpoint's"
+    ]
+    assert len(generation_mismatches(opened, None)) == 1
+
+
+def test_an_older_folder_says_it_in_config_json(tmp_path: Path) -> None:
+    saved("bart", tmp_path / "model", {})
+    (tmp_path / "model" / "generation_config.json").unlink()
+    assert load_checkpoint(tmp_path / "model", {}).generation is None
+    folder = changed(tmp_path / "model", tmp_path, num_beams=4, max_length=30, suppress_tokens=[7])
+    assert load_checkpoint(folder, {}).generation == {"num_beams": 4, "max_length": 30, "suppress_tokens": [7]}
