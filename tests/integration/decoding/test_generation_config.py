@@ -226,4 +226,7 @@ def test_an_older_folder_says_it_in_config_json(tmp_path: Path) -> None:
     (tmp_path / "model" / "generation_config.json").unlink()
     assert load_checkpoint(tmp_path / "model", {}).generation is None
     folder = changed(tmp_path / "model", tmp_path, num_beams=4, max_length=30, suppress_tokens=[7])
-    assert load_checkpoint(folder, {}).generation == {"num_beams": 4, "max_length": 30, "suppress_tokens": [7]}
+    assert load_checkpoint(folder, {}).generation == {
+        **{"num_beams": 4, "max_length": 30},
+        **{"suppress_tokens": [7], "eos_token_id": EOS},
+    }
