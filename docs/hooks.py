@@ -73,6 +73,7 @@ def _parameters(command: Any, context: Any) -> str:
 def keywords() -> str:
     """The options that functions of the Python API take as keyword arguments."""
     from tfexport.decoding.options import SearchOptions
+    from tfexport.decoding.request_options import AlignmentOptions, BatchLimits
     from tfexport.exporter.options import BudgetOptions
     from tfexport.models.checkpoints.options import CheckpointOptions, ModelOptions, ReferenceOptions
     from tfexport.option import rows
@@ -80,6 +81,8 @@ def keywords() -> str:
 
     groups = {
         "Options of a search": ("`Model.translate`, `iterate`, `translate_ids` and `stream`", SearchOptions),
+        "Options of alignments": ("`Model.translate`, `iterate` and `translate_ids`", AlignmentOptions),
+        "Options of batches": ("`Model.translate`, `iterate` and `translate_ids`", BatchLimits),
         "Options that describe a checkpoint": ("`tfexport.export`", CheckpointOptions),
         "Options that inspect takes": ("`tfexport.inspect`", ModelOptions),
         "Options of a budget": ("`tfexport.export`, with an `auto-` precision", BudgetOptions),

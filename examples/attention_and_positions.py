@@ -157,7 +157,7 @@ def main() -> int:
     different, largest = 0, 0.0
     for sentence, source, translation in zip(sentences, ids["de"][::16], translations, strict=True):
         tokens, attention = greedy(model, source)
-        output = translation.outputs[0]
+        output = translation.hypotheses[0]
         same = tokens == list(output.ids)
         if same:
             largest = max(largest, float((attention - torch.from_numpy(output.attention)).abs().max()))
@@ -167,7 +167,7 @@ def main() -> int:
     print(f"attention differs by at most {largest:.1e}")
 
     products, hold = check_positions()
-    shown = translations[0].outputs[0]
+    shown = translations[0].hypotheses[0]
     source = ["<bos>", *texts["de"][0], "<eos>"]
     draw(options.out / "attention.png", torch.from_numpy(shown.attention), source, list(shown.tokens), products)
     print(f"figure: {options.out / 'attention.png'}")

@@ -150,7 +150,7 @@ def main() -> int:
     }
     different = 0
     for sentence, source, translation in zip(held_out, sources[::16], found, strict=True):
-        same = greedy(model, source) == list(translation.outputs[0].ids)
+        same = greedy(model, source) == list(translation.hypotheses[0].ids)
         different += not same
         print(f"{'same' if same else 'DIFFERENT'}: {sentence} -> {translation}")
     for name, translations in others.items():

@@ -193,7 +193,7 @@ def main() -> int:
     sentences = [" ".join(words) for words in text["de"][::16]]
     different = 0
     for (source, _), sentence, found in zip(pairs[::16], sentences, bundle.translate(sentences), strict=True):
-        same = greedy(model, source) == list(found.outputs[0].ids)
+        same = greedy(model, source) == list(found.hypotheses[0].ids)
         different += not same
         print(f"{'same' if same else 'DIFFERENT'}: {sentence} -> {found}")
     print(f"{len(sentences)} sentences; tokens of {different} differ between PyTorch and the bundle")

@@ -191,7 +191,7 @@ def main() -> int:
     for sentence, source, translation, found in zip(held_out, ids["de"][::16], translations, classes, strict=True):
         with torch.inference_mode():
             label = int(classifier(torch.tensor([source])).argmax())
-        same = greedy(translator, source) == list(translation.outputs[0].ids) and label == found.classes[0][0]
+        same = greedy(translator, source) == list(translation.hypotheses[0].ids) and label == found.classes[0][0]
         different += not same
         print(f"{'same' if same else 'DIFFERENT'}: {sentence} -> {translation} [{CLASSES[label]}]")
     print(f"{len(held_out)} sentences; tokens or classes of {different} differ between PyTorch and the bundles")

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     __version__: str
     from tfexport.api.checkpoints import export, inspect, parity
-    from tfexport.api.model import Classifier, Model, load, load_classifier
+    from tfexport.api.classifier import Classifier, load_classifier
+    from tfexport.api.model import Model, load
     from tfexport.api.results import Output, Translation
     from tfexport.config import ModelConfig
     from tfexport.decoding.classify import Classified
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "tfexport.api.checkpoints": ("export", "inspect", "parity"),
-    "tfexport.api.model": ("Classifier", "Model", "load", "load_classifier"),
+    "tfexport.api.classifier": ("Classifier", "load_classifier"),
+    "tfexport.api.model": ("Model", "load"),
     "tfexport.api.results": ("Output", "Translation"),
     "tfexport.config": ("ModelConfig",),
     "tfexport.decoding.classify": ("Classified",),

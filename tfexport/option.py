@@ -49,7 +49,10 @@ class Option:
     repeated: bool = False
     """Its flag may be given several times; in Python one value stands for a list of one."""
     parse: Callable[[str], Any] | None = None
-    """Turns text into the value, where text is not the value itself, as in `1,4` for two numbers."""
+    """Turns text into the value, where text is not the value itself, as in `1,4` for two numbers. Of an option that is given
+    several times: into one of its values."""
+    also: tuple[str, ...] = ()
+    """What other libraries call it, for the hint at a wrong name."""
     gives: tuple[str, ...] = ()
     """The fields of `ModelConfig`, or names of layers, that it sets."""
     usage: str | None = None
@@ -90,6 +93,11 @@ class Declared:
         """The flag of the command line, also where there is none."""
         return self.about.flag or f"--{self.name.replace('_', '-')}"
 
+    @property
+    def repeats(self) -> bool:
+        """Whether its flag may be given several times."""
+        return self.about.repeated or (get_origin(self.hint) is tuple and get_origin(get_args(self.hint)[0]) is tuple)
+
 
 def option(default: Any, **about: Any) -> Any:
     """A field of a group of options; see `Option` for what `about` may hold."""
@@ -118,14 +126,15 @@ def _read(group: type) -> Mapping[str, Declared]:
     }
 
 
-def with_keywords(group: type) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """Show the options of `group`, which a function takes as `**options`, in its signature: for `help` and completion."""
+def with_keywords(*groups: type) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Show the options of groups, which a function takes as `**options`, in its signature: for `help` and completion."""
 
     def show(function: Callable[..., Result]) -> Callable[..., Result]:
         signature = inspect.signature(function)
         own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
         options = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=found.default, annotation=found.hint)
+            for group in groups
             for name, found in declared(group).items()
         ]
         function.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
@@ -171,21 +180,25 @@ def checked(group: type, given: Mapping[str, Any], *, others: Sequence[str] = ()
     known = declared(group)
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, [*known, *others], n=1, cutoff=0.5)
+            near = [own for own, found in known.items() if name in found.about.also]
+            near = near or difflib.get_close_matches(name, [*known, *others], n=1, cutoff=0.5)
             hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."
             raise TfexportError(f"there is no option {name!r}. {hint}")
     return {name: _converted(known[name], value) for name, value in given.items()}
 
 
 def _converted(found: Declared, value: Any) -> Any:
-    if value is None or (found.about.tokens and isinstance(value, str)):
-        return value  # None stands for the default, as if it were not given
-    if found.about.parse is not None and isinstance(value, str):
-        return found.about.parse(value)
-    if found.about.repeated and isinstance(value, str):
+    if value is None:
+        return value  # it stands for the default, as if it were not given
+    if found.repeats and isinstance(value, str):
         value = [value]
+    if found.about.parse is not None:
+        if found.repeats and isinstance(value, Sequence):
+            value = [found.about.parse(one) if isinstance(one, str) else one for one in value]
+        elif isinstance(value, str):
+            return found.about.parse(value)
     for hint in _alternatives(found.hint):
-        converted = _as(hint, value)
+        converted = _as(hint, value, tokens=found.about.tokens)
         if converted is not None:
             return converted
     raise TfexportError(f"{found.name} is {value!r}. Give {_said(found)}.")
@@ -198,19 +211,18 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
     return (hint,)
 
 
-def _as(hint: Any, value: Any) -> Any:
-    """`value` in the type `hint`; None where it is no such value."""
+def _as(hint: Any, value: Any, *, tokens: bool = False) -> Any:
+    """`value` in the type `hint`; None where it is no such value.
+
+    Args:
+        tokens: text may stand for ids, and stays text.
+    """
     if get_origin(hint) is Literal:
         if isinstance(value, bool) and str(value).lower() in get_args(hint):
             return str(value).lower()  # Transformers writes True where others write "true"
         return value if isinstance(value, str) and value in get_args(hint) else None
     if get_origin(hint) is tuple:
-        if isinstance(value, Integral | Real):
-            value = (value,)
-        if isinstance(value, str) or not isinstance(value, Sequence):
-            return None
-        items = [_as(get_args(hint)[0], item) for item in value]
-        return None if None in items else tuple(items)
+        return _as_tuple(get_args(hint), value, tokens=tokens)
     if hint is bool:
         return value if isinstance(value, bool) else None
     if hint is int:
@@ -222,6 +234,22 @@ def _as(hint: Any, value: Any) -> Any:
     return value if isinstance(value, hint) else None
 
 
+def _as_tuple(parts: tuple[Any, ...], value: Any, *, tokens: bool) -> Any:
+    """`value` as a tuple of these types, as `_as` gives it; one value alone stands for a tuple of it."""
+    is_list = parts[1:] == (Ellipsis,)
+    if isinstance(value, str) and tokens and is_list:
+        return value if parts[0] is int else _as_tuple(parts, [value], tokens=tokens)
+    if isinstance(value, Mapping):
+        value = list(value.items())
+    if isinstance(value, Integral | Real):
+        value = (value,)
+    if isinstance(value, str) or not isinstance(value, Sequence) or not (is_list or len(value) == len(parts)):
+        return None
+    hints = [parts[0]] * len(value) if is_list else parts
+    items = [_as(hint, item, tokens=tokens) for hint, item in zip(hints, value, strict=True)]
+    return None if any(item is None for item in items) else tuple(items)
+
+
 def _said(found: Declared) -> str:
     """The values that an option takes, in words."""
     words = {bool: "True or False", int: "a whole number", float: "a number", str: "a string", Path: "a path"}
@@ -230,12 +258,22 @@ def _said(found: Declared) -> str:
         if get_origin(hint) is Literal:
             said.append("one of " + ", ".join(get_args(hint)))
         elif get_origin(hint) is tuple:
-            said.append("a list of " + {int: "whole numbers"}.get(get_args(hint)[0], "strings"))
+            said.append(_said_of_list(hint))
         else:
             said.append(words[hint])
     if found.about.tokens:
-        said.append("tokens separated by spaces")
+        said.append("tokens separated by spaces" + " for each list" * found.repeats)
     return " or ".join(said)
+
+
+def _said_of_list(hint: Any) -> str:
+    """The values of a tuple, in words."""
+    parts = get_args(hint)
+    inner = parts[0]
+    if get_origin(inner) is tuple:
+        pairs = get_args(inner)[1:] == (float,)
+        return "a list of pairs: a list of whole numbers, and a number" if pairs else "a list of lists of whole numbers"
+    return "a list of " + {int: "whole numbers"}.get(inner, "strings")
 
 
 def numbers(flag: str, given: str) -> tuple[int, ...]:

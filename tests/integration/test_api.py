@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -48,8 +49,8 @@ def test_translations_are_those_of_the_command(model: tfexport.Model, tiny_bundl
     for result, record in zip(found, decoded(tiny_bundle, texts, *flags), strict=True):
         assert result.status == record["status"]
         assert result.message == record.get("message", "")
-        assert len(result.outputs) == len(record["hypotheses"])
-        for output, wanted in zip(result.outputs, record["hypotheses"], strict=True):
+        assert len(result.hypotheses) == len(record["hypotheses"])
+        for output, wanted in zip(result.hypotheses, record["hypotheses"], strict=True):
             assert (output.text, list(output.tokens), list(output.ids)) == (
                 wanted["text"],
                 wanted["tokens"],
@@ -59,14 +60,14 @@ def test_translations_are_those_of_the_command(model: tfexport.Model, tiny_bundl
             assert output.score == pytest.approx(wanted["score"], abs=1e-6)
             assert list(output.token_log_probs) == pytest.approx(wanted["token_log_probs"], abs=1e-6)
     assert {result.status for result in found} >= {"empty", "too_long"}
-    assert len(found[0].outputs) == 2
+    assert len(found[0].hypotheses) == 2
 
 
 def test_one_string_gives_one_translation_whose_string_is_its_text(model: tfexport.Model) -> None:
     one, (other,) = model.translate(TEXTS[0], beam=2), model.translate(TEXTS[:1], beam=2)
     assert one == other
-    assert str(one) == one.text == one.outputs[0].text
-    assert one.score == one.outputs[0].score
+    assert str(one) == one.text == one.hypotheses[0].text
+    assert one.score == one.hypotheses[0].score
     assert one.text.startswith("wört")
     nothing = model.translate("")
     assert (str(nothing), nothing.status) == ("", "empty")
@@ -76,8 +77,8 @@ def test_one_string_gives_one_translation_whose_string_is_its_text(model: tfexpo
 
 def test_a_string_that_is_not_unicode_is_marked(model: tfexport.Model) -> None:
     bad, good = model.translate(["de4 \udc80", "de4"])
-    assert (bad.status, bad.outputs) == ("invalid_utf8", ())
-    assert good.outputs
+    assert (bad.status, bad.hypotheses) == ("invalid_utf8", ())
+    assert good.hypotheses
 
 
 def test_outputs_begin_with_what_they_are_told(model: tfexport.Model) -> None:
@@ -85,23 +86,52 @@ def test_outputs_begin_with_what_they_are_told(model: tfexport.Model) -> None:
         assert result.text.split()[0] == "wört7"
     several = model.translate(TEXTS[:2], prefix=["wört7", "wört8 wört9"])
     assert [result.text.split()[:2][-1] for result in several][1] == "wört9"
-    assert several[0].outputs[0].ids == model.translate(TEXTS[0], prefix="wört7").outputs[0].ids
+    assert several[0].hypotheses[0].ids == model.translate(TEXTS[0], prefix="wört7").hypotheses[0].ids
     with pytest.raises(TfexportError, match="more lines"):
         model.translate(TEXTS, prefix=["wört7"])
     with pytest.raises(TfexportError, match="one prefix"):
         model.translate(TEXTS[0], prefix=["wört7"])  # type: ignore[call-overload]
 
 
+def test_tokens_are_not_split_again(model: tfexport.Model) -> None:
+    assert model.translate([["de4", "de5"], ["de9"]]) == model.translate(["de4 de5", "de9"])
+    assert [result.line for result in model.translate(["de9", "", "de4"])] == [1, 2, 3]
+    assert str(model.translate("de9").hypotheses[0]) == model.translate("de9").text
+
+
+def test_wrong_arguments_are_named(model: tfexport.Model, tiny_bundle: Path) -> None:
+    for call, message in (
+        (lambda: model.translate(TEXTS, num_beams=4), r"'num_beams'. Did you mean 'beam'"),
+        (lambda: model.translate(TEXTS, max_new_tokens=4), r"'max_new_tokens'. Did you mean 'max_length'"),
+        (lambda: model.translate(TEXTS, batchsize=4), r"Did you mean 'batch_size'"),
+        (lambda: model.translate(TEXTS, shortlist="words.txt"), "shortlist is 'words.txt'"),
+        (lambda: model.translate(TEXTS, prefix=[1, 2, 3, 4]), "prefix is 1"),
+        (lambda: model.translate(TEXTS, workers="2"), "workers is '2'"),
+        (lambda: model.translate(TEXTS, max_batch_tokens=0), "max_batch_tokens is 0"),
+        (lambda: model.translate(TEXTS, replace_unk="yes"), "replace_unk is 'yes'"),
+        (lambda: model.iterate("de4"), "texts is 'de4'"),
+        (lambda: model.stream(5), "text is 5"),
+        (lambda: model.score([1], ["a"]), "texts is 1"),
+        (lambda: model.read_shortlist(5), "path is 5"),
+        (lambda: tfexport.load(None), "directory is None"),
+        (lambda: tfexport.load(tiny_bundle, shortlist="yes"), "shortlist is 'yes'"),
+    ):
+        with pytest.raises(TfexportError, match=message):
+            call()  # type: ignore[no-untyped-call]
+
+
 def test_ids_need_no_vocabulary(model: tfexport.Model) -> None:
     assert model.translate_ids([[2, 4, 5, 6, 3]], beam=2) == [model.translate("de4 de5 de6", beam=2)]
     assert model.translate_ids([[2, 999, 3]])[0].status == "invalid_ids"
+    for given in (np.array([[2, 9, 3]]), torch.tensor([[2, 9, 3]]), [torch.tensor([2, 9, 3])]):
+        assert model.translate_ids(given) == [model.translate("de9")]
 
 
 @pytest.mark.parametrize("options", [{}, {"beam": 3}, {"samples": 1, "seed": 4}], ids=str)
 def test_streamed_tokens_are_those_of_the_translation(model: tfexport.Model, options: dict) -> None:
     for text in TEXTS:
         steps = list(model.stream(text, prefix="wört7", **options))
-        (wanted,) = model.translate(text, prefix="wört7", token_scores=True, **options).outputs
+        (wanted,) = model.translate(text, prefix="wört7", token_scores=True, **options).hypotheses
         assert tuple(step.id for step in steps) == wanted.ids
         assert "".join(step.text for step in steps) == wanted.text
         assert [step.log_prob for step in steps] == pytest.approx(list(wanted.token_log_probs), abs=1e-5)
@@ -115,7 +145,7 @@ def test_a_shortlist_says_which_words_may_come(model: tfexport.Model, tmp_path: 
     (tmp_path / "words.txt").write_text("wört5\nwört6\nwört7\n", encoding="utf-8")
     listed = model.read_shortlist(tmp_path / "words.txt")
     for result in model.translate(TEXTS, shortlist=listed, beam=2):
-        assert {*result.outputs[0].text.split()} <= {"wört5", "wört6", "wört7", "<unk>"}
+        assert {*result.hypotheses[0].text.split()} <= {"wört5", "wört6", "wört7", "<unk>"}
     found = [step.text for step in model.stream(TEXTS[0], shortlist=listed)]
     assert "".join(found) == model.translate(TEXTS[0], shortlist=listed).text != model.translate(TEXTS[0]).text
 
@@ -134,21 +164,26 @@ def test_classes_have_probabilities_and_names(classifier_bundle: Path, tmp_path:
     assert [result.status for result in found] == ["ok", "empty", "ok"]
     assert sum(probability for _, probability in found[0].classes) == pytest.approx(1)
     assert classifier.labels == ["a", "b", "c", "d", "e"]
+    one = classifier.classify("de4 de5", top=5)
+    assert one == found[0]
+    assert (one.classes[0].class_, one.classes[0].probability) == one.classes[0]
+    with pytest.raises(TfexportError, match="texts is None"):
+        classifier.classify(None)  # type: ignore[call-overload]
     for wrong in ("de4", ["de4"]):
         with pytest.raises(TfexportError, match=r"list|above 0"):
             classifier.classify(wrong, top=0)
 
 
 def test_scores_are_those_that_decoding_told(model: tfexport.Model) -> None:
-    found = [result for result in model.translate(TEXTS, token_scores=True) if result.outputs[0].finished]
+    found = [result for result in model.translate(TEXTS, token_scores=True) if result.hypotheses[0].finished]
     assert found
     for text, result in zip(TEXTS, model.translate(TEXTS, token_scores=True), strict=True):
-        (output,) = result.outputs
+        (output,) = result.hypotheses
         if output.finished:
             scored = model.score(text, output.text)
-            assert scored.outputs[0].ids == output.ids
-            assert scored.outputs[0].ids[-1] == EOS
-            assert scored.outputs[0].log_prob == pytest.approx(output.log_prob, abs=1e-4)
+            assert scored.hypotheses[0].ids == output.ids
+            assert scored.hypotheses[0].ids[-1] == EOS
+            assert scored.hypotheses[0].log_prob == pytest.approx(output.log_prob, abs=1e-4)
     with pytest.raises(TfexportError, match="more lines"):
         model.score(TEXTS, TEXTS[:1])
     with pytest.raises(TfexportError, match="two strings"):
@@ -213,9 +248,9 @@ def test_a_bundle_that_is_replaced_is_never_mixed_with_the_new_one(own_bundle: P
 
 
 def test_suppressed_tokens_are_named_by_the_vocabulary(model: tfexport.Model) -> None:
-    first = model.translate(TEXTS[0]).outputs[0].tokens[0]
+    first = model.translate(TEXTS[0]).hypotheses[0].tokens[0]
     (forbidden,) = model.token_ids(first)
-    assert forbidden not in model.translate(TEXTS[0], suppress=(forbidden,)).outputs[0].ids
+    assert forbidden not in model.translate(TEXTS[0], suppress=(forbidden,)).hypotheses[0].ids
     assert model.translate(TEXTS[0], suppress=first) == model.translate(TEXTS[0], suppress=(forbidden,))
     with pytest.raises(TfexportError, match="no-such-word"):
         model.token_ids("no-such-word")
@@ -228,13 +263,13 @@ def test_a_model_says_what_it_is(model: tfexport.Model, quantized_bundle: Path) 
     assert "ort-cpu, fp32" in repr(model)
     int8 = tfexport.load(quantized_bundle, precision="int8", threads=1)
     assert int8.precision == "int8"
-    assert int8.translate(TEXTS)[0].outputs
+    assert int8.translate(TEXTS)[0].hypotheses
 
 
 def test_the_torch_runtime_gives_the_same(model: tfexport.Model, tiny_bundle: Path) -> None:
     other = tfexport.load(tiny_bundle, runtime="torch", threads=1)
-    assert [result.outputs[0].ids for result in other.translate(TEXTS, beam=2)] == [
-        result.outputs[0].ids for result in model.translate(TEXTS, beam=2)
+    assert [result.hypotheses[0].ids for result in other.translate(TEXTS, beam=2)] == [
+        result.hypotheses[0].ids for result in model.translate(TEXTS, beam=2)
     ]
 
 

@@ -130,6 +130,7 @@ def translated(
         "length_penalty": options.length_penalty,
         "min_decoding_length": options.min_length,
         "max_decoding_length": options.max_length,
+        "patience": options.patience,
         "max_input_length": 0,
         "return_scores": True,
         **more,

@@ -126,3 +126,46 @@ def test_tables_and_signatures_follow_from_the_declaration() -> None:
     parameters = inspect.signature(search).parameters
     assert list(parameters) == ["text", "workers", *declared(Group)]
     assert parameters["penalty"].default == 0.6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequences(Options):
+    words: tuple[tuple[int, ...], ...] = option((), tokens=True, help="Lists.", also=("bad_words_ids",))
+    biases: tuple[tuple[tuple[int, ...], float], ...] = option((), tokens=True, help="Pairs.")
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"words": [[4, 5], 6]}, ((4, 5), (6,))),
+        ({"words": ["a b", [6]]}, ("a b", (6,))),
+        ({"words": "a b"}, ("a b",)),
+        ({"biases": [[[4, 5], 2]]}, (((4, 5), 2.0),)),
+        ({"biases": {(4, 5): -0.5, "a b": 1}}, (((4, 5), -0.5), ("a b", 1.0))),
+    ],
+)
+def test_lists_of_lists_become_tuples(given: dict[str, Any], wanted: Any) -> None:
+    assert [*checked(Sequences, given).values()] == [wanted]
+    assert [declared(Sequences)[name].repeats for name in given] == [True]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"words": [[4.5]]},
+            "words is [[4.5]]. Give a list of lists of whole numbers or tokens separated by spaces for",
+        ),
+        ({"biases": [[4, 5]]}, ""),
+        ({"biases": [[[4], "x"]]}, "Give a list of pairs: a list of whole numbers, and a number"),
+        ({"biases": [[[4]]]}, "Give a list of pairs"),
+        ({"bad_words_ids": [[4]]}, "there is no option 'bad_words_ids'. Did you mean 'words'?"),
+    ],
+)
+def test_what_is_no_list_of_lists_is_told(given: dict[str, Any], message: str) -> None:
+    if not message:
+        assert checked(Sequences, given) == {"biases": (((4,), 5.0),)}  # one id alone is a list of it
+        return
+    with pytest.raises(TfexportError) as error:
+        checked(Sequences, given)
+    assert message in str(error.value)

@@ -6,30 +6,45 @@ PyTorch is not needed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import tee
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
+from numpy.typing import NDArray
+
+from tfexport.api.arguments import (
+    count_of,
+    id_sources_of,
+    line_of,
+    lines_of,
+    path_of,
+    precision_of,
+    require,
+    require_runtime,
+    sources_of,
+)
 from tfexport.api.results import Translation, translation_of
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.config import ModelConfig
-from tfexport.contract import Precision, precisions_of, short_name
-from tfexport.decoding.classify import Classified, classify, read_labels
+from tfexport.contract import Precision, short_name
+from tfexport.decoding.generation_config import options_with_defaults
 from tfexport.decoding.line_reader import Reader, TargetReader
 from tfexport.decoding.options import SearchOptions
-from tfexport.decoding.request_options import InputFormat
+from tfexport.decoding.request_options import AlignmentOptions, BatchLimits, InputFormat
 from tfexport.decoding.shortlist import BEST, FIRST, Shortlist, read_shortlist
-from tfexport.decoding.stream import Step, stream_lines
-from tfexport.decoding.translate import Result, Writer, scored, translate
+from tfexport.decoding.stream import Step, Streamed, refuse_several, stream_lines
+from tfexport.decoding.translate import Result, Writer, scored, translate, with_alignments
 from tfexport.errors import TfexportError
-from tfexport.option import with_keywords
-from tfexport.runtimes import load_classifier as runtime_of_classifier
+from tfexport.option import checked, declared, with_keywords
 from tfexport.runtimes import load_runtime, require_workers
-from tfexport.runtimes.base import ClassifierRuntime, Runtime
+from tfexport.runtimes.base import Runtime
 
-__all__ = ["Classifier", "Model", "load", "load_classifier"]
+_log = logging.getLogger("tfexport")
+
+__all__ = ["Model", "load"]
 
 
 class Model:
@@ -75,53 +90,59 @@ class Model:
         shortlist: Shortlist | None = None,
         batch_size: int = 32,
         workers: int = 1,
-        **search: Any,
+        **options: Any,
     ) -> Translation: ...
     @overload
     def translate(
         self,
-        texts: Iterable[str],
+        texts: Iterable[str] | Iterable[Sequence[str]],
         *,
         prefix: Iterable[str] | str | None = None,
         shortlist: Shortlist | None = None,
         batch_size: int = 32,
         workers: int = 1,
-        **search: Any,
+        **options: Any,
     ) -> list[Translation]: ...
-    @with_keywords(SearchOptions)
+    @with_keywords(SearchOptions, AlignmentOptions, BatchLimits)
     def translate(
         self,
-        texts: str | Iterable[str],
+        texts: str | Iterable[str] | Iterable[Sequence[str]],
         *,
         prefix: Iterable[str] | str | None = None,
         shortlist: Shortlist | None = None,
         batch_size: int = 32,
         workers: int = 1,
-        **search: Any,
+        **options: Any,
     ) -> Translation | list[Translation]:
         """Decode sentences: one result for each, in order. A single string gives a single result.
 
         Args:
+            texts: a sentence, several, or the tokens of several, which are not split any further.
             prefix: what the outputs begin with, for each sentence, or one string for all.
             shortlist: the words that may come in the outputs, as `read_shortlist` gives it.
             batch_size: sentences decoded together, at most.
             workers: processes (Linux) or threads that decode batches at once, over one set of weights.
-            search: fields of `SearchOptions`, such as `beam=4, nbest=2, profile="hf"`; greedy by default.
+            options: fields of `SearchOptions`, such as `beam=4, nbest=2, profile="hf"` (greedy by default); `alignments`,
+                `replace_unk` and `unk_dictionary`, as flags of `tfexport decode`; and `max_batch_tokens`.
 
         Raises:
-            TfexportError: the bundle has no vocabularies (use `translate_ids`), or an option cannot be used. A sentence
+            TfexportError: the bundle has no vocabularies (use `translate_ids`), or an argument cannot be used. A sentence
                 that cannot be read raises nothing: its status says what is wrong.
         """
         if isinstance(texts, str):
             if not (prefix is None or isinstance(prefix, str)):
                 raise TfexportError("one sentence has one prefix. Give a string, or a list of sentences.")
             return self.translate(
-                [texts], prefix=prefix, shortlist=shortlist, batch_size=batch_size, workers=workers, **search
+                [texts], prefix=prefix, shortlist=shortlist, batch_size=batch_size, workers=workers, **options
             )[0]
-        lines, outputs = self._with_prefixes(texts, prefix)
-        return list(self._decoded(lines, "text", outputs, shortlist, batch_size, workers, search))
+        lines, format = sources_of(texts)
+        outputs = None
+        if prefix is not None:
+            prefixes = [prefix] * len(lines) if isinstance(prefix, str) else prefix
+            outputs = self._writer().reader(lines=lines_of("prefix", prefixes))
+        return list(self._decoded(lines, format, outputs, shortlist, batch_size, workers, options))
 
-    @with_keywords(SearchOptions)
+    @with_keywords(SearchOptions, AlignmentOptions, BatchLimits)
     def iterate(
         self,
         texts: Iterable[str],
@@ -130,7 +151,7 @@ class Model:
         shortlist: Shortlist | None = None,
         batch_size: int = 32,
         workers: int = 1,
-        **search: Any,
+        **options: Any,
     ) -> Iterator[Translation]:
         """`translate` for more sentences than fit into memory, or that come one after the other: results come in order.
 
@@ -138,34 +159,33 @@ class Model:
         there is decoded together; a list is decoded in whole batches. An error of `texts` is raised after the results of the
         sentences before it. Close the iterator, or drop it, to stop early.
         """
-        lines, outputs = self._with_prefixes(texts, prefix)
-        live = not isinstance(texts, Sequence) or not (prefix is None or isinstance(prefix, Sequence))
-        return self._decoded(lines, "text", outputs, shortlist, batch_size, workers, search, live=live)
-
-    def _with_prefixes(
-        self, texts: Iterable[str], prefix: Iterable[str] | str | None
-    ) -> tuple[Iterable[bytes], TargetReader | None]:
-        lines: Iterable[bytes] = map(_line, texts)
-        if prefix is None:
-            return lines, None
+        lines: Iterable[bytes] = lines_of("texts", texts)
+        outputs = None
         if isinstance(prefix, str):
             lines, again = tee(lines)
-            return lines, self._writer().reader(lines=(_line(prefix) for _ in again))
-        return lines, self._writer().reader(lines=map(_line, prefix))
+            outputs = self._writer().reader(lines=(line_of("prefix", prefix) for _ in again))
+        elif prefix is not None:
+            outputs = self._writer().reader(lines=lines_of("prefix", prefix))
+        live = not isinstance(texts, Sequence) or not (prefix is None or isinstance(prefix, Sequence))
+        return self._decoded(lines, "text", outputs, shortlist, batch_size, workers, options, live=live)
 
-    @with_keywords(SearchOptions)
+    @with_keywords(SearchOptions, AlignmentOptions, BatchLimits)
     def translate_ids(
         self,
-        sources: Iterable[Sequence[int]],
+        sources: Iterable[Sequence[int]] | NDArray[Any],
         *,
         shortlist: Shortlist | None = None,
         batch_size: int = 32,
         workers: int = 1,
-        **search: Any,
+        **options: Any,
     ) -> list[Translation]:
-        """`translate` for ids as the encoder reads them, bos and eos included where the model has them."""
-        lines = (_line(" ".join(map(str, source))) for source in sources)
-        return list(self._decoded(lines, "ids", None, shortlist, batch_size, workers, search))
+        """`translate` for ids as the encoder reads them, bos and eos included where the model has them, and no padding.
+
+        Args:
+            sources: the ids of each sentence, integers: lists, arrays of NumPy or tensors of PyTorch.
+        """
+        lines = id_sources_of(sources)
+        return list(self._decoded(lines, "ids", None, shortlist, batch_size, workers, options))
 
     @overload
     def score(  # type: ignore[overload-overlap]
@@ -188,13 +208,14 @@ class Model:
             raise TfexportError("texts and targets are two strings, or two lists of strings. Give the same of both.")
         if isinstance(texts, str) and isinstance(targets, str):
             return self.score([texts], [targets], batch_size=batch_size, workers=workers)[0]
-        reader = self._writer().reader(whole=True, lines=map(_line, targets))
+        reader = self._writer().reader(whole=True, lines=lines_of("targets", targets))
         search = {
             "length_penalty": 0.0,
             "max_length": self.config.max_target_length,
             "token_scores": True,
         }
-        return list(self._decoded(map(_line, texts), "text", reader, None, batch_size, workers, search, scored))
+        lines = lines_of("texts", texts)
+        return list(self._decoded(lines, "text", reader, None, batch_size, workers, search, scored))
 
     @with_keywords(SearchOptions)
     def stream(
@@ -211,17 +232,14 @@ class Model:
         Raises:
             TfexportError: the sentence cannot be read, or the options ask for more than one output.
         """
+        require(Shortlist, "shortlist", shortlist, _SHORTLIST)
         reader, writer = Reader.of(self._bundle, "text"), self._writer()
-        outputs = None if prefix is None else writer.reader(lines=[_line(prefix)])
+        outputs = None if prefix is None else writer.reader(lines=[line_of("prefix", prefix)])
         options = self._options(search)
-        events = stream_lines(
-            self._runtime, reader, [_line(text)], options, writer, outputs=outputs, shortlist=shortlist
-        )
-        for event in events:
-            if event.step is not None:
-                yield event.step
-            elif event.result is not None and not event.result.hypotheses:
-                raise TfexportError(f"this sentence cannot be decoded: {event.result.message or event.result.status}.")
+        refuse_several(options)
+        line = line_of("text", text)
+        events = stream_lines(self._runtime, reader, [line], options, writer, outputs=outputs, shortlist=shortlist)
+        return _steps(events)
 
     def read_shortlist(self, path: str | Path, *, first: int = FIRST, best: int = BEST) -> Shortlist:
         """The shortlist of a file, as `decode --shortlist` reads it, for `translate`. A bundle that was exported with
@@ -231,7 +249,8 @@ class Model:
             TfexportError: it cannot be read, or its words are in no vocabulary.
         """
         tokenizers = (self._bundle.tokenizer("source"), self._bundle.tokenizer("target"))
-        return read_shortlist(Path(path), self.config, *tokenizers, first=first, best=best)
+        first, best = first if first == 0 else count_of("first", first), count_of("best", best)
+        return read_shortlist(path_of("path", path), self.config, *tokenizers, first=first, best=best)
 
     def _decoded(
         self,
@@ -241,23 +260,27 @@ class Model:
         shortlist: Shortlist | None,
         batch_size: int,
         workers: int,
-        search: Mapping[str, Any],
+        given: Mapping[str, Any],
         finish: Callable[[Result], Result] = lambda result: result,
         live: bool = False,
     ) -> Iterator[Translation]:
-        if batch_size < 1 or workers < 1:
-            raise TfexportError(f"batch_size is {batch_size} and workers {workers}. Give numbers above 0.")
-        options = self._options(search)
+        batch_size, workers = count_of("batch_size", batch_size), count_of("workers", workers)
+        require(Shortlist, "shortlist", shortlist, _SHORTLIST)
+        asked, limits = _group(AlignmentOptions, given), _group(BatchLimits, given)
+        beside = (*declared(AlignmentOptions), *declared(BatchLimits))
+        search = {name: value for name, value in given.items() if name not in beside}
+        options = self._options({**search, "attention": True} if asked else search)
         if outputs is not None:
             options = replace(options, scores=True)  # what begins with a prefix needs their graph
         require_workers(self._runtime.name, self._bundle, self._runtime.precision, workers)
-        reader, writer = Reader.of(self._bundle, format), Writer.of(self._bundle, "jsonl")
+        reader, writer = with_alignments(asked, Reader.of(self._bundle, format), Writer.of(self._bundle, "jsonl"))
         results = translate(
             self._runtime,
-            reader,
+            replace(reader, tells_tokens=options.attention),
             lines,
             options,
             batch_size=batch_size,
+            max_batch_tokens=limits.max_batch_tokens,
             workers=workers,
             outputs=outputs,
             shortlist=shortlist,
@@ -266,30 +289,45 @@ class Model:
         return (translation_of(finish(result), writer) for result in results)
 
     def _options(self, search: Mapping[str, Any]) -> SearchOptions:
-        return SearchOptions.of(search, self.token_ids)
+        checked(SearchOptions, search, others=_OTHERS)
+        options, defaults = options_with_defaults(search, self._bundle.generation_config, self.config, self.token_ids)
+        for line in defaults.notes():
+            _log.info(line)
+        return options
 
     def _writer(self) -> Writer:
         return Writer.of(self._bundle, "text")
 
 
-class Classifier:
-    """The bundle of an encoder classifier, loaded. `tfexport.load_classifier` makes one."""
+_SHORTLIST = "Give what Model.read_shortlist returns."
 
-    def __init__(self, bundle: Bundle, runtime: ClassifierRuntime, labels: Sequence[str] | None):
-        self._bundle, self._runtime, self.labels = bundle, runtime, labels
+_OTHERS = (
+    *("batch_size", "workers", "prefix", "shortlist"),
+    *declared(AlignmentOptions),
+    *declared(BatchLimits),
+)
+"""Arguments of the methods beside options of a search."""
 
-    def classify(self, texts: Iterable[str], *, top: int = 1, batch_size: int = 32) -> list[Classified]:
-        """The `top` most likely classes of each sentence, with their probabilities, in order.
+Group = TypeVar("Group")
 
-        Raises:
-            TfexportError: a number is below 1. A sentence that cannot be read raises nothing: its status says why.
-        """
-        if isinstance(texts, str):
-            raise TfexportError("texts is one string. Give a list of sentences.")
-        if batch_size < 1 or top < 1:
-            raise TfexportError(f"batch_size is {batch_size} and top {top}. Give numbers above 0.")
-        reader = Reader.of(self._bundle, "text")
-        return list(classify(self._runtime, reader, map(_line, texts), top=top, batch_size=batch_size))
+
+def _group(group: type[Group], given: Mapping[str, Any]) -> Group:
+    """The options of a group that are among those `given`."""
+    own = {name: given[name] for name in declared(group) if given.get(name) is not None}
+    return group(**checked(group, own))
+
+
+def _steps(events: Iterable[Streamed]) -> Iterator[Step]:
+    """The tokens of one sentence.
+
+    Raises:
+        TfexportError: it cannot be decoded.
+    """
+    for event in events:
+        if event.step is not None:
+            yield event.step
+        elif event.result is not None and not event.result.hypotheses:
+            raise TfexportError(f"this sentence cannot be decoded: {event.result.message or event.result.status}.")
 
 
 def load(
@@ -313,45 +351,8 @@ def load(
         RuntimeUnavailable: there is no such runtime, or what it needs is not installed.
         TfexportError: there is no such precision.
     """
-    bundle = open_bundle(Path(directory))
-    chosen = _one_precision(precision)
-    _require_threads(threads)
+    bundle = open_bundle(path_of("directory", directory))
+    chosen = precision_of(precision)
+    require_runtime(runtime, threads)
+    require(bool, "shortlist", shortlist, "Give True or False.")
     return Model(bundle, load_runtime(runtime, bundle, precision=chosen, threads=threads, shortlist=shortlist))
-
-
-def load_classifier(
-    directory: str | Path,
-    *,
-    runtime: str = "ort-cpu",
-    precision: str | None = None,
-    threads: int | None = None,
-    labels: str | Path | None = None,
-) -> Classifier:
-    """Load the bundle of an encoder classifier; see `load`.
-
-    Args:
-        labels: a file with the names of the classes, one a line, class 0 first.
-    """
-    bundle = open_bundle(Path(directory))
-    _require_threads(threads)
-    loaded = runtime_of_classifier(runtime, bundle, precision=_one_precision(precision), threads=threads)
-    return Classifier(bundle, loaded, None if labels is None else read_labels(Path(labels), bundle.config.n_classes))
-
-
-def _require_threads(threads: int | None) -> None:
-    if threads is not None and threads < 1:
-        raise TfexportError(f"threads is {threads}. Give a number above 0, or none for all CPUs.")
-
-
-def _one_precision(given: str | None) -> Precision | None:
-    if given is None:
-        return None
-    chosen, *more = precisions_of(given)
-    if more:
-        raise TfexportError(f"a model is loaded in one precision, not {given}. Give one, or load it twice.")
-    return chosen
-
-
-def _line(text: str) -> bytes:
-    # A lone surrogate is not UTF-8, as the reader of lines says.
-    return text.encode("utf-8", "surrogatepass")

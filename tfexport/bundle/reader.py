@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
@@ -25,6 +25,8 @@ PORTABLE = "portable"
 MANIFEST = "manifest.json"
 CERTIFICATES = "certificates.json"
 """Beside the manifest, not in it: comparisons with PyTorch that the bundle passed; see `verification/certificates.py`."""
+GENERATION_CONFIG = "generation_config.json"
+"""How the library of the checkpoint searches, where the checkpoint has such a file."""
 TOKENIZER_FILES = {"source": "source_tokenizer.json", "target": "target_tokenizer.json"}
 
 
@@ -100,6 +102,8 @@ class Bundle:
     """The sha256 of each file by its name."""
     in_float32: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The modules that stay in float32 for a budget, by the precision."""
+    generation_config: Mapping[str, Any] | None = None
+    """How the library of the checkpoint searches by itself; see `decoding/generation_config.py`."""
     _tokenizers: dict[str, TextTokenizer] = field(default_factory=dict, compare=False, repr=False)
     """By side, those that were read: as they were then, whatever comes to the place later."""
     _checked_graphs: set[str] = field(default_factory=set, compare=False, repr=False)
@@ -247,7 +251,8 @@ def open_bundle(directory: Path) -> Bundle:
     named = {graph.file for graph in bundle.graphs} | {engine.file for engine in bundle.engines}
     weights = {contract.weights_file(precision) for precision in bundle.precisions}
     weights |= {path.name for path in directory.glob("*.safetensors")}  # graphs may point to it
-    unlisted = sorted({contract.WEIGHTS_FILE, *weights, *named, *bundle.tokenizers.values()} - set(files))
+    generation = {GENERATION_CONFIG} if (directory / GENERATION_CONFIG).exists() else set()
+    unlisted = sorted({contract.WEIGHTS_FILE, *weights, *named, *generation, *bundle.tokenizers.values()} - set(files))
     if unlisted:
         raise BundleError(f"{path} does not list {', '.join(unlisted)}. Export the checkpoint again.")
     _require_size(bundle)
@@ -255,7 +260,21 @@ def open_bundle(directory: Path) -> Bundle:
     for name, sha256 in files.items():
         if name not in engines:  # these are verified by who runs them: a damaged one can be built again
             _verify(directory, name, sha256, "Export the checkpoint again.")
-    return bundle
+    return (
+        replace(bundle, generation_config=_read_generation_config(directory)) if GENERATION_CONFIG in files else bundle
+    )
+
+
+def _read_generation_config(directory: Path) -> dict[str, Any]:
+    """Raises BundleError where the file is no JSON object."""
+    path = directory / GENERATION_CONFIG
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BundleError(f"{path} cannot be read: {error}. Export the checkpoint again.") from error
+    if not isinstance(content, dict):
+        raise BundleError(f"{path} is not a JSON object. Export the checkpoint again.")
+    return content
 
 
 def _require_size(bundle: Bundle) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,10 +23,12 @@ from tfexport.decoding.request_options import (
     ShortlistOptions,
 )
 from tfexport.errors import TfexportError
+from tfexport.option import checked
 from tfexport.system.input_files import opened, require_one_stdin
 
 if TYPE_CHECKING:
     from tfexport.bundle.reader import Bundle
+    from tfexport.decoding.generation_config import GenerationDefaults
     from tfexport.decoding.line_reader import Reader
     from tfexport.decoding.shortlist import Shortlist
     from tfexport.decoding.translate import Writer
@@ -91,6 +93,7 @@ def decode(
                 lines,
                 job.options,
                 batch_size=batches.batch_size,
+                max_batch_tokens=batches.max_batch_tokens,
                 window=job.window,
                 workers=job.split.workers,
                 done=out.done,
@@ -123,13 +126,15 @@ class Request:
             TfexportError: flags exclude each other, or one is out of range.
         """
         from tfexport.decoding.alignments import AlignmentFormat
-        from tfexport.decoding.stream import refuse_several
 
         if self.alignments.alignments is not None:
             AlignmentFormat.parse(self.alignments.alignments)
         if self.search.get("token_scores") and self.formats.output_format != "jsonl":
             raise TfexportError("--token-scores are written in jsonl alone. Add --output-format jsonl.")
-        options = self.options(lambda tokens: ())
+        if self.search.get("profile") == "hf":
+            checked(SearchOptions, self.search)  # more is known with the bundle's defaults
+        else:
+            self._check_search(self.options(lambda tokens: ()))
         if self.prefixes.prefix_file is not None:
             require_one_stdin(self.source, self.prefixes.prefix_file)
         if self.stream and (to_file or self.batches.workers not in (None, 1)):
@@ -140,16 +145,24 @@ class Request:
             raise TfexportError(
                 "--replace-unk writes words, which ids have no place for. Give another --output-format."
             )
+
+    def _check_search(self, options: SearchOptions) -> None:
+        """Raises TfexportError where other flags and the search exclude each other."""
+        from tfexport.decoding.stream import refuse_several
+
         if options.alignment_layer != -1 and not options.reads_attention:
             raise TfexportError("--alignment-layer is of --alignments, --replace-unk and --coverage-penalty. Add one.")
         if self.stream:
             refuse_several(options)
 
-    def options(self, token_ids: Any) -> SearchOptions:
-        """The search, with tokens as the vocabulary's ids."""
+    def _given(self) -> dict[str, Any]:
         # Only jsonl has scores, and outputs with a prefix need the graph that computes them.
         scores = self.stream or self.formats.output_format == "jsonl" or bool(self.prefixes)
-        return SearchOptions.of({"scores": scores, "attention": bool(self.alignments), **self.search}, token_ids)
+        return {"scores": scores, "attention": bool(self.alignments), **self.search}
+
+    def options(self, token_ids: Any) -> SearchOptions:
+        """The search as the flags say it, with tokens as the vocabulary's ids."""
+        return SearchOptions.of(self._given(), token_ids)
 
     def load(self, window: int | None) -> Job:
         """Open the bundle and load all that the run needs.
@@ -159,6 +172,7 @@ class Request:
         """
         from tfexport.bundle.reader import open_bundle
         from tfexport.decoding.attention_trace import resolve_layer
+        from tfexport.decoding.generation_config import options_with_defaults
         from tfexport.decoding.token_rules import suppressed_ids
         from tfexport.decoding.translate import window_size
         from tfexport.decoding.workers import CpuSplit
@@ -167,7 +181,10 @@ class Request:
         bundle = open_bundle(self.directory)
         name, precision = self.runtime.runtime, self.runtime.number_format
         reader, writer = self._reader_and_writer(bundle)
-        options = self.options(writer.token_ids)
+        options, defaults = options_with_defaults(
+            self._given(), bundle.generation_config, bundle.config, writer.token_ids
+        )
+        self._check_search(options)
         suppressed_ids(bundle.config, options)
         shortlist = self._shortlist(bundle)
         if options.reads_attention:
@@ -186,26 +203,14 @@ class Request:
         model.prepare(options.needs)
         size = window or window_size(self.batches.batch_size, split.workers)
         chose_split = at_once and None in (self.batches.workers, self.batches.threads)
-        return Job(self, bundle, reader, writer, options, shortlist, model, split, size, chose_split)
+        return Job(self, bundle, reader, writer, options, defaults, shortlist, model, split, size, chose_split)
 
     def _reader_and_writer(self, bundle: Bundle) -> tuple[Reader, Writer]:
-        from tfexport.decoding.alignments import Aligner, AlignmentFormat, Replacement
         from tfexport.decoding.line_reader import Reader
-        from tfexport.decoding.translate import Writer
+        from tfexport.decoding.translate import Writer, with_alignments
 
-        asked = self.alignments
-        aligned = AlignmentFormat.parse(asked.alignments) if asked.alignments is not None else None
         reader = Reader.of(bundle, self.formats.input_format)
-        writer = Writer.of(bundle, self.formats.output_format)
-        if asked.replace_unk and writer.tokenizer is None:
-            raise TfexportError(
-                f"{self.directory} has no target vocabulary to write words in. Leave --replace-unk out."
-            )
-        if asked:
-            replacement = Replacement.of(bundle.config, asked.unk_dictionary) if asked.replace_unk else None
-            reader = replace(reader, tells_tokens=True)
-            writer = replace(writer, aligner=Aligner(bundle.config.eos_id, aligned, replacement))
-        return reader, writer
+        return with_alignments(self.alignments, reader, Writer.of(bundle, self.formats.output_format))
 
     def _shortlist(self, bundle: Bundle) -> Shortlist | None:
         from tfexport.decoding.shortlist import read_shortlist
@@ -225,6 +230,8 @@ class Job:
     reader: Reader
     writer: Writer
     options: SearchOptions
+    defaults: GenerationDefaults
+    """What the bundle gives of the options."""
     shortlist: Shortlist | None
     model: Runtime[Any]
     split: CpuSplit
@@ -259,6 +266,8 @@ class Job:
             say(f"note: {directory} has no source vocabulary: the input is read as ids")
         if formats.output_format is None and self.writer.format == "ids":
             say(f"note: {directory} has no target vocabulary: the output is written as ids")
+        for line in self.defaults.notes():
+            say(f"note: {line}")
         own = self.model.capabilities.shortlists and not self.options.reads_attention
         if self.shortlist is not None and not own:
             say(f"note: all logits are computed, for want of graphs for shortlists: {SHORTLIST_ADVICE}")

@@ -128,10 +128,13 @@ class Aligner:
         """What a JSON record tells of an output: pairs, and the attention of each token, eos too, to each source token."""
         if self.format is None:
             return {}
-        pairs = self.format.pairs(*self._aligned(hypothesis, source))
         assert hypothesis.attention is not None
         rows = [[round(weight, 4) for weight in row] for row in hypothesis.attention.tolist()]
-        return {"alignment": pairs, "attention": rows}
+        return {"alignment": self.pairs(hypothesis, source), "attention": rows}
+
+    def pairs(self, hypothesis: Hypothesis, source: Source | None) -> list[tuple[int, int]]:
+        """(source, target) positions of an output; none where no alignments are written."""
+        return self.format.pairs(*self._aligned(hypothesis, source)) if self.format else []
 
     def _aligned(self, hypothesis: Hypothesis, source: Source | None) -> tuple[NDArray[Any], SourceTokens]:
         """What the tokens of an output attended to, without its eos, and the tokens of its source."""

@@ -37,11 +37,17 @@ def decode_all(
 
 
 def decode_windows(
-    pool: WorkerPool, windows: Iterable[Sequence[Sentence] | None], options: SearchOptions, *, batch_size: int
+    pool: WorkerPool,
+    windows: Iterable[Sequence[Sentence] | None],
+    options: SearchOptions,
+    *,
+    batch_size: int,
+    max_batch_tokens: int | None = None,
 ) -> Iterator[list[list[Hypothesis]]]:
     """The hypotheses of each source of each window, in order.
 
     Args:
+        max_batch_tokens: source ids of a batch at most, padding included; `MOST_IDS` by default.
         windows: sources that may share batches, as many as may be in memory. With several workers the next window is read
             before the outputs of this one are returned. None stands for no window yet: meanwhile the outputs of one that has
             begun are returned.
@@ -56,7 +62,7 @@ def decode_windows(
             continue
         # Few sentences are divided among all workers.
         share = max(1, min(size, -(-len(sources) // pool.workers)))
-        batches = batches_by_length([len(source) for source in sources], share)
+        batches = batches_by_length([len(source) for source in sources], share, max_batch_tokens or MOST_IDS)
         count = min(len(batches), TASKS_PER_WORKER * pool.workers) if pool.workers > 1 else 1
         tasks = [batches[first::count] for first in range(count)]
         begun.append([(task, pool.search([[sources[i] for i in batch] for batch in task], options)) for task in tasks])

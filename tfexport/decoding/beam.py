@@ -7,7 +7,8 @@
         finished  += the first `beam` candidates, those that end in eos
     return the best of finished, by score
 
-There are 2 * beam candidates because each live hypothesis ends in eos at most once: at least `beam` of them continue.
+There are 2 * beam candidates because each live hypothesis ends in eos at most once: at least `beam` of them continue. With
+other tokens that end an output beside eos there are as many more.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tfexport.config import ModelConfig
 from tfexport.decoding.attention_trace import AttentionTrace
 from tfexport.decoding.finished import FinishedHypotheses
 from tfexport.decoding.options import SearchOptions
-from tfexport.decoding.steps import ALL_SENTENCES, Steps, no_token_error, rows_to_keep
+from tfexport.decoding.steps import ALL_SENTENCES, Steps, is_end, no_token_error, rows_to_keep
 from tfexport.decoding.token_rules import LogProbs, TokenRules
 from tfexport.runtimes.base import Best, IntArray, State
 
@@ -39,7 +40,7 @@ def beam_search(
     """
     beams = Beams(rules.config, limits, options, trace)
     for length in range(1, limits.max() + 1):
-        best, state = rules.best(state, beams.tokens, 2 * options.beam, length, beams.sentences, beams.history)
+        best, state = rules.best(state, beams.tokens, beams.n_candidates, length, beams.sentences, beams.history)
         if trace:
             trace.add(state.attention, beams.sentences)
         candidates = beams.best_continuations(best)
@@ -74,11 +75,14 @@ class Beams:
         sentences: [sentences], the index of the source of each group of rows: row b * beam + k is beam k of sentences[b].
         tokens: [rows], the last token of each live hypothesis.
         finished: of each source of the batch.
+        n_candidates: continuations of a sentence among which the next live hypotheses are.
     """
 
     def __init__(self, config: ModelConfig, limits: IntArray, options: SearchOptions, trace: AttentionTrace | None):
         batch, self._beam = len(limits), options.beam
-        self._config, self._options, self._profile, self._trace = config, options, options.search_profile, trace
+        self._options, self._profile, self._trace = options, options.search_profile, trace
+        self._bos_id, self._end_ids = config.bos_id, options.end_ids(config)
+        self.n_candidates = (1 + len(self._end_ids)) * self._beam
         self._limits, self._shortest_limit = limits, int(limits.min())
         self._length = 0
         # A hypothesis that does not exist has log-probability -inf: at first each sentence has one.
@@ -93,8 +97,8 @@ class Beams:
         self.finished = [FinishedHypotheses(options, limit) for limit in limits.tolist()]
 
     def best_continuations(self, best: Best) -> Continuations:
-        """The 2 * beam best continuations of each sentence, given the `best` tokens of each row."""
-        candidates = rank_continuations(self._live.log_probs, best, 2 * self._beam)
+        """The `n_candidates` best continuations of each sentence, given the `best` tokens of each row."""
+        candidates = rank_continuations(self._live.log_probs, best, self.n_candidates)
         if self._profile.narrows_beam:
             places = self._beam - np.array([len(self.finished[index]) for index in self.sentences])
             candidates.log_probs[np.arange(candidates.log_probs.shape[1]) >= places[:, None]] = -np.inf
@@ -102,7 +106,7 @@ class Beams:
 
     def find_eos(self, candidates: Continuations) -> NDArray[np.bool_] | None:
         """Which of the candidates end in eos; None where none of the first `beam` does."""
-        is_eos = candidates.tokens == self._config.eos_id
+        is_eos = is_end(candidates.tokens, self._end_ids)
         return is_eos if is_eos[:, : self._beam].any() else None
 
     def extend(self, candidates: Continuations, is_eos: NDArray[np.bool_] | None) -> None:
@@ -176,7 +180,7 @@ class Beams:
         """The tokens before `length` of each live hypothesis of `sentences`, bos first, [rows, length]."""
         past, _ = self._past.read_all(sentences, length - 1)
         past = past.reshape(len(sentences) * self._beam, -1)
-        return np.concatenate([np.full((len(past), 1), self._config.bos_id), past], axis=1)
+        return np.concatenate([np.full((len(past), 1), self._bos_id), past], axis=1)
 
     def stable_prefix(self, index: int) -> tuple[IntArray, LogProbs]:
         """What all hypotheses of source `index` have in common that may become its best: the live ones, and the best
@@ -204,7 +208,7 @@ class Beams:
             (*ids, last),
             log_prob,
             rank=rank,
-            eos=self._config.eos_id,
+            end_ids=self._end_ids,
             token_log_probs=steps,
             attention=self._trace.hypothesis(index, beams) if self._trace else None,
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,14 @@ from tfexport.runtimes.base import ClassifierRuntime
 from tfexport.system.regular_files import read_text
 
 
+class ClassProbability(NamedTuple):
+    """A class and how likely it is. In JSON its fields are `class` and `probability`."""
+
+    class_: int
+    """Its number, from 0."""
+    probability: float
+
+
 @dataclass(frozen=True)
 class Classified:
     """What became of one input line."""
@@ -30,7 +38,7 @@ class Classified:
     """As of lines that are decoded; without `length_limit`."""
     message: str
     """What is wrong, for every status but `ok` and `empty`."""
-    classes: tuple[tuple[int, float], ...] = ()
+    classes: tuple[ClassProbability, ...] = ()
     """Each with its probability, the most likely first; of equal ones the lower first. None where the line is not read."""
 
 
@@ -71,7 +79,7 @@ def classify(
             require_finite(logits)
             for place, scores in zip(places, log_softmax(logits), strict=True):
                 best = np.argsort(-scores, kind="stable")[:top]
-                classes = tuple((int(index), float(np.exp(scores[index]))) for index in best)
+                classes = tuple(ClassProbability(int(index), float(np.exp(scores[index]))) for index in best)
                 found[numbers[place]] = Classified(numbers[place], "ok", "", classes)
         yield from (found[number] for number in sorted(found))
     if failed:

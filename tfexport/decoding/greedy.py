@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tfexport.decoding.attention_trace import AttentionTrace
 from tfexport.decoding.hypothesis import Hypothesis
 from tfexport.decoding.options import SearchOptions
-from tfexport.decoding.steps import ALL_SENTENCES, Steps, no_token_error, rows_to_keep
+from tfexport.decoding.steps import ALL_SENTENCES, Steps, is_end, no_token_error, rows_to_keep
 from tfexport.decoding.token_rules import TokenRules
 from tfexport.runtimes.base import IntArray, State
 
@@ -33,8 +33,8 @@ def greedy_search(
         limits: the largest number of tokens of each sentence's outputs, [batch].
         trace: records cross-attention, where the search needs it.
     """
-    eos, width, batch = rules.config.eos_id, options.width, len(limits)
-    outputs = GreedyOutputs(rules.config.bos_id, eos, limits, options)
+    end_ids, width, batch = options.end_ids(rules.config), options.width, len(limits)
+    outputs = GreedyOutputs(rules.config.bos_id, end_ids, limits, options)
     sentences = np.arange(batch)  # the index of the source of each group of `width` rows
     live = np.ones((batch, width), dtype=bool)  # [sentences, width]
     tokens = np.full(batch * width, rules.config.bos_id, dtype=np.int64)
@@ -52,7 +52,7 @@ def greedy_search(
         chosen = tokens.reshape(-1, width)
         outputs.append(chosen, scores, sentences)
 
-        ends = live & (chosen == eos)
+        ends = live & is_end(chosen, end_ids)
         if length >= shortest_limit:
             ends |= live & (limits[sentences, None] <= length)
         if ends.any():
@@ -73,8 +73,8 @@ def greedy_search(
 class GreedyOutputs:
     """The outputs of a batch while they grow, by sentence. What follows the end of an output is never read."""
 
-    def __init__(self, bos: int, eos: int, limits: IntArray, options: SearchOptions):
-        self._bos, self._eos, self._options = bos, eos, options
+    def __init__(self, bos: int, end_ids: tuple[int, ...], limits: IntArray, options: SearchOptions):
+        self._bos, self._end_ids, self._options = bos, end_ids, options
         shape = (limits.max(), len(limits), options.width)
         self._ids = np.empty(shape, dtype=np.int64)
         self._log_probs = np.full(shape, np.nan)  # without `options.scores` the search knows none
@@ -118,7 +118,7 @@ class GreedyOutputs:
             ids,
             log_prob,
             self._options,
-            finished=ids[-1] == self._eos,
+            finished=ids[-1] in self._end_ids,
             token_log_probs=steps,
             attention=attention,
         )

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from tfexport.decoding.profiles import PROFILES, EarlyStopping, ProfileName, SearchProfile
+from tfexport.decoding.rules.bad_words import BadWords
+from tfexport.decoding.rules.encoder_no_repeat_ngram import EncoderNoRepeatNgram
 from tfexport.decoding.rules.history import PANEL, HistoryRule
 from tfexport.decoding.rules.no_repeat_ngram import NoRepeatNgram
 from tfexport.decoding.rules.repetition_penalty import RepetitionPenalty
+from tfexport.decoding.rules.sequence_bias import SequenceBias
 from tfexport.errors import TfexportError
 from tfexport.option import MOST_AT_ONCE, Options, checked, declared, option
 
 if TYPE_CHECKING:
+    from tfexport.config import ModelConfig
     from tfexport.runtimes.base import Needs
 
 _SEARCH, _LENGTHS = "Search", "Lengths"
@@ -24,12 +28,20 @@ _SAMPLING, _ALTERNATIVES, _SCORES = "Sampling", "Alternatives", "Scores and atte
 class BaseSearchOptions(Options):
     """The options of a search beside those of its rules; see `SearchOptions`."""
 
-    beam: int = option(1, minimum=1, maximum=MOST_AT_ONCE, help="Beam width; 1 is greedy.", panel=_SEARCH)
+    beam: int = option(
+        1,
+        minimum=1,
+        maximum=MOST_AT_ONCE,
+        help="Beam width; 1 is greedy.",
+        panel=_SEARCH,
+        also=("beam_size", "num_beams", "beams"),
+    )
     nbest: int = option(
         1,
         minimum=1,
         help="Number of hypotheses for each sentence, best first; in text, tabs separate them.",
         panel=_SEARCH,
+        also=("num_return_sequences", "num_hypotheses", "n_best"),
     )
     profile: ProfileName = option(
         "tfexport",
@@ -45,6 +57,21 @@ class BaseSearchOptions(Options):
         False, help="Force eos at the length limit, at no cost, for --search-profile hf.", panel=_SEARCH
     )
     """`forced_eos_token_id` of Transformers."""
+    end_tokens: tuple[int, ...] = option(
+        (),
+        tokens=True,
+        metavar="TOKENS",
+        help="Tokens that end an output, beside eos.",
+        panel=_SEARCH,
+        also=("end_token", "eos_token_id", "stop_token_ids"),
+    )
+    patience: float = option(
+        1.0,
+        above=0,
+        help="For beam search: a sentence is done when P times the beam are finished.",
+        panel=_SEARCH,
+    )
+    """Kasai et al. 2022, section 3. Rounded, and never fewer than `nbest`."""
 
     length_penalty: float = option(
         0.6,
@@ -57,9 +84,20 @@ class BaseSearchOptions(Options):
     """Log-probabilities are divided by this (Wu et al. 2016, section 7; the paper uses beam 4 and 0.6); 0 compares plain
     log-probabilities. Greedy search has nothing to compare."""
     min_length: int = option(
-        0, minimum=0, help="Smallest number of tokens before eos.", default_text="of the profile; 0", panel=_LENGTHS
+        0,
+        minimum=0,
+        help="Smallest number of tokens before eos; in hf, with the start token.",
+        default_text="of the profile; 0",
+        panel=_LENGTHS,
+        also=("min_new_tokens", "min_decoding_length"),
     )
-    max_length: int = option(256, minimum=1, help="Largest number of tokens to generate, eos included.", panel=_LENGTHS)
+    max_length: int = option(
+        256,
+        minimum=1,
+        help="Largest number of tokens to generate, eos included; in hf, with the start token.",
+        panel=_LENGTHS,
+        also=("max_new_tokens", "max_decoding_length"),
+    )
     """The model's own limit holds beside it."""
     max_length_ratio: float | None = option(
         None,
@@ -75,9 +113,15 @@ class BaseSearchOptions(Options):
         metavar="TOKENS",
         help="Tokens to suppress, separated by spaces (ids, if the output format is ids).",
         panel=PANEL,
+        also=("suppress_tokens",),
     )
     suppress_first: tuple[int, ...] = option(
-        (), tokens=True, metavar="TOKENS", help="Tokens to suppress at the first position.", panel=PANEL
+        (),
+        tokens=True,
+        metavar="TOKENS",
+        help="Tokens to suppress at the first position.",
+        panel=PANEL,
+        also=("begin_suppress_tokens",),
     )
     """Where the model begins every output with one token: not generated after it."""
 
@@ -86,6 +130,7 @@ class BaseSearchOptions(Options):
         minimum=0,
         help="Complete each of the N most likely tokens after the prefix; most likely first, separated by tabs.",
         panel=_ALTERNATIVES,
+        also=("return_alternatives",),
     )
     """Each is the best output with its own token there; see `decoding/alternatives.py`. 0 for an ordinary search."""
     min_alternative_prob: float = option(
@@ -103,10 +148,17 @@ class BaseSearchOptions(Options):
         maximum=MOST_AT_ONCE,
         help="Sample this number of outputs for each sentence, instead of searching for the best.",
         panel=_SAMPLING,
+        also=("do_sample",),
     )
     """They come in the order in which they are drawn, so that more of them change none (in int8 hardly any: one sample runs
     another graph than several)."""
-    temperature: float = option(1.0, above=0, help="For --samples: divide the logits by this number.", panel=_SAMPLING)
+    temperature: float = option(
+        1.0,
+        above=0,
+        help="For --samples: divide the logits by this number.",
+        panel=_SAMPLING,
+        also=("sampling_temperature",),
+    )
     top_k: int = option(
         0, minimum=0, help="For --samples: sample from the K most likely tokens; 0 for all.", panel=_SAMPLING
     )
@@ -154,6 +206,11 @@ class BaseSearchOptions(Options):
             f"nbest {self.nbest} is not between 1 and the beam's {self.beam}": self.nbest > self.beam,
             f"min_length {self.min_length} is not below max_length {self.max_length}": self.min_length
             >= self.max_length,
+            "max_length 1 leaves nothing to generate, as the profile hf counts the start token": self.max_new_tokens
+            == 0,
+            "patience is of beam search, and beam is 1": self.patience != 1 and self.beam == 1,
+            f"the profile {self.profile} has no patience": self.patience != 1
+            and self.search_profile.done in ("all", "places"),
             f"early_stopping is {self.early_stopping}, which only the profile hf has": self.early_stopping != "false"
             and self.profile != "hf",
             "force_eos is of the profile hf alone": self.force_eos and self.profile != "hf",
@@ -174,6 +231,8 @@ class BaseSearchOptions(Options):
     def of(cls, given: Mapping[str, Any], token_ids: Callable[[str], tuple[int, ...]] | None = None) -> Self:
         """The options that are `given` by name; what is not given, or None, is the profile's own.
 
+        Lists become tuples, and text of tokens becomes ids.
+
         Args:
             token_ids: turns tokens of the target vocabulary, separated by spaces, into ids; for options that are tokens.
 
@@ -181,11 +240,8 @@ class BaseSearchOptions(Options):
             TfexportError: there is no such option, its value has another type or is out of range, or a token is unknown.
         """
         chosen = {name: value for name, value in checked(cls, given).items() if value is not None}
-        for name, value in chosen.items():
-            if isinstance(value, str) and declared(cls)[name].about.tokens:
-                if token_ids is None:
-                    raise TfexportError(f"{name} is {value!r}, and there is no vocabulary. Give ids.")
-                chosen[name] = token_ids(value)
+        for name in chosen.keys() & {name for name, found in declared(cls).items() if found.about.tokens}:
+            chosen[name] = _ids(name, chosen[name], token_ids)
         theirs = PROFILES[chosen.get("profile", "tfexport")]
         own = {
             "length_penalty": theirs.length_penalty,
@@ -231,6 +287,25 @@ class BaseSearchOptions(Options):
         return Needs(self.width, self.best_only, self.reads_attention)
 
     @property
+    def max_new_tokens(self) -> int:
+        """The largest number of tokens to generate."""
+        return self.max_length - self.search_profile.counts_start
+
+    @property
+    def min_new_tokens(self) -> int:
+        """The smallest number of tokens to generate before eos."""
+        return max(0, self.min_length - self.search_profile.counts_start)
+
+    @property
+    def enough_finished(self) -> int:
+        """The number of finished hypotheses with which a sentence may be done."""
+        return max(self.nbest, round(self.beam * self.patience))
+
+    def end_ids(self, config: ModelConfig) -> tuple[int, ...]:
+        """The ids that end an output of this model, eos first."""
+        return tuple(dict.fromkeys((config.eos_id, *self.end_tokens)))
+
+    @property
     def search_profile(self) -> SearchProfile:
         """Where the profile's search departs from the others."""
         return PROFILES[self.profile]
@@ -248,13 +323,28 @@ class BaseSearchOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions(
+    BadWords,
+    EncoderNoRepeatNgram,
     NoRepeatNgram,
     RepetitionPenalty,
+    SequenceBias,
     BaseSearchOptions,
 ):
     """How to search. Lengths count generated tokens, eos included. To add a rule about past tokens, write a
-    `HistoryRule` in `decoding/rules/`, and add it to the base classes.
+    `HistoryRule` in `decoding/rules/`, and add it to the base classes. Rules run from the last to the first, which is the
+    order of Transformers.
 
     Raises:
         TfexportError: an option is out of range, or two of them exclude each other.
     """
+
+
+def _ids(name: str, value: Any, token_ids: Callable[[str], tuple[int, ...]] | None) -> Any:
+    """The value of an option of tokens, with ids in the place of text, however deep it lies."""
+    if isinstance(value, tuple):
+        return tuple(_ids(name, one, token_ids) for one in value)
+    if not isinstance(value, str):
+        return value
+    if token_ids is None:
+        raise TfexportError(f"{name} is {value!r}, and there is no vocabulary. Give ids.")
+    return token_ids(value)

@@ -60,6 +60,8 @@ class SearchProfile:
     """A finished hypothesis stays in the beam, as if eos were an ordinary token. Its continuations are not outputs."""
     min_length: int = 0
     """The default of the smallest number of tokens before eos."""
+    counts_start: bool = False
+    """Lengths count the token that the decoder begins with."""
     suppresses: tuple[Literal["bos", "pad", "unk"], ...] = ()
     """Special tokens that are never generated."""
     bos_counts: bool = True
@@ -74,13 +76,14 @@ PROFILES: dict[ProfileName, SearchProfile] = {
     "tfexport": SearchProfile(
         length_penalty=0.6, google_length=True, done="no_better", keeps="best", at_limit="compete"
     ),
-    "hf": SearchProfile(length_penalty=1.0, done="no_better", keeps="best", at_limit="end"),
+    "hf": SearchProfile(length_penalty=1.0, done="no_better", keeps="best", at_limit="end", counts_start=True),
     "opennmt": SearchProfile(
         length_penalty=1.0,
         done="enough",
         keeps="every",
         top_ends=True,
         at_limit="end",
+        min_length=1,
         bos_counts=False,
         scores_continuation=True,
         renormalises=True,

@@ -127,7 +127,21 @@ class FormatOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchOptions(Options):
+class BatchLimits(Options):
+    """The size of batches, beside their number of sentences."""
+
+    max_batch_tokens: int | None = option(
+        None,
+        minimum=1,
+        help="Largest number of source ids in a batch, padding included; a longer sentence is a batch of its own.",
+        default_text="16384",
+        panel=_RUN,
+        also=("max_tokens", "batch_tokens"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions(BatchLimits):
     """How sentences become batches, and what decodes these."""
 
     batch_size: int = option(32, minimum=1, maximum=MOST_AT_ONCE, help="Sentences in a batch.", panel=_RUN)

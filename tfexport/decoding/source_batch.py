@@ -39,7 +39,7 @@ def encode(runtime: Runtime[Any], sources: Sequence[Source], options: SearchOpti
     candidates = [
         vocabulary
         if source.candidates is None
-        else np.union1d(source.candidates, [*source.prefix, runtime.config.eos_id])
+        else np.union1d(source.candidates, [*source.prefix, *options.end_ids(runtime.config)])
         for source in sources
     ]
     if runtime.capabilities.shortlists and not attention:  # graphs for shortlists have no attention output
@@ -59,7 +59,7 @@ def length_limits(runtime: Runtime[Any], sources: Sequence[Source], options: Sea
 
 def search_limits(options: SearchOptions, config: ModelConfig, src_len: IntArray) -> IntArray:
     """The limits of the search and the model, [batch], for sources of `src_len` [batch] ids."""
-    limit = np.full(len(src_len), min(options.max_length, config.max_target_length))
+    limit = np.full(len(src_len), min(options.max_new_tokens, config.max_target_length))
     if options.max_length_ratio is not None:
         # Rounded first: in binary 50 * 1.1 is a little more than 55. Compared as floats: the product may be infinite.
         most = np.ceil(np.round(np.minimum(src_len * options.max_length_ratio, limit), 9))

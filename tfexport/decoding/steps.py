@@ -31,6 +31,11 @@ def rows_to_keep(live: NDArray[np.bool_]) -> IntArray:
     return places
 
 
+def is_end(tokens: IntArray, end_ids: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Which of `tokens` end an output; of the same shape."""
+    return np.asarray(tokens == end_ids[0] if len(end_ids) == 1 else np.isin(tokens, end_ids))
+
+
 def no_token_error() -> TfexportError:
     return TfexportError(
         "the model gives probability 0 to all that an output may go on with, its end included. Leave out the rule or the "

@@ -55,6 +55,7 @@ class TokenRules:
         # A source with rules of its own needs logits, and one with a shortlist another graph.
         has_own_rules = any(source.prefix or source.least or source.candidates is not None for source in sources)
         self._use_argmax = options.best_only and runtime.capabilities.argmax and not has_own_rules
+        self._end_ids, self._sources = options.end_ids(runtime.config), [source.ids for source in sources]
         self._banned_ids: dict[tuple[bool, bool], list[int]] = {}
         self._history_rules = options.active_rules
         self._always_needs_logits = bool(options.samples or self._history_rules)
@@ -135,11 +136,11 @@ class TokenRules:
     def _banned(self, length: int) -> list[int]:
         """The ids that no row may have as token `length`, each once."""
         is_early, is_first = (
-            length <= self._options.min_length,
+            length <= self._options.min_new_tokens,
             length == (2 if self.config.forced_first_id >= 0 else 1),
         )
         if (is_early, is_first) not in self._banned_ids:
-            early = [self.config.eos_id] * is_early
+            early = self._end_ids * is_early
             first = (*self._options.suppress_first, *self.config.suppressed_first_ids) * is_first
             self._banned_ids[is_early, is_first] = list(dict.fromkeys([*early, *self._suppressed, *first]))
         return self._banned_ids[is_early, is_first]
@@ -166,9 +167,11 @@ class TokenRules:
         log_probs = log_softmax(scores) if self._penalises_logits else scores
         allowed = np.ones(log_probs.shape, dtype=bool)
         allowed[:, banned] = False
-        allowed[length <= self._min_lengths[of_rows], eos] = False
+        for index in self._end_ids:
+            allowed[length <= self._min_lengths[of_rows], index] = False
+        sources = [self._sources[index] for index in of_rows] if self._history_rules else []
         for rule in self._history_rules:
-            rule.ban(options, allowed, past)
+            rule.ban(options, allowed, past, sources)
         # Where nothing may come any more an output ends, as in `drop_banned`.
         stuck = ~(allowed & (log_probs > -np.inf)).any(axis=1)
         allowed[stuck] = vocabulary == eos
@@ -232,13 +235,17 @@ def suppressed_ids(config: ModelConfig, options: SearchOptions) -> list[int]:
     """
     special = {"bos": config.bos_id, "pad": config.pad_id, "unk": config.unk_id}
     given = (*options.suppress, *options.suppress_first)
-    wrong = [index for index in given if not 0 <= index < config.tgt_vocab_size]
-    if wrong:
-        raise TfexportError(f"{wrong[0]} is to be suppressed, but ids go from 0 to {config.tgt_vocab_size - 1}.")
-    if config.eos_id in given:
+    named = [*options.end_tokens, *(index for rule in options.active_rules for index in rule.named_ids(options))]
+    for index in (*given, *named):
+        if not 0 <= index < config.tgt_vocab_size:
+            is_suppressed = "is to be suppressed" if index in given else "is an id that an option names"
+            raise TfexportError(
+                f"{index} {is_suppressed}, but ids go from 0 to {config.tgt_vocab_size - 1}. Change it."
+            )
+    if config.eos_id in given or (config.eos_id,) in options.bad_words:
         raise TfexportError("the end of a sentence cannot be suppressed. Use --min-length for longer outputs.")
     # In some models eos is the padding or the unknown token too; then it is an output.
-    by_profile = {special[name] for name in options.search_profile.suppresses} - {config.eos_id, -1}
+    by_profile = {special[name] for name in options.search_profile.suppresses} - {*options.end_ids(config), -1}
     return [*options.suppress, *config.suppressed_ids, *by_profile]
 
 

@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 
 from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
-from tfexport.decoding.alignments import NO_ALIGNER, Aligner
+from tfexport.decoding.alignments import NO_ALIGNER, Aligner, AlignmentFormat, Replacement
 from tfexport.decoding.batches import decode_windows
 from tfexport.decoding.line_reader import Reader, Status, TargetReader, Unreadable, ids_in, without_bom
 from tfexport.decoding.read_ahead import ReadAhead
-from tfexport.decoding.request_options import InputFormat, OutputFormat
+from tfexport.decoding.request_options import AlignmentOptions, InputFormat, OutputFormat
 from tfexport.decoding.search import Hypothesis, SearchOptions, Source
 from tfexport.decoding.shortlist import Shortlist
 from tfexport.decoding.workers import WorkerPool
@@ -99,11 +99,12 @@ class Writer:
         elif self.format == "text":
             line = self.text(hypothesis.ids, words)
         else:
-            tokens, eos = self._tokens(hypothesis.ids, words), self.config.eos_id
+            tokens, eos = self.tokens(hypothesis.ids, words), self.config.eos_id
             line = _one_column(" ".join(t for t, index in zip(tokens, hypothesis.ids, strict=True) if index != eos))
         return line + self.aligner.after(hypothesis, source)
 
-    def _tokens(self, ids: Sequence[int], words: Mapping[int, str]) -> list[str]:
+    def tokens(self, ids: Sequence[int], words: Mapping[int, str]) -> list[str]:
+        """Output ids as the vocabulary writes them, with `words` at some places. There must be a vocabulary."""
         assert self.tokenizer is not None
         return [words.get(place, token) for place, token in enumerate(self.tokenizer.tokens(ids))]
 
@@ -129,10 +130,12 @@ class Writer:
     def text(self, ids: Sequence[int], words: Mapping[int, str] | None = None) -> str:
         """Output ids as text, with `words` at some places, spaces around them. There must be a vocabulary."""
         assert self.tokenizer is not None
+        if not words:
+            return self.tokenizer.decode_line([index for index in ids if index != self.config.eos_id])
         parts, start = [], 0
-        for place in (*sorted(words or ()), len(ids)):
+        for place in (*sorted(words), len(ids)):
             run = [index for index in ids[start:place] if index != self.config.eos_id]
-            parts += [self.tokenizer.decode(run), (words or {}).get(place, "")]
+            parts += [self.tokenizer.decode(run), words.get(place, "")]
             start = place + 1
         return _one_column(" ".join(parts))
 
@@ -156,7 +159,7 @@ class Writer:
         hypotheses = [
             {
                 **({"text": self.text(hypothesis.ids, new)} if self.tokenizer else {}),
-                **({"tokens": self._tokens(hypothesis.ids, new)} if self.tokenizer else {}),
+                **({"tokens": self.tokens(hypothesis.ids, new)} if self.tokenizer else {}),
                 "ids": list(hypothesis.ids),
                 "score": round(hypothesis.score, 6),
                 "log_prob": round(hypothesis.log_prob, 6),
@@ -169,6 +172,22 @@ class Writer:
         message = {"message": result.message} if result.message else {}
         about = {"line": result.line, "status": result.status, **message, **self.aligner.source_record(result.source)}
         return {**about, "hypotheses": hypotheses}
+
+
+def with_alignments(asked: AlignmentOptions, reader: Reader, writer: Writer) -> tuple[Reader, Writer]:
+    """A reader and a writer that read and write what alignments and the replacement of unknown words need.
+
+    Raises:
+        TfexportError: the alignments have no such format, or there is no vocabulary or unknown token for replacements.
+    """
+    if not asked:
+        return reader, writer
+    if asked.replace_unk and writer.tokenizer is None:
+        raise TfexportError("the bundle has no target vocabulary to write words in. Leave --replace-unk out.")
+    aligned = AlignmentFormat.parse(asked.alignments) if asked.alignments is not None else None
+    replacement = Replacement.of(writer.config, asked.unk_dictionary) if asked.replace_unk else None
+    aligner = Aligner(writer.config.eos_id, aligned, replacement)
+    return replace(reader, tells_tokens=True), replace(writer, aligner=aligner)
 
 
 def _told(name: str, values: list[float]) -> dict[str, list[float]]:
@@ -192,6 +211,7 @@ def translate(
     options: SearchOptions,
     *,
     batch_size: int = 32,
+    max_batch_tokens: int | None = None,
     window: int | None = None,
     workers: int = 1,
     done: int = 0,
@@ -203,6 +223,7 @@ def translate(
 
     Args:
         batch_size: sentences decoded together, at most: long ones come in smaller batches.
+        max_batch_tokens: source ids of a batch at most, padding included.
         window: lines read before any is decoded; by default `window_size`. 1 answers each line at once.
         workers: that search at once, as `workers.WorkerPool` has them; more than 1 only over a runtime that takes them.
         done: lines to pass over, whose results are there already.
@@ -241,7 +262,8 @@ def translate(
         if live:
             pool.begin()  # processes are best made while there is no other thread
             ahead = stack.enter_context(ReadAhead(readable_lines, size))
-        for decoded in decode_windows(pool, windows(), options, batch_size=batch_size):
+        batches = decode_windows(pool, windows(), options, batch_size=batch_size, max_batch_tokens=max_batch_tokens)
+        for decoded in batches:
             known, readable = under_way.popleft()
             sources = zip(readable.items(), decoded, strict=True)
             known |= {number: replace(result_of(number, found), source=source) for (number, source), found in sources}

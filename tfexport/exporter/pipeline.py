@@ -14,7 +14,7 @@ import onnx_ir as ir
 import torch
 
 from tfexport import contract
-from tfexport.bundle.reader import TOKENIZER_FILES
+from tfexport.bundle.reader import GENERATION_CONFIG, TOKENIZER_FILES
 from tfexport.bundle.writer import new_bundle, write_manifest
 from tfexport.config import ModelConfig
 from tfexport.contract import short_name
@@ -154,6 +154,9 @@ def export(
             tokenizer = getattr(checkpoint.tokenizers, side)
             if tokenizer is not None:
                 (folder / name).write_text(json.dumps(tokenizer.to_dict()), encoding="utf-8")
+        if checkpoint.generation is not None:
+            content = json.dumps(checkpoint.generation, indent=1)
+            (folder / GENERATION_CONFIG).write_text(f"{content}\n", encoding="utf-8")
         budgeted = {short_name(precision): choice.to_dict() for precision, choice in choices.items()}
         write_manifest(folder, config, graphs, {**_facts(checkpoint), "budgets": budgeted})
         if verify is not None:

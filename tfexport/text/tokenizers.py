@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -32,6 +32,9 @@ SPECIAL_NAMES = {
 FAIRSEQ_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 """Ids 0 to 3 of every dictionary of fairseq."""
 
+Spaces = Literal["single", "between", "all"]
+"""Spaces of readable text; see `TextTokenizer.spaces`."""
+
 SplitAt = Literal["whitespace", "spaces", "stripped spaces"]
 """How text is split into words; see `word_tokenizer`."""
 
@@ -43,6 +46,9 @@ this number: a twentieth of a second for so many brackets, 30 seconds for 20,000
 class WordTooLong(TokenizerError):
     """Text has more than `LONGEST_WORD` characters without white space."""
 
+
+_BREAK = re.compile(r"[^\S ]")
+"""White space other than spaces, some of which ends lines or columns."""
 
 _NO_WORD = "\ufdd0"
 """Stands for the empty word between two spaces: a code point that Unicode gives no character."""
@@ -63,6 +69,9 @@ class TextTokenizer:
     """Put before every text."""
     skips_special: bool = False
     """Readable text has none of the vocabulary's special tokens."""
+    spaces: Spaces = "single"
+    """Those of readable text: single ones between words, or those that the vocabulary gives it, without or with those at its
+    ends. The tokenizers of the transformers library differ in it."""
     subwords: Subwords | None = None
     """Split words into those of a vocabulary of subwords before looking them up."""
 
@@ -158,7 +167,13 @@ class TextTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Readable text; a word vocabulary joins its words with spaces."""
         with telling_of_panics("the output cannot be written as text"):
-            return str(self.inner.decode(list(ids), skip_special_tokens=self.skips_special)).strip()
+            text = str(self.inner.decode(list(ids), skip_special_tokens=self.skips_special))
+        return text if self.spaces == "all" else text.strip()
+
+    def decode_line(self, ids: Sequence[int]) -> str:
+        """Readable text that is one column of one line: without newlines and tabs."""
+        text = self.decode(ids)
+        return " ".join(text.split()) if self.spaces == "single" else _BREAK.sub(" ", text)
 
     def special_id(self, kind: str) -> int | None:
         """The id of the vocabulary's own token for `kind` (unk, pad, bos, eos), if it has one under a usual name."""
@@ -176,6 +191,7 @@ class TextTokenizer:
             "after": list(self.after),
             "prefix": self.prefix,
             "skips_special": self.skips_special,
+            "spaces": "" if self.spaces == "single" else self.spaces,
         }
         if self.subwords is not None:
             known = self.subwords.known
@@ -187,10 +203,10 @@ class TextTokenizer:
         }
 
     @classmethod
-    def from_inner(cls, inner: Tokenizer | Pieces, *, skips_special: bool) -> TextTokenizer:
+    def from_inner(cls, inner: Tokenizer | Pieces, *, skips_special: bool, spaces: Spaces = "single") -> TextTokenizer:
         """A tokenizer that reads text as text, whatever it spells."""
         read = inner if isinstance(inner, Pieces) else _as_text_reader(inner)
-        return cls(read, skips_special=skips_special)
+        return cls(read, skips_special=skips_special, spaces=spaces)
 
     def framed(self, before: Iterable[int], after: Iterable[int], prefix: str) -> TextTokenizer:
         """This tokenizer for sources that have these ids before and after them, and begin with this text."""
@@ -222,12 +238,15 @@ class TextTokenizer:
             if not all(type(index) is int and 0 <= index < 2**31 for index in (*before, *after)):
                 raise ValueError("the ids before and after a text are none")
             about = (str(fields.get("prefix", "")), bool(fields.get("skips_special", False)))
+            spaces = fields.get("spaces", "single")
+            if spaces not in get_args(Spaces):
+                raise ValueError(f"spaces are {spaces!r}")
             subwords = None
             if "codes" in fields:
                 known = fields.get("known")
                 subwords = Subwords(str(fields["codes"]), None if known is None else frozenset(map(str, known)))
                 subwords.check(where)
-            return cls(inner, fields.get("spacy_language"), before, after, *about, subwords)
+            return cls(inner, fields.get("spacy_language"), before, after, *about, spaces, subwords)
         except TfexportError:
             raise
         except Exception as error:  # the library raises plain Exception

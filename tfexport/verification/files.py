@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tfexport import contract
-from tfexport.bundle.reader import MANIFEST, TOKENIZER_FILES, Bundle
+from tfexport.bundle.reader import GENERATION_CONFIG, MANIFEST, TOKENIZER_FILES, Bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
 from tfexport.graph_checks.cases_portable import Model
@@ -180,6 +180,18 @@ def config_mismatches(bundle: Bundle, config: ModelConfig) -> list[Mismatch]:
         for name in ours
         if ours[name] != theirs[name]
     ]
+
+
+def generation_mismatches(bundle: Bundle, generation: Mapping[str, Any] | None) -> list[Mismatch]:
+    """Settings of the bundle's search that are not those of a checkpoint read afresh."""
+    theirs = None if generation is None else json.loads(json.dumps(generation))
+    ours = None if bundle.generation_config is None else dict(bundle.generation_config)
+    if (ours is None) != (theirs is None):
+        return [
+            Mismatch(MANIFEST, f"{'lists no' if ours is None else 'lists'} {GENERATION_CONFIG}, unlike the checkpoint")
+        ]
+    difference = _first_difference(ours, theirs)
+    return [] if difference is None else [Mismatch(GENERATION_CONFIG, f"{difference} is not the checkpoint's")]
 
 
 def tokenizer_mismatches(bundle: Bundle, tokenizers: Tokenizers) -> tuple[list[Mismatch], list[str]]:

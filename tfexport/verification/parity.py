@@ -35,6 +35,7 @@ from tfexport.verification.compare import as_inputs, compare, compare_all, rando
 from tfexport.verification.files import (
     Mismatch,
     config_mismatches,
+    generation_mismatches,
     graph_specs,
     manifest_mismatches,
     tokenizer_mismatches,
@@ -321,4 +322,5 @@ def _read_afresh(bundle: Bundle, read: Reference, say: Callable[[str], None]) ->
     for side in unknown:
         flag = "--src-vocab" if side == "source" else "--tgt-vocab"
         say(f"note: the {side} tokenizer is compared with nothing, as {path} has none: give it with {flag}")
+    mismatches += generation_mismatches(bundle, loaded.generation)
     return _Afresh(model, loaded.sha256, [*config_mismatches(bundle, loaded.config), *mismatches], tuple(unknown))

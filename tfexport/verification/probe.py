@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tfexport.config import ModelConfig
-from tfexport.errors import CheckpointError, TfexportError
+from tfexport.errors import TfexportError
 from tfexport.models.checkpoints.load import Checkpoint, Reading, read_checkpoint
 from tfexport.models.checkpoints.recognise import Chosen
 from tfexport.models.formats.native import Tokenizers
@@ -25,13 +25,15 @@ from tfexport.models.toolkits.toolkit import TextOptions
 from tfexport.models.transformer import Transformer
 from tfexport.verification.probe_layers import (
     Layers,
+    Model,
     Sentence,
     compare_layers,
     differing_weights,
     disturbed,
+    run_ours,
     run_theirs,
 )
-from tfexport.verification.probe_self import Check, compared, own_checks, padded_batch, run_steps
+from tfexport.verification.probe_self import Check, classifier_checks, compared, own_checks, padded_batch, run_steps
 
 MOST_SENTENCES = 16
 _SENTENCES, _TARGET = 6, 24
@@ -85,7 +87,7 @@ def probe(
         tolerance: the largest relative difference that passes; by default `probe_layers.TOLERANCE`.
 
     Raises:
-        TfexportError: the file cannot be read, what it does not tell has not been given, or it is a classifier's.
+        TfexportError: the file cannot be read, or what it does not tell has not been given.
     """
     reading = read_checkpoint(path, hints, family, text)
     inspection = reading.inspection(tokenizers)
@@ -93,10 +95,12 @@ def probe(
         return Probe(path, inspection.family, (Check("weights", False, "; ".join(inspection.problems)),), None)
     checkpoint = reading.checkpoint(tokenizers)
     model = checkpoint.build_model()
-    if not isinstance(model, Transformer):
-        raise CheckpointError(f"{path} is an encoder classifier, which has no decoder to check. Export it.")
     sentences = _sentences(model.config, sources_of(checkpoint) if sources_of else None)
-    checks = [*_facts(reading, checkpoint), *own_checks(model, sentences, tolerance)]
+    if isinstance(model, Transformer):
+        own = own_checks(model, sentences, tolerance)
+    else:
+        own = classifier_checks(model, sentences, tolerance)
+    checks = [*_facts(reading, checkpoint), *own]
     layers = None
     if reading.family is not None and reading.family.reference is not None:
         reference = reading.family.reference
@@ -106,12 +110,14 @@ def probe(
 
 
 def _sentences(config: ModelConfig, sources: Sources | None) -> list[Sentence]:
-    """Sources, and random targets that begin with bos."""
+    """Sources, and random targets that begin with bos; of a classifier none."""
     random = np.random.default_rng(0)
     if sources is None:
         longest = min(40, config.max_source_length)
         lengths = [1, longest, *random.integers(1, longest + 1, _SENTENCES - 2).tolist()]
         sources = [_ids(random, config.src_vocab_size, config.pad_id, length) for length in lengths]
+    if config.is_classifier:
+        return [(source, ()) for source in sources[:MOST_SENTENCES]]
     most = min(_TARGET, config.max_target_length)
     lengths = [most, *random.integers(1, most + 1, len(sources) - 1).tolist()]
     return [
@@ -135,13 +141,19 @@ def _facts(reading: Reading, checkpoint: Checkpoint) -> Iterator[Check]:
     target = "encoder.tokens.weight" if config.tie_source_target else "decoder.tokens.weight"
     tied = [f"source and target embeddings are one ({theirs('encoder.tokens.weight')})"] * config.tie_source_target
     tied += [f"the output layer is the target embedding ({theirs(target)})"] * config.tie_output
-    yield Check("tied weights", None, "; ".join(tied) or "none: source, target and output have matrices of their own")
-    yield Check(
-        "positions",
-        None,
-        f"{config.positions}: sources to {config.max_source_length} ids, outputs to {config.max_target_length} tokens; "
-        "decode marks longer sources too_long, and ends longer outputs there (length_limit)",
-    )
+    positions = f"{config.positions}: sources to {config.max_source_length} ids"
+    if config.is_classifier:
+        yield Check("positions", None, f"{positions}; classify marks longer sources too_long")
+    else:
+        yield Check(
+            "tied weights", None, "; ".join(tied) or "none: source, target and output have matrices of their own"
+        )
+        yield Check(
+            "positions",
+            None,
+            f"{positions}, outputs to {config.max_target_length} tokens; decode marks longer sources too_long, and ends "
+            "longer outputs there (length_limit)",
+        )
     told = [
         name for name in ("n_heads", *(reading.family.asked if reading.family else ())) if name not in reading.fields
     ]
@@ -163,7 +175,7 @@ def _id(checkpoint: Checkpoint, kind: str) -> str:
 
 
 def _beside_theirs(
-    model: Transformer,
+    model: Model,
     reading: Reading,
     checkpoint: Checkpoint,
     reference: Reference,
@@ -204,10 +216,8 @@ def _beside_theirs(
         f"{'have' if family.reference_as_told else 'has'} them, in {dtype}{told}; weights as they are{how}"
     )
     model, theirs = copy.deepcopy(model).to(layers.dtype), copy.deepcopy(theirs).to(layers.dtype)
-    beside = [
-        _prefixes(model, theirs, sentences, name, layers.tolerance),
-        _padded_theirs(model, theirs, sentences, name, layers.tolerance),
-    ]
+    beside = [_prefixes(model, theirs, sentences, name, layers.tolerance)] if isinstance(model, Transformer) else []
+    beside.append(_padded_theirs(model, theirs, sentences, name, layers.tolerance))
     return [Check(name, True, about, error), *_narrowed(layers), *beside], layers
 
 
@@ -239,7 +249,7 @@ def _compare_disturbed(
         module = reference(weights, checkpoint.config).eval()
         tensors = zip(_tensors(theirs), _tensors(module), strict=True)
         is_taken = any(not torch.equal(before, after) for before, after in tensors)
-        if not isinstance(model, Transformer) or not is_taken or differing_weights(module, used):
+        if not is_taken or differing_weights(module, used):
             return None
         return compare_layers(model, module, reading.family, list(used), sentences, tolerance)
     except TfexportError:
@@ -265,14 +275,16 @@ def _prefixes(
 
 
 def _padded_theirs(
-    model: Transformer, theirs: nn.Module, sentences: Sequence[Sentence], name: str, tolerance: float
+    model: Model, theirs: nn.Module, sentences: Sequence[Sentence], name: str, tolerance: float
 ) -> Check:
     """A padded batch in both; decoding knows lengths, their module looks for pad_id."""
-    sources, targets = [list(source) for source, _ in sentences], [list(target) for _, target in sentences]
-    (src_ids, src_len), (tgt_ids, tgt_len) = padded_batch(sources, model.config), padded_batch(targets, model.config)
-    real = torch.arange(tgt_ids.shape[1]) < tgt_len[:, None]
+    src_ids, src_len = padded_batch([list(source) for source, _ in sentences], model.config)
+    tgt_ids, real = None, torch.ones(len(src_ids), dtype=torch.bool)
+    if isinstance(model, Transformer):
+        tgt_ids, tgt_len = padded_batch([list(target) for _, target in sentences], model.config)
+        real = torch.arange(tgt_ids.shape[1]) < tgt_len[:, None]
     with torch.inference_mode():
-        found = model(src_ids, src_len, tgt_ids)[real]
+        found = run_ours(model, src_ids, src_len, tgt_ids)[real]
     return compared(
         "padded batch",
         run_theirs(theirs, src_ids, tgt_ids)[real],

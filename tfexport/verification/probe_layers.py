@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from tfexport.errors import TfexportError
+from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.families.family import Family
 from tfexport.models.float64 import widened
 from tfexport.models.transformer import Attention, PointwiseConv, Transformer
@@ -34,8 +35,10 @@ eps of 1e-6 in place of 1e-5 makes some 1e-6."""
 
 _LEAVES = (nn.Linear, PointwiseConv, nn.LayerNorm, nn.RMSNorm)
 
+Model = Transformer | EncoderClassifier
+
 Sentence = tuple[Sequence[int], Sequence[int]]
-"""Source ids, and target ids that begin with bos."""
+"""Source ids, and target ids that begin with bos; a classifier has none of these."""
 
 
 def relative_error(wanted: Tensor, got: Tensor) -> float:
@@ -103,7 +106,7 @@ class _Pair:
 
 
 def compare_layers(
-    model: Transformer,
+    model: Model,
     theirs: nn.Module,
     family: Family,
     names: Sequence[str],
@@ -131,8 +134,14 @@ def compare_layers(
     raise AssertionError
 
 
-def run_theirs(theirs: nn.Module, source: Tensor, target: Tensor) -> Tensor:
-    """Their logits [batch, tgt, vocab] of `source` [batch, src] and `target` [batch, tgt].
+def run_ours(model: Model, source: Tensor, lengths: Tensor, target: Tensor | None) -> Tensor:
+    """The canonical model's logits; see `run_theirs`."""
+    return model(source, lengths) if target is None else model(source, lengths, target)
+
+
+def run_theirs(theirs: nn.Module, source: Tensor, target: Tensor | None) -> Tensor:
+    """Their logits [batch, tgt, vocab] of `source` [batch, src] and `target` [batch, tgt]; of a classifier, which takes the
+    source alone, [batch, classes].
 
     A module in float64 computes in float64, also where its code asks for less.
 
@@ -149,9 +158,8 @@ def _is_double(module: nn.Module) -> bool:
     return any(tensor.dtype == torch.float64 for tensor in module.parameters())
 
 
-def _narrow(theirs: nn.Module, sentence: Sentence) -> Narrow | None:
+def _narrow(theirs: nn.Module, source: Tensor, target: Tensor | None) -> Narrow | None:
     """Where their code computes in less than float64, of a module in float64."""
-    source, target = (torch.tensor([ids]) for ids in sentence)
     with widened() as mode:
         exact = _run_as_written(theirs, source, target)
     try:
@@ -161,35 +169,40 @@ def _narrow(theirs: nn.Module, sentence: Sentence) -> Narrow | None:
     return None if effect == 0 else Narrow(next(iter(mode.places), "the code"), effect)
 
 
-def _run_as_written(theirs: nn.Module, source: Tensor, target: Tensor) -> Tensor:
+def _run_as_written(theirs: nn.Module, source: Tensor, target: Tensor | None) -> Tensor:
     """Their logits; see `run_theirs`.
 
     Raises:
         TfexportError: it fails, or gives something else.
     """
     fused = torch.backends.mha.get_fastpath_enabled()
+    given, wanted = ((source,), source.shape[:1]) if target is None else ((source, target), target.shape)
+    names = dict(zip(("src_ids", "tgt_ids"), (list(ids.shape) for ids in given), strict=False))
+    shapes = ", ".join(f"{name} {shape}" for name, shape in names.items())
     try:
         torch.backends.mha.set_fastpath_enabled(False)  # which calls none of the modules within a layer of torch.nn
         with torch.no_grad():
-            logits = theirs(source, target)
+            logits = theirs(*given)
     except Exception as error:
         raise TfexportError(
-            f"the reference of the family file fails on src_ids {list(source.shape)}, tgt_ids {list(target.shape)}: "
-            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''} Let its forward take these two."
+            f"the reference of the family file fails on {shapes}: {type(error).__name__}: "
+            f"{str(error).splitlines()[0] if str(error) else ''} Let its forward take "
+            f"{'these two' if len(given) == 2 else 'this alone'}."
         ) from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
-    if not isinstance(logits, Tensor) or logits.shape[:-1] != target.shape:
+    if not isinstance(logits, Tensor) or logits.shape[:-1] != wanted:
         shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        last = list(names)[-1]
         raise TfexportError(
-            f"the reference of the family file gives {shape} of tgt_ids {list(target.shape)}. Let it give logits "
-            "[batch, tgt, vocab]."
+            f"the reference of the family file gives {shape} of {last} {names[last]}. Let it give logits "
+            f"{'[batch, classes]' if target is None else '[batch, tgt, vocab]'}."
         )
     return logits
 
 
 def _compare(
-    model: Transformer,
+    model: Model,
     theirs: nn.Module,
     pairs: Sequence[_Pair],
     sentences: Sequence[Sentence],
@@ -199,9 +212,9 @@ def _compare(
     errors: dict[tuple[str, str], Value] = {}
     logits = 0.0
     for source, target in sentences:
-        src_ids, tgt_ids = torch.tensor([source]), torch.tensor([target])
+        src_ids, tgt_ids = _tensors_of(source, target)
         with torch.no_grad(), _recorded(model, [pair.ours for pair in pairs]) as ours_seen:
-            found = model(src_ids, torch.tensor([len(source)]), tgt_ids)
+            found = run_ours(model, src_ids, torch.tensor([len(source)]), tgt_ids)
         with _recorded(theirs, [pair.theirs for pair in pairs]) as theirs_seen:
             wanted = run_theirs(theirs, src_ids, tgt_ids)
         for value in _values(pairs, ours_seen, theirs_seen):
@@ -210,8 +223,14 @@ def _compare(
         logits = _larger(logits, relative_error(wanted, found) if wanted.shape == found.shape else float("inf"))
     last = Value("logits", "logits", logits, "the output layer: tie_output, output_bias, or the final norm")
     chosen = TOLERANCE[dtype] if tolerance is None else tolerance
-    narrow = None if dtype != torch.float64 else _narrow(theirs, max(sentences, key=lambda one: len(one[1])))
+    longest = max(sentences, key=lambda sentence: len(sentence[1]))
+    narrow = _narrow(theirs, *_tensors_of(*longest)) if dtype == torch.float64 else None
     return Layers((*errors.values(), last), chosen, dtype, narrow)
+
+
+def _tensors_of(source: Sequence[int], target: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+    """[1, src] and [1, tgt]; a classifier has no target."""
+    return torch.tensor([source]), torch.tensor([target]) if target else None
 
 
 def _larger(one: float, other: float) -> float:
@@ -319,7 +338,7 @@ def _hint(path: str, side: str, starts: bool, pair: _Pair) -> str:
     return "this weight: transposed, or that of another layer"
 
 
-def _pairs(model: Transformer, theirs: nn.Module, family: Family, names: Sequence[str]) -> list[_Pair]:
+def _pairs(model: Model, theirs: nn.Module, family: Family, names: Sequence[str]) -> list[_Pair]:
     """The modules of both that hold the same weights, by the names of the family."""
     prefix = prefix_in(theirs, names)
     if prefix is None:

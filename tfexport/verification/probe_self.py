@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tfexport.config import ModelConfig
 from tfexport.decoding.search import pad
+from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.transformer import KeyValue, Transformer, write_in_place
 from tfexport.verification.probe_layers import TOLERANCE, Sentence, relative_error
 
@@ -62,6 +63,36 @@ def own_checks(model: Transformer, sentences: Sequence[Sentence], tolerance: flo
     yield held("padding", whole, garbage, "other ids behind the sources")
     yield held("batch", alone, whole[real], f"{len(sentences)} sentences each alone against all in one batch")
     yield held("beams", *beams, "4 hypotheses over one set of cross keys and values against one for each")
+    yield _half_precision(single, sizes)
+
+
+def classifier_checks(
+    model: EncoderClassifier, sentences: Sequence[Sentence], tolerance: float | None = None
+) -> Iterator[Check]:
+    """`own_checks` of an encoder classifier: it has no cache and no beams."""
+    held = partial(compared, tolerance=tolerance)
+    config, sources = model.config, [list(source) for source, _ in sentences]
+    src_ids, src_len = padded_batch(sources, config)
+    most = min(config.max_source_length, _MOST_POSITIONS)
+    longest = (max(sources, key=len) * most)[:most]
+    both_ids, both_len = padded_batch([longest, sources[0]], config)
+    with torch.inference_mode(), _largest(model) as sizes:
+        model(src_ids, src_len)
+    single, model = model, copy.deepcopy(model).double()
+    with torch.inference_mode():
+        whole = model(src_ids, src_len)
+        alone = torch.cat([model(torch.tensor([source]), torch.tensor([len(source)])) for source in sources])
+        noisy = torch.where(
+            torch.arange(src_ids.shape[1]) < src_len[:, None], src_ids, config.src_vocab_size - 1 - src_ids
+        )
+        garbage = model(noisy, src_len)
+        beside = model(both_ids, both_len)
+        apart = torch.cat(
+            [model(torch.tensor([source]), torch.tensor([len(source)])) for source in (longest, sources[0])]
+        )
+    yield held("longest", apart, beside, f"a source of {most} ids beside one of {len(sources[0])}")
+    yield held("padding", whole, garbage, "other ids behind the sources")
+    yield held("batch", alone, whole, f"{len(sentences)} sentences each alone against all in one batch")
     yield _half_precision(single, sizes)
 
 
@@ -174,7 +205,7 @@ def _largest(model: nn.Module) -> Iterator[dict[str, float]]:
             handle.remove()
 
 
-def _half_precision(model: Transformer, sizes: Mapping[str, float]) -> Check:
+def _half_precision(model: nn.Module, sizes: Mapping[str, float]) -> Check:
     weights = {name: float(tensor.detach().abs().max()) for name, tensor in model.named_parameters() if tensor.numel()}
     large = [name for name, size in {**weights, **sizes}.items() if not size <= _FLOAT16]
     if large:

@@ -20,6 +20,7 @@ from tests.support.fakes import (
 from tests.support.references.tutorial import TutorialTransformer
 from tests.support.tiny import TinyCheckpoint
 from tfexport.__main__ import main
+from tfexport.errors import TfexportError
 from tfexport.text.tokenizers import word_tokenizer
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", "a", "b", "c", "d"]
@@ -123,10 +124,44 @@ def test_a_coverage_penalty_reaches_the_search(run: Run, aligned_bundle: Path, t
 def test_so_it_does_from_python(aligned_bundle: Path, tiny_checkpoint: TinyCheckpoint) -> None:
     model = tfexport.load(aligned_bundle, threads=1)
     found = model.translate("de9 Zwerg de30", beam=3, nbest=2, attention=True, coverage_penalty=0.2)
-    assert model.translate("de9", beam=2).outputs[0].attention is None
-    for output in found.outputs:
+    assert model.translate("de9", beam=2).hypotheses[0].attention is None
+    for output in found.hypotheses:
         wanted = naive_attention(tiny_checkpoint.model, [2, 9, 0, 30, 3], list(output.ids))
         np.testing.assert_allclose(output.attention, wanted, atol=1e-4)
+
+
+def test_python_has_the_fields_of_json_lines(run: Run, aligned_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("de9 Zwerg de30\n")
+    asked = ["decode", aligned_bundle, tmp_path / "in", "--threads", 1, "--beam", 2, "--output-format", "jsonl"]
+    record = json.loads(run(*asked, "--alignments", "hard")[1])
+    (wanted,) = record["hypotheses"]
+    model = tfexport.load(aligned_bundle, threads=1)
+    found = model.translate("de9 Zwerg de30", beam=2, alignments="hard").hypotheses[0]
+    assert {"source_tokens": list(found.source_tokens), "source_text": list(found.source_text)} == {
+        name: record[name] for name in ("source_tokens", "source_text")
+    }
+    assert [list(pair) for pair in found.alignment] == wanted["alignment"]
+    np.testing.assert_allclose(found.attention, wanted["attention"], atol=1e-4)
+    with_attention = model.translate("de9 Zwerg de30", attention=True).hypotheses[0]
+    assert with_attention.source_tokens == found.source_tokens
+    assert with_attention.attention.shape[1] == len(found.source_tokens)
+    assert with_attention.alignment == ()
+
+
+def test_python_replaces_unknown_words(aligned_bundle: Path, tmp_path: Path) -> None:
+    model = tfexport.load(aligned_bundle, threads=1)
+    plain = model.translate("de9 Zwerg de30", prefix="<unk>")
+    assert plain.text.startswith("<unk> ")
+    replaced = model.translate("de9 Zwerg de30", prefix="<unk>", replace_unk=True)
+    word = replaced.text.split()[0]
+    assert word in ("de9", "Zwerg", "de30")
+    assert replaced.text == plain.text.replace("<unk>", word)
+    assert replaced.hypotheses[0].tokens[0] == word
+    (tmp_path / "words").write_text(f"{word}\tdwarf\n")
+    told = model.translate("de9 Zwerg de30", prefix="<unk>", replace_unk=True, unk_dictionary=tmp_path / "words")
+    assert told.text == plain.text.replace("<unk>", "dwarf")
+    with pytest.raises(TfexportError, match="Give hard, soft, or a threshold"):
+        model.translate("de9", alignments="so")
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,9 @@ CT2_OPTIONS: list[dict[str, Any]] = [
     {"length_penalty": 0.0, "nbest": 2},
     {"length_penalty": 0.6, "min_length": 3},
     {"length_penalty": -1.0, "nbest": 2},
+    {"patience": 2.0, "length_penalty": 0.0},
+    {"patience": 1.6},
+    {"patience": 0.5, "nbest": 1},
 ]
 
 COVERAGE: list[dict[str, Any]] = [
@@ -80,16 +83,17 @@ def torch_log_probs(model: Transformer, source: Ids) -> toolkits.NextLogProbs:
 def test_hf_finds_what_transformers_finds(number: int, beam: int) -> None:
     given = HF_OPTIONS[number]
     model, sources = model_of(number), sources_of(10, number)
-    options = SearchOptions.for_profile("hf", beam=beam, nbest=beam, max_length=LIMIT, **given)
+    lengths = {"max_length": LIMIT + 1, "min_length": given.get("min_length", -1) + 1}  # with the start token
+    options = SearchOptions.for_profile("hf", beam=beam, nbest=beam, **{**given, **lengths})
     theirs: dict[str, Any] = {"num_beams": beam, "max_new_tokens": LIMIT}
     if beam > 1:
         stop: Any = {"true": True, "false": False, "never": "never"}[options.early_stopping]
         theirs |= {"length_penalty": options.length_penalty, "early_stopping": stop}
     if options.min_length:
-        theirs["min_new_tokens"] = options.min_length
+        theirs["min_new_tokens"] = options.min_new_tokens
     wanted = generated(model, sources, **theirs)
     if beam == 1:
-        options = SearchOptions.for_profile("hf", max_length=LIMIT, min_length=given.get("min_length"))
+        options = SearchOptions.for_profile("hf", **lengths)
     assert_same(found_by(TorchRuntime(model), sources, options), wanted)
 
 
@@ -98,6 +102,8 @@ def test_hf_finds_what_transformers_finds(number: int, beam: int) -> None:
 def test_opennmt_finds_what_ctranslate2_finds(number: int, beam: int, tmp_path: Path) -> None:
     given = {"nbest": beam, **CT2_OPTIONS[number]}
     given["nbest"] = min(beam, given["nbest"])
+    if beam == 1:
+        given.pop("patience", None)
     model, sources = model_of(number), sources_of(10, number)
     options = SearchOptions.for_profile("opennmt", beam=beam, max_length=LIMIT, **given)
     wanted = translated(model, tmp_path / "ct2", sources, options)

@@ -50,7 +50,8 @@ THEIRS = {
 def test_rules_are_those_of_transformers(number: int, beam: int) -> None:
     given = GIVEN[number]
     model, sources = model_of(number), sources_of(10, number)
-    options = SearchOptions.for_profile("hf", beam=beam, nbest=beam, max_length=LIMIT, **given)
+    lengths = {"max_length": LIMIT + 1} | ({"min_length": given["min_length"] + 1} if "min_length" in given else {})
+    options = SearchOptions.for_profile("hf", beam=beam, nbest=beam, **{**given, **lengths})
     settings = {THEIRS[name]: list(rule) if isinstance(rule, tuple) else rule for name, rule in given.items()}
     settings |= {"forced_eos_token_id": model.config.eos_id} if "force_eos" in given else {}
     wanted = generated(model, sources, num_beams=beam, max_new_tokens=LIMIT, **settings)

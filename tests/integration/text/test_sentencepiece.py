@@ -154,7 +154,8 @@ def test_text_is_split_as_sentencepiece_does_and_comes_back(
         ]
         assert tokenizer.encode(text) == wanted
         known = [number for number in numbers if number != model.unk_id()]
-        assert tokenizer.decode(wanted) == model.decode(known).strip()
+        text_back = model.decode(known)
+        assert tokenizer.decode(wanted) == (text_back if tokenizer.spaces == "all" else text_back.strip())
 
 
 @pytest.mark.parametrize("name", ["t5", "pegasus", "mbart", "mbart-50"])

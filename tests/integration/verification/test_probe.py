@@ -24,6 +24,8 @@ from tfexport import cli
 from tfexport.cli import app
 from tfexport.config import ModelConfig
 from tfexport.errors import TfexportError
+from tfexport.models.checkpoints.load import read_checkpoint
+from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.families import tutorial
 from tfexport.models.families.family import Family
 from tfexport.models.positions import PositionTable
@@ -422,10 +424,57 @@ def test_positions_that_are_wrong_only_at_the_end_are_found(path: Path, monkeypa
     assert "longest" in [c.name for c in found.checks if c.passed is False]
 
 
-def test_a_classifier_has_no_decoder_to_check(tmp_path: Path) -> None:
-    (tmp_path / "classifier.pt").write_bytes(saved(dict(tiny_classifier().state_dict())))
-    with pytest.raises(TfexportError, match="an encoder classifier"):
-        probe(tmp_path / "classifier.pt", HINTS)
+def own_classifier(weights: Mapping[str, Tensor], config: ModelConfig) -> nn.Module:
+    model = tiny_classifier()
+    model.load_state_dict(dict(weights))
+    return model
+
+
+CLASSIFIER = next(family for family in tutorial.FAMILIES if family.name == "tutorial-classifier")
+
+
+@pytest.fixture
+def classifier(tmp_path: Path) -> Path:
+    path = tmp_path / "classifier.pt"
+    path.write_bytes(saved(dict(tiny_classifier().state_dict())))
+    return path
+
+
+def test_a_classifier_is_held_against_itself_and_its_module(classifier: Path) -> None:
+    alone = probe(classifier, HINTS)
+    assert alone.passed
+    assert {c.name for c in alone.checks} == {
+        *("weights", "told by you", "positions", "special ids", "longest", "padding", "batch", "float16")
+    }
+    family = replace(recognised(classifier), name="own-classifier", reference=own_classifier)
+    beside = probe(classifier, HINTS, family=[family])
+    assert beside.passed
+    assert {"reference", "padded batch"} <= {c.name for c in beside.checks}
+
+
+def test_mistakes_of_a_classifier_are_found(classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = recognised(classifier)
+    wrong = replace(
+        right,
+        name="own-classifier",
+        reference=own_classifier,
+        read_config=lambda weights: {**right.read_config(weights), "activation": "gelu"},
+    )
+    found = probe(classifier, HINTS, family=[wrong])
+    assert found.layers is not None
+    assert found.layers.first is not None
+    assert "feed_forward.output" in found.layers.first.ours
+    monkeypatch.setattr(
+        EncoderClassifier, "forward", lambda self, ids, length: self.head(self.encoder(ids, length).mean(1))
+    )
+    assert {"padding", "batch"} <= {c.name for c in probe(classifier, HINTS).checks if c.passed is False}
+
+
+def recognised(path: Path) -> Family:
+    family = read_checkpoint(path, HINTS).family
+    assert family is not None
+    assert family.name == CLASSIFIER.name
+    return family
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.fakes import EOS, ScriptedRuntime, echo_model, tiny_config
-from tfexport.decoding.batches import batches_by_length, decode_all
+from tfexport.decoding.batches import batches_by_length, decode_all, decode_windows
 from tfexport.decoding.search import SearchOptions
+from tfexport.decoding.workers import WorkerPool
 
 CONFIG = tiny_config(src_vocab_size=9, tgt_vocab_size=9, max_source_length=12, max_target_length=20)
 LENGTHS = st.lists(st.integers(1, 50), max_size=40)
@@ -49,3 +50,13 @@ def test_outputs_are_in_the_order_of_the_sources_with_any_workers(count: int, si
     given = sources(count)
     found = decode_all(runtime(), given, SearchOptions(), batch_size=size, workers=workers)
     assert [hypotheses[0].ids for hypotheses in found] == wanted(given)
+
+
+def test_padded_ids_bound_the_batches_of_a_search() -> None:
+    given = [source for source in sources(60) if len(source) == 6]
+    for most, largest in ((1, 1), (12, 2), (35, 5), (None, 8)):
+        one = runtime()
+        with WorkerPool(one, 1, SearchOptions()) as pool:
+            found = next(decode_windows(pool, [given], SearchOptions(), batch_size=8, max_batch_tokens=most))
+        assert [hypotheses[0].ids for hypotheses in found] == wanted(given)
+        assert max(steps[0] for steps in one.rows) == largest

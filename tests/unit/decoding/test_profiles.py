@@ -95,7 +95,8 @@ def test_opennmt_without_a_penalty_goes_on_until_the_best_candidate_ends() -> No
 
     def steps(**given: Any) -> tuple[list[Ids], int]:
         runtime = ScriptedRuntime(model, FAKE)
-        options = SearchOptions.for_profile("opennmt", length_penalty=given.pop("length_penalty", 0.0), **given)
+        lengths = {"min_length": 0, "length_penalty": given.pop("length_penalty", 0.0)}
+        options = SearchOptions.for_profile("opennmt", **lengths, **given)
         [found] = search(runtime, [(5,)], options)
         return [hypothesis.ids for hypothesis in found], len(runtime.rows[0])
 

@@ -108,7 +108,7 @@ def test_where_no_token_may_come_an_output_ends(beam: int, profile: Any) -> None
         assert not {3, 4} & set(one.ids)
         assert EOS not in one.ids[:-1]
     for hypothesis in (*found[0], *found[3]):
-        assert len(hypothesis.ids) > 3
+        assert len(hypothesis.ids) > options.min_new_tokens
     for source, outputs in zip(asked, found, strict=True):
         assert [h.ids for h in outputs] == [h.ids for h in search(ScriptedRuntime(model, config), [source], options)[0]]
     if not options.search_profile.renormalises:  # the model's own log-probability of eos among the words of the list

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,13 +21,17 @@ class NoRepeatNgram(HistoryRule):
     """Bans each token that would end an n-gram which the output has."""
 
     no_repeat_ngram: int = option(
-        0, minimum=0, help="No N tokens come twice in an output; 0 for no such rule.", panel=PANEL
+        0,
+        minimum=0,
+        help="No N tokens come twice in an output; 0 for no such rule.",
+        panel=PANEL,
+        also=("no_repeat_ngram_size",),
     )
 
     def is_active(self) -> bool:
         return self.no_repeat_ngram > 0
 
-    def ban(self, allowed: NDArray[np.bool_], history: IntArray) -> None:
+    def ban(self, allowed: NDArray[np.bool_], history: IntArray, sources: Sequence[Sequence[int]] = ()) -> None:
         import numpy as np
 
         n = self.no_repeat_ngram

@@ -82,6 +82,8 @@ class Checkpoint:
     """The fields of its config that the user said and the file does not tell."""
     ignored: tuple[str, ...] = ()
     """The names of tensors that the user said belong to no layer."""
+    generation: Mapping[str, Any] | None = None
+    """How its library searches by itself, as `generation_config.json` has it."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -179,6 +181,8 @@ class Reading:
     """By side, source or target, whose vocabulary was not found: the note for a user who gives none."""
     ignored: tuple[str, ...] = ()
     """The names of tensors that the user said belong to no layer."""
+    generation: Mapping[str, Any] | None = None
+    """How its library searches by itself, as `generation_config.json` has it."""
 
     def telling(self, given: Tokenizers | None) -> Tokenizers:
         """The tokenizers whose special tokens are the model's."""
@@ -223,6 +227,7 @@ class Reading:
             odd=odd,
             assumed=tuple(name for name in self.hints if name not in self.fields),
             ignored=self.ignored,
+            generation=self.generation,
         )
 
     def inspection(self, given: Tokenizers | None = None) -> Inspection:
@@ -276,7 +281,18 @@ def read_checkpoint(
     check_told(path, found.fields, said, (*found.assumed, *found.given))
     given = {**found.given, **hints}
     return Reading(
-        path, weights, found.family, found.fields, said, {}, found.tokenizers, given, True, found.absent, ignored
+        path=path,
+        weights=weights,
+        family=found.family,
+        fields=found.fields,
+        hints=said,
+        unclear={},
+        tokenizers=found.tokenizers,
+        given=given,
+        describes_text=True,
+        absent=found.absent,
+        ignored=ignored,
+        generation=found.generation,
     )
 
 

@@ -66,6 +66,7 @@ def read_folder(path: Path, options: TextOptions) -> ToolkitCheckpoint:
         fields={**folder.fields, **text.fields, **given},
         tokenizers=text.tokenizers,
         given=given,
+        generation=settings.generation(),
         assumed=tuple(_spoken(folder.fields, 0)),  # a fine-tuned model writes one language by itself, and knows others
     )
 

@@ -247,14 +247,11 @@ def _special_ids(settings: Settings) -> dict[str, Any]:
     ids = {
         "pad_id": settings.token("pad_token_id"),
         "bos_id": settings.token("decoder_start_token_id"),
-        "eos_id": settings.token("eos_token_id"),
+        "eos_id": settings.first_token("eos_token_id"),
         "forced_first_id": settings.token("forced_bos_token_id"),
     }
     suppressed = settings.ids("suppress_tokens")
-    for words in settings.get("bad_words_ids", []):
-        if len(words) > 1:
-            raise ConfigError(f"{settings.path} has bad_words_ids of several tokens, {words}, which is not supported.")
-        suppressed += words
+    suppressed += [words[0] for words in settings.bad_words() if len(words) == 1]
     return {
         **{name: value for name, value in ids.items() if value is not None},
         "suppressed_ids": tuple(dict.fromkeys(token for token in suppressed if token != ids["eos_id"])),
@@ -320,7 +317,7 @@ def _family(name: str, about: str, renames: Mapping[str, str], settings: Setting
     notes = []
     if search := settings.search_settings():
         told = ", ".join(f"{name} {value}" for name, value in search.items())
-        notes.append(f"its own library searches with {told}; give `decode` what you want of that")
+        notes.append(f"its own library searches with {told}; so does `decode --search-profile hf`, where it can")
     if unread := settings.unread():
         notes.append(f"its config has settings that were not read: {', '.join(unread)}")
     return self_described(

@@ -180,7 +180,7 @@ def _numbered(
     vocabulary = {**pieces, **fits, **added}
     unknown = "<unk>" if "<unk>" in first else model.unknown
     inner = Pieces(model.content, vocabulary, sorted({*own, *special, *model.hidden}), unknown)
-    side = TextTokenizer.from_inner(inner, skips_special=True)
+    side = TextTokenizer.from_inner(inner, skips_special=True, spaces="all")
     eos = _of(vocabulary, "</s>", path)
     if not numbering.language:
         return FolderPieces(side, side, (), (eos,))
@@ -224,7 +224,8 @@ def _names(value: Any) -> list[str]:
 
 def _looked_up(path: Path, vocabulary: Mapping[str, int]) -> TextTokenizer:
     special = [token for token in vocabulary if token in _FAIRSEQ or _is_language(token)]
-    return TextTokenizer.from_inner(Pieces(PieceModel.bytes_of(path), vocabulary, special), skips_special=True)
+    pieces = Pieces(PieceModel.bytes_of(path), vocabulary, special)
+    return TextTokenizer.from_inner(pieces, skips_special=True, spaces="between")
 
 
 def _is_language(token: str) -> bool:

@@ -35,6 +35,10 @@ _HARMLESS = """
 """Settings of training, of other tasks or of the library itself, and second names of what is read under another."""
 
 _SEARCH: dict[str, Any] = {
+    "eos_token_id": None,
+    "bad_words_ids": None,
+    "sequence_bias": None,
+    "min_new_tokens": None,
     "num_beams": 1,
     "length_penalty": 1.0,
     "early_stopping": False,
@@ -58,6 +62,9 @@ _SEARCH: dict[str, Any] = {
 }
 """How its library searches, and its own defaults: options of `decode`, not of a model."""
 
+_ALSO_OF_MODELS = ("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id")
+"""Settings of a search that are settings of the model in a bundle."""
+
 
 class Settings(Arguments):
     """The entries of config.json and generation_config.json, and which of them were read."""
@@ -65,7 +72,7 @@ class Settings(Arguments):
     def __init__(self, path: Path, config: Mapping[str, Any], generation: Mapping[str, Any]):
         super().__init__(str(path / CONFIG), config)
         self.path = path
-        self._generation = generation
+        self._config, self._generation = config, generation
 
     def get(self, name: str, default: Any = None) -> Any:
         """A setting, of generation_config.json first, where the library too looks first."""
@@ -81,12 +88,32 @@ class Settings(Arguments):
             return value
         raise ConfigError(f"{self.path / CONFIG} has {name} {value!r}: only one id is supported.")
 
+    def first_token(self, name: str) -> int | None:
+        """The id of a special token of which there may be several: the one of config.json, or else the first."""
+        value = self.get(name)
+        if not isinstance(value, list) or len(value) < 2:
+            return self.token(name)
+        several = self.ids(name)
+        own = self._config.get(name)
+        return own if type(own) is int and own in several else several[0]
+
     def ids(self, name: str) -> list[int]:
         """A list of ids, each once."""
         value = self.get(name, [])
         if not isinstance(value, list) or not all(type(index) is int for index in value):
             raise ConfigError(f"{self.path / CONFIG} has {name} {value!r}, not a list of ids. Correct it.")
         return list(dict.fromkeys(value))
+
+    def bad_words(self) -> list[list[int]]:
+        """Sequences of ids that are never generated."""
+        value = self.get("bad_words_ids", [])
+        if not isinstance(value, list) or not all(
+            isinstance(words, list) and words and all(type(index) is int for index in words) for words in value
+        ):
+            raise ConfigError(
+                f"{self.path / CONFIG} has bad_words_ids {value!r}, not a list of lists of ids. Correct it."
+            )
+        return value
 
     def activation(self, name: str) -> str:
         """The activation that a setting names."""
@@ -98,7 +125,17 @@ class Settings(Arguments):
     def search_settings(self) -> dict[str, Any]:
         """What its owner may want to give to `decode`."""
         told = {name: self.get(name) for name in _SEARCH}
+        told["eos_token_id"] = told["eos_token_id"] if isinstance(told["eos_token_id"], list) else None
+        told["bad_words_ids"] = [words for words in self.bad_words() if len(words) > 1] or None
         return {name: value for name, value in told.items() if value is not None and value != _SEARCH[name]}
+
+    def generation(self) -> dict[str, Any] | None:
+        """What the bundle keeps of how its library searches: generation_config.json, or what config.json says in its place,
+        as folders of earlier versions have it; None where there is neither."""
+        if self._generation:
+            return dict(self._generation)
+        names = [name for name in (*_SEARCH, *_ALSO_OF_MODELS) if self._config.get(name) is not None]
+        return {name: self._config[name] for name in names} if set(names) - {"eos_token_id"} else None
 
     def unread(self) -> list[str]:
         """Entries that nothing asked for and that are not known to be harmless."""

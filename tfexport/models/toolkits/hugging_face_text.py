@@ -43,7 +43,7 @@ def read_text(path: Path, model_type: str, ids: Mapping[str, Any], options: Text
     """
     if (path / "tokenizer.json").is_file():
         inner = _tokenizer(path / "tokenizer.json")
-        source = target = TextTokenizer.from_inner(inner, skips_special=True)
+        source = target = TextTokenizer.from_inner(inner, skips_special=True, spaces="all")
         before, after = _affixes(inner)
     else:
         try:

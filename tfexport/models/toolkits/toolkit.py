@@ -45,6 +45,8 @@ class ToolkitCheckpoint:
     """Fields that nothing tells, which have the toolkit's usual values; the user may give others."""
     absent: Mapping[str, str] = field(default_factory=dict)
     """By side, source or target, whose vocabulary was not found: the note for a user who gives none."""
+    generation: Mapping[str, Any] | None = None
+    """How its library searches by itself, as `generation_config.json` has it."""
 
 
 @dataclass(frozen=True)

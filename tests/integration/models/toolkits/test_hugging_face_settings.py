@@ -39,7 +39,7 @@ def test_what_a_folder_says_of_first_and_last_tokens_is_what_its_library_does(na
     for beam in (1, 4):
         settings = {} if beam == 1 else {"length_penalty": 1.0, "early_stopping": False}
         wanted = case.generated(num_beams=beam, **settings)
-        options = SearchOptions.for_profile("hf", beam=beam, max_length=MAX_NEW, force_eos=True)
+        options = SearchOptions.for_profile("hf", beam=beam, max_length=MAX_NEW + 1, force_eos=True)
         found = search(load_runtime("ort-cpu", case.bundle, threads=1), case.sources, options)
         assert [list(hypotheses[0].ids) for hypotheses in found] == wanted
         assert not {ids[place] for ids in wanted} & liked

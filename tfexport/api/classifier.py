@@ -1,0 +1,62 @@
+"""A loaded classifier: `tfexport.load_classifier("bundle").classify("Ein Hund läuft.")`, as `tfexport classify` does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import overload
+
+from tfexport.api.arguments import count_of, lines_of, path_of, precision_of, require_runtime
+from tfexport.bundle.reader import Bundle, open_bundle
+from tfexport.decoding.classify import Classified, classify, read_labels
+from tfexport.decoding.line_reader import Reader
+from tfexport.runtimes import load_classifier as runtime_of_classifier
+from tfexport.runtimes.base import ClassifierRuntime
+
+__all__ = ["Classifier", "load_classifier"]
+
+
+class Classifier:
+    """The bundle of an encoder classifier, loaded. `tfexport.load_classifier` makes one."""
+
+    def __init__(self, bundle: Bundle, runtime: ClassifierRuntime, labels: Sequence[str] | None):
+        self._bundle, self._runtime, self.labels = bundle, runtime, labels
+
+    @overload
+    def classify(self, texts: str, *, top: int = 1, batch_size: int = 32) -> Classified: ...  # type: ignore[overload-overlap]
+    @overload
+    def classify(self, texts: Iterable[str], *, top: int = 1, batch_size: int = 32) -> list[Classified]: ...
+    def classify(
+        self, texts: str | Iterable[str], *, top: int = 1, batch_size: int = 32
+    ) -> Classified | list[Classified]:
+        """The `top` most likely classes of each sentence, with their probabilities, in order. A single string gives a single
+        result.
+
+        Raises:
+            TfexportError: an argument cannot be used. A sentence that cannot be read raises nothing: its status says why.
+        """
+        if isinstance(texts, str):
+            return self.classify([texts], top=top, batch_size=batch_size)[0]
+        numbers = {"top": count_of("top", top), "batch_size": count_of("batch_size", batch_size)}
+        reader = Reader.of(self._bundle, "text")
+        return list(classify(self._runtime, reader, lines_of("texts", texts), **numbers))
+
+
+def load_classifier(
+    directory: str | Path,
+    *,
+    runtime: str = "ort-cpu",
+    precision: str | None = None,
+    threads: int | None = None,
+    labels: str | Path | None = None,
+) -> Classifier:
+    """Load the bundle of an encoder classifier; see `load`.
+
+    Args:
+        labels: a file with the names of the classes, one a line, class 0 first.
+    """
+    bundle = open_bundle(path_of("directory", directory))
+    require_runtime(runtime, threads)
+    loaded = runtime_of_classifier(runtime, bundle, precision=precision_of(precision), threads=threads)
+    names = None if labels is None else read_labels(path_of("labels", labels), bundle.config.n_classes)
+    return Classifier(bundle, loaded, names)

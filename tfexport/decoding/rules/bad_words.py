@@ -1,0 +1,43 @@
+"""Sequences of tokens that never come, such as a word of several pieces (`bad_words_ids` of Transformers)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tfexport.decoding.rules.history import PANEL, HistoryRule, rows_that_end_with
+from tfexport.option import option
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from tfexport.runtimes.base import IntArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadWords(HistoryRule):
+    """Bans the last token of each sequence after the tokens before it."""
+
+    bad_words: tuple[tuple[int, ...], ...] = option(
+        (),
+        tokens=True,
+        metavar="TOKENS",
+        help="A sequence of tokens that never comes, separated by spaces; may be repeated.",
+        panel=PANEL,
+        also=("bad_words_ids", "suppress_sequences"),
+    )
+
+    def conflicts(self) -> list[str]:
+        return [*super().conflicts(), *(["bad_words has an empty sequence"] * (() in self.bad_words))]
+
+    def is_active(self) -> bool:
+        return bool(self.bad_words)
+
+    def named_ids(self) -> Iterable[int]:
+        return (index for words in self.bad_words for index in words)
+
+    def ban(self, allowed: NDArray[np.bool_], history: IntArray, sources: Sequence[Sequence[int]] = ()) -> None:
+        for *before, last in self.bad_words:
+            allowed[rows_that_end_with(history, before), last] = False

@@ -1,0 +1,43 @@
+"""No n-gram of the source comes in an output (`encoder_no_repeat_ngram_size` of Transformers)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tfexport.decoding.rules.history import PANEL, HistoryRule
+from tfexport.option import option
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from tfexport.runtimes.base import IntArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderNoRepeatNgram(HistoryRule):
+    """Bans each token that would end an n-gram of the encoder's ids. Ids are compared, so both sides should share a
+    vocabulary. Eos is an id like others; padding, which Transformers counts in batches, is none."""
+
+    encoder_no_repeat_ngram: int = option(
+        0,
+        minimum=0,
+        help="No N tokens of the source come in its output; 0 for no such rule.",
+        panel=PANEL,
+        also=("encoder_no_repeat_ngram_size",),
+    )
+
+    def is_active(self) -> bool:
+        return self.encoder_no_repeat_ngram > 0
+
+    def ban(self, allowed: NDArray[np.bool_], history: IntArray, sources: Sequence[Sequence[int]] = ()) -> None:
+        n, length, vocabulary = self.encoder_no_repeat_ngram, history.shape[1], allowed.shape[1]
+        if length < n - 1:
+            return
+        for row, (past, source) in enumerate(zip(history.tolist(), sources, strict=True)):
+            last = past[length - (n - 1) :]
+            for place in range(len(source) - (n - 1)):
+                if list(source[place : place + n - 1]) == last and source[place + n - 1] < vocabulary:
+                    allowed[row, source[place + n - 1]] = False
