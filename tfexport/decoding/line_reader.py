@@ -15,8 +15,7 @@ from tfexport.decoding.hypothesis import Source, SourceTokens
 from tfexport.decoding.request_options import InputFormat
 from tfexport.errors import TfexportError, TokenizerError
 from tfexport.system.input_files import LONGEST_LINE
-from tfexport.text.spacy_rules import WordTooLong
-from tfexport.text.tokenizers import TextTokenizer
+from tfexport.text.tokenizers import TextTokenizer, WordTooLong
 
 Status = Literal["ok", "length_limit", "empty", "too_long", "invalid_utf8", "invalid_ids", "unknown_token"]
 """`length_limit`: decoded, but ended by the limit, not by eos. All after it: not decoded, the output line is empty."""

@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from tfexport.errors import TfexportError, TokenizerError
+from tfexport.errors import RuntimeUnavailable, TfexportError, TokenizerError
+from tfexport.system.imports import import_failure
 from tfexport.system.regular_files import read_text
 from tfexport.system.yaml_files import read_words, read_yaml_file
 from tfexport.text.sentencepiece import PieceModel, Pieces
-from tfexport.text.spacy_rules import require_short_words, rules_of
 from tfexport.text.subword_nmt import SEPARATOR, Subwords, has_subwords
 
 SPECIAL_NAMES = {
@@ -33,6 +33,15 @@ FAIRSEQ_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 
 SplitAt = Literal["whitespace", "spaces", "stripped spaces"]
 """How text is split into words; see `word_tokenizer`."""
+
+LONGEST_WORD = 500
+"""Characters between white space that rules of spaCy or subword-nmt split. They take a time that grows with the square of
+this number: a twentieth of a second for so many brackets, 30 seconds for 20,000."""
+
+
+class WordTooLong(TokenizerError):
+    """Text has more than `LONGEST_WORD` characters without white space."""
+
 
 _NO_WORD = "\ufdd0"
 """Stands for the empty word between two spaces: a code point that Unicode gives no character."""
@@ -98,7 +107,9 @@ class TextTokenizer:
     def _words(self, inner: Tokenizer, text: str) -> Any:
         """What is looked up: all of `text`, or the words that are told apart before."""
         if self.subwords is not None or self._splits_by_rules:
-            require_short_words(text)
+            longest = max(map(len, text.split()), default=0)
+            if longest > LONGEST_WORD:
+                raise WordTooLong(f"{longest:,} characters without white space, at most {LONGEST_WORD:,} can be split")
         words: Any = text if self.spacy_language is None else [word.text for word in self._spacy(text)]
         if self.subwords is not None:
             normal = inner.normalizer  # of upper case, before words are split
@@ -221,7 +232,22 @@ class TextTokenizer:
 
     @cached_property
     def _spacy(self) -> Any:
-        return rules_of(str(self.spacy_language))
+        try:
+            import spacy
+        except ImportError as error:
+            absent = (
+                "this model's text is tokenised by spaCy, which is not installed: pip install 'tfexport[spacy]', "
+                "or decode ids with --input-format ids."
+            )
+            raise import_failure(error, "spacy", absent) from error
+        try:
+            return spacy.blank(self.spacy_language).tokenizer
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise RuntimeUnavailable(
+                f"spaCy has no language {self.spacy_language!r}: {error}. Use a code such as de."
+            ) from error
 
 
 def read_vocabulary(

@@ -16,8 +16,7 @@ from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Capacity
 from tfexport.system.input_files import LONGEST_LINE, EndlessLine
 from tfexport.text import tokenizers
-from tfexport.text.spacy_rules import LONGEST_WORD, WordTooLong
-from tfexport.text.tokenizers import TextTokenizer, word_tokenizer
+from tfexport.text.tokenizers import LONGEST_WORD, TextTokenizer, WordTooLong, word_tokenizer
 
 WORDS = word_tokenizer({word: index for index, word in enumerate(["<pad>", "<s>", "</s>", "<unk>", "a", "b"])})
 CONFIG = tiny_config(src_vocab_size=6, tgt_vocab_size=6, unk_id=3)
