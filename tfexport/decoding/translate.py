@@ -26,6 +26,7 @@ from tfexport.decoding.shortlist import Shortlist
 from tfexport.decoding.workers import WorkerPool
 from tfexport.errors import TfexportError, TokenizerError
 from tfexport.runtimes.base import Capacity, Runtime
+from tfexport.system.input_files import EndlessLine
 from tfexport.system.json_text import json_text
 from tfexport.text.tokenizer_parts import PanicError
 from tfexport.text.tokenizers import TextTokenizer
@@ -238,7 +239,7 @@ def translate(
     stream = enumerate(outputs.pairs(plain) if outputs else ((line, b"") for line in plain), start=1)
     pass_over(stream, done)
     failed: list[Exception] = []
-    readable_lines = until_failure(stream, failed)
+    readable_lines = until_failure(stream, failed, Exception if live else EndlessLine)
     size = window or window_size(batch_size, workers)
     # Of each window what is known, and what is decoded.
     under_way: deque[tuple[dict[int, Result], dict[int, Source]]] = deque()
@@ -272,11 +273,13 @@ def translate(
         raise failed[0]
 
 
-def until_failure(lines: Iterable[Item], failed: list[Exception]) -> Iterator[Item]:
-    """`lines`, as if they ended before an error of theirs, which is put into `failed`: what came before has its results."""
+def until_failure(
+    lines: Iterable[Item], failed: list[Exception], kind: type[Exception] = EndlessLine
+) -> Iterator[Item]:
+    """`lines`, as if they ended before such an error of theirs, which is put into `failed`: what came before has results."""
     try:
         yield from lines
-    except Exception as error:
+    except kind as error:
         failed.append(error)
 
 

@@ -67,7 +67,7 @@ def sync_folder(folder: Path) -> None:
     Raises:
         OSError: the disk failed. Nothing is raised where the system cannot do this.
     """
-    if os.name == "nt":  # folders cannot be opened
+    if not hasattr(os, "O_DIRECTORY"):  # on Windows folders cannot be opened
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

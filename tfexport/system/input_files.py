@@ -20,6 +20,10 @@ ENDLESS_LINE = 1 << 30
 _PIECE = 1 << 16
 
 
+class EndlessLine(TfexportError):
+    """A line goes on after `ENDLESS_LINE` bytes."""
+
+
 class Lines(Iterator[bytes]):
     """The lines of an open file with their newlines, none longer than `LONGEST_LINE` and one byte.
 
@@ -33,7 +37,7 @@ class Lines(Iterator[bytes]):
         self._is_cut = False
 
     def __next__(self) -> bytes:
-        """Raises TfexportError where a line does not end."""
+        """Raises EndlessLine where a line does not end."""
         if self._is_cut:
             self._pass_over_the_rest()
         line = self._file.readline(LONGEST_LINE + 1)
@@ -49,7 +53,7 @@ class Lines(Iterator[bytes]):
             piece = self._file.readline(_PIECE)
             if len(piece) < _PIECE or piece.endswith(b"\n"):
                 return
-        raise TfexportError(
+        raise EndlessLine(
             f"line {self._number} of {self._name} goes on after {ENDLESS_LINE >> 20} MiB. Give a file of text, one sentence "
             "per line."
         )

@@ -14,7 +14,7 @@ from tfexport.decoding.search import SearchOptions
 from tfexport.decoding.translate import translate
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Capacity
-from tfexport.system.input_files import LONGEST_LINE
+from tfexport.system.input_files import LONGEST_LINE, EndlessLine
 from tfexport.text import tokenizers
 from tfexport.text.tokenizers import LONGEST_WORD, TextTokenizer, WordTooLong, word_tokenizer
 
@@ -70,10 +70,10 @@ def test_a_target_that_was_cut_is_refused() -> None:
         read_pairs([b"a\n", b"b\n"], [b"a\n", b"a" * (LONGEST_LINE + 1)], reader, lambda note: None)
 
 
-def test_results_come_before_an_error_of_the_input() -> None:
+def test_results_come_before_the_error_of_a_line_without_an_end() -> None:
     def lines() -> Any:
         yield b"a\n"
-        raise TfexportError("the input ends badly")
+        raise EndlessLine("the input ends badly")
 
     runtime = ScriptedRuntime(echo_model(6), CONFIG)
     results = translate(runtime, Reader(CONFIG, WORDS, "text"), lines(), SearchOptions())
@@ -92,7 +92,7 @@ class NoClassifier:
 def test_classify_marks_long_lines_and_tells_of_them_before_an_error() -> None:
     def lines() -> Any:
         yield LONG
-        raise TfexportError("the input ends badly")
+        raise EndlessLine("the input ends badly")
 
     classifier: Any = NoClassifier()
     found = classify(classifier, Reader(CONFIG, NEVER, "text"), lines())
