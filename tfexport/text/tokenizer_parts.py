@@ -47,7 +47,13 @@ PARTS: Mapping[str, frozenset[str]] = {
     "model": frozenset(("BPE", "Unigram", "WordLevel", "WordPiece")),
 }
 """The kinds of each part of a tokenizer that are read."""
-_LISTS = ("normalizers", "pretokenizers", "processors", "decoders")
+_LISTS = {
+    "normalizer": "normalizers",
+    "pre_tokenizer": "pretokenizers",
+    "post_processor": "processors",
+    "decoder": "decoders",
+}
+"""What the list of a sequence is called."""
 MOST_PARTS = 32
 """Of one kind, in a sequence."""
 MOST_GROWTH = 64
@@ -55,6 +61,8 @@ MOST_GROWTH = 64
 LONGEST_PATTERN = 5000
 LONGEST_TEXT = 100
 """Characters that a part puts into text: markers and spaces."""
+LONGEST_WORD = 1000
+"""Characters of a word that WordPiece searches; the time grows with their square, and the usual number is 100."""
 LONGEST_REPLACEMENT = 256
 """Bytes in the place of a character in a table of SentencePiece; NFKC has up to 33."""
 DEEPEST_KEY = 256
@@ -85,17 +93,17 @@ SAMPLE = f"The cat, 7 dogs; it's a <s> x\u0301 \ufb01 \u2603 \u4f60\u597d {' ' *
 """Text that every tokenizer must be able to read: one that stops at it would stop at most lines."""
 
 
-def library_tokenizer(content: str) -> Tokenizer:
-    """The tokenizer of the text of a `tokenizer.json`.
+def library_tokenizer(fields: Any, where: str) -> Tokenizer:
+    """The tokenizer of the content of a `tokenizer.json`, which comes from `where`.
 
     Raises:
         PanicError: the library stops at it, or at a short text.
         ValueError: it has parts that are not read; see `check_parts`.
         Exception: it is no tokenizer.
     """
-    check_parts(json.loads(content))
-    with telling_of_panics("it cannot be read"):
-        found = Tokenizer.from_str(content)
+    check_parts(fields)
+    with telling_of_panics(f"{where} cannot be read"):
+        found = Tokenizer.from_str(json.dumps(fields))  # not the file's text, in which a key may stand twice
         with suppress(Exception):  # a vocabulary without an unknown token, which lines are told of
             found.encode(SAMPLE, add_special_tokens=False)
         found.decode([0, 1, 2])
@@ -130,7 +138,7 @@ def _flat(kind: str, part: Any) -> Iterator[Mapping[str, Any]]:
             raise ValueError(f"its {kind} has no type, or more than {MOST_PARTS} parts")
         yield part
         if part.get("type") == "Sequence":
-            inner: Any = next((part[name] for name in _LISTS if name in part), [])
+            inner = part.get(_LISTS[kind]) if kind in _LISTS else None
             if not isinstance(inner, list):
                 raise ValueError(f"its {kind} is no list")
             waiting += inner
@@ -145,6 +153,9 @@ def _growth(part: Mapping[str, Any]) -> float:
     for name in ("content", "prepend", "replacement", "prefix", "suffix", "pad_token", "word_delimiter_token"):
         if isinstance(part.get(name), str) and len(part[name]) > LONGEST_TEXT:
             raise ValueError(f"its {part.get('type')} has a {name} of {len(part[name])} characters")
+    longest = part.get("max_input_chars_per_word", 0)
+    if not isinstance(longest, int) or longest > LONGEST_WORD:
+        raise ValueError(f"its {part.get('type')} searches words of up to {str(longest)[:20]} characters for pieces")
     pattern = part.get("pattern")
     if not isinstance(pattern, Mapping):
         return 1.0
@@ -208,7 +219,7 @@ def _check_charsmap(encoded: Any) -> None:
     Raises:
         ValueError: a key leads out of the table or of the texts, or a text is far longer than what it replaces.
     """
-    content = base64.b64decode(encoded, validate=True) if isinstance(encoded, str) else bytes(encoded or b"")
+    content = base64.b64decode(encoded, validate=True) if isinstance(encoded, str) else b""
     size = struct.unpack_from("<I", content)[0] if len(content) >= 4 else 0
     if not 4 <= size <= len(content) - 4 or size % 4:
         raise ValueError("its precompiled_charsmap is cut")

@@ -232,7 +232,7 @@ class TextTokenizer:
             inner = (
                 Pieces.from_dict(fields["pieces"])
                 if "pieces" in fields
-                else _as_text_reader(library_tokenizer(json.dumps(fields["tokenizer"])))
+                else _as_text_reader(library_tokenizer(fields["tokenizer"], where))
             )
             before, after = (tuple(fields.get(side, [])) for side in ("before", "after"))
             if not all(type(index) is int and 0 <= index < 2**31 for index in (*before, *after)):

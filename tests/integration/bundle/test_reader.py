@@ -205,6 +205,7 @@ def test_manifest_tells_where_the_bundle_comes_from(tiny_bundle: Path, tiny_chec
         "given": {"n_heads": HEADS, **IDS},
         "text": {},
         "notes": [],
+        "ignored": [],
     }
     libraries = ("torch", "onnx", "onnxruntime", "numpy")
     assert manifest["versions"] == {"tfexport": __version__} | {name: version(name) for name in libraries}

@@ -72,6 +72,19 @@ REFUSED = {
     ),
     "long text": (with_parts(normalizer={"type": "Prepend", "prepend": "x" * 10_000}), "prepend of 10000 characters"),
     "many parts": (with_parts(normalizer=sequence(*[{"type": "NFC"}] * 1000)), "more than 32 parts"),
+    "two lists": (
+        with_parts(normalizer={"type": "Sequence", "decoders": [], "normalizers": [replace("a", "a" * 10)] * 10}),
+        "times as long",
+    ),
+    "a list of another kind": (with_parts(decoder={"type": "Sequence", "normalizers": []}), "is no list"),
+    "a table that is a number": (
+        with_parts(normalizer={"type": "Precompiled", "precompiled_charsmap": 10**12}),
+        "is cut",
+    ),
+    "long words": (
+        with_parts(model={"type": "WordPiece", "vocab": {"a": 0}, "max_input_chars_per_word": 10**9}),
+        "words of up to 1000000000",
+    ),
     "an unknown part": (with_parts(normalizer={"type": "Eval"}), "normalizer 'Eval'"),
     "exploding normalizer": (with_parts(normalizer=replace("(a+)+$", "", kind="Regex")), "repeats what repeats"),
     "exploding splitter": (

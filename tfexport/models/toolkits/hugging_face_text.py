@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +89,7 @@ def _special(tokenizer: TextTokenizer, token: str) -> int | None:
 
 def _tokenizer(path: Path) -> Tokenizer:
     try:
-        return library_tokenizer(path.read_text(encoding="utf-8"))
+        return library_tokenizer(json.loads(path.read_text(encoding="utf-8")), str(path))
     except TokenizerError:
         raise
     except Exception as error:  # the library raises plain Exception
