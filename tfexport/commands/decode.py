@@ -134,7 +134,7 @@ class Request:
         if self.search.get("profile") == "hf":
             checked(SearchOptions, self.search)  # more is known with the bundle's defaults
         else:
-            self._check_search(self.options(lambda tokens: ()))
+            self._check_search(self.options(lambda tokens: (0,)))  # ids are known with the vocabulary
         if self.prefixes.prefix_file is not None:
             require_one_stdin(self.source, self.prefixes.prefix_file)
         if self.stream and (to_file or self.batches.workers not in (None, 1)):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import tfexport
 from tests.support.commands import (
     SENTENCES,
     TEXT,
@@ -155,3 +156,21 @@ def test_runtimes_of_a_gpu_name_what_brings_them(
         line = one_error(run(command, tiny_bundle, "-", "--runtime", runtime, stdin=TEXT))
         assert f"the runtime {runtime} needs " in line
         assert f"pip install 'tfexport[{extra}]'" in line
+
+
+def test_flags_of_sequences_are_given_several_times(decode: Run, tiny_bundle: Path) -> None:
+    model = tfexport.load(tiny_bundle, threads=1)
+    texts = TEXT.decode().splitlines()
+    plain = [result.hypotheses[0].tokens for result in model.translate(texts, beam=2)]
+    first, second, last = plain[0][0], plain[0][1], plain[-1][0]
+    flags = ("--bad-words", f"{first} {second}", "--bad-words", last, "--sequence-bias", f"{plain[1][0]}=-3")
+    done = decode(*flags, "--end-tokens", plain[2][1], "--beam", "2", "--max-batch-tokens", "8", stdin=TEXT)
+    words = {"bad_words": [f"{first} {second}", last], "sequence_bias": {plain[1][0]: -3}}
+    wanted = model.translate(texts, beam=2, end_tokens=plain[2][1], max_batch_tokens=8, **words)
+    assert done.code == 0, done.stderr
+    assert done.lines == [str(result) for result in wanted]
+    found = [result.hypotheses[0].tokens for result in wanted]
+    assert (first, second) != found[0][:2]
+    assert all(last not in tokens for tokens in found)
+    assert all(plain[2][1] not in tokens[:-1] for tokens in found)
+    assert "not tokens, = and a number" in one_error(decode("--sequence-bias", "w1", stdin=TEXT))
