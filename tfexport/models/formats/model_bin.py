@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from tfexport.errors import CheckpointError, ConfigError
+from tfexport.system.regular_files import open_regular
 
 VERSION = 6
 """The newest version of the layout that is read."""
@@ -61,7 +62,7 @@ def read_model_bin(path: Path, check: Callable[[str, int], None]) -> ModelBin:
         ConfigError: it is of a later version, or has weights of 4 bits.
     """
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             return _Reader(path, stream).read(check)
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"cannot read {path}: {error}. Check that it was copied completely.") from error

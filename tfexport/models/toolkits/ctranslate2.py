@@ -47,6 +47,7 @@ from tfexport.models.toolkits.toolkit import (
     self_described,
     tie,
 )
+from tfexport.system.regular_files import open_regular
 
 MODEL = "model.bin"
 _SPEC, _REVISION = "TransformerSpec", 7
@@ -360,7 +361,7 @@ def _is_ctranslate2(path: Path) -> bool:
     """Whether there is a model.bin that begins with a small number: PyTorch's files begin with large ones."""
     file = _model_file(path)
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             return file.name == MODEL and int.from_bytes(stream.read(4), "little") < 2**16
     except OSError:
         return False

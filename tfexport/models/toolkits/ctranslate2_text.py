@@ -16,6 +16,7 @@ from tfexport.models.formats.model_bin import ModelBin
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.toolkits.arguments import Arguments
 from tfexport.models.toolkits.toolkit import TextOptions
+from tfexport.system import regular_files
 from tfexport.text.tokenizers import word_tokenizer
 
 CONFIG = "config.json"
@@ -168,7 +169,7 @@ def _vocabulary(folder: Path, name: str) -> list[str]:
     if not lines.is_file():
         return []
     try:
-        words = lines.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+        words = regular_files.read_bytes(lines).decode("utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise TokenizerError(f"cannot read {lines}: {error}. {_COPY}") from error
     # A line that ends with a carriage return is a word that does, unless all lines do.
@@ -182,6 +183,6 @@ def _is_word(word: Any) -> bool:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(regular_files.read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot read {path}: {error}. {_COPY}") from error

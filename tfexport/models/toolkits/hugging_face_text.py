@@ -14,6 +14,7 @@ from tfexport.errors import ConfigError, TokenizerError
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.toolkits.hugging_face_pieces import NotRead, language_id, read_pieces
 from tfexport.models.toolkits.toolkit import TextOptions
+from tfexport.system import regular_files
 from tfexport.text.tokenizer_parts import library_tokenizer
 from tfexport.text.tokenizers import TextTokenizer
 
@@ -89,7 +90,7 @@ def _special(tokenizer: TextTokenizer, token: str) -> int | None:
 
 def _tokenizer(path: Path) -> Tokenizer:
     try:
-        return library_tokenizer(json.loads(path.read_text(encoding="utf-8")), str(path))
+        return library_tokenizer(json.loads(regular_files.read_text(path)), str(path))
     except TokenizerError:
         raise
     except Exception as error:  # the library raises plain Exception
