@@ -210,9 +210,9 @@ def test_a_translation_does_not_wait_for_the_next_sentence(model: tfexport.Model
 
     found = []
     for translation in model.iterate(live(), prefix=prefix):
-        found.append(translation.outputs[0].ids)
+        found.append(translation.hypotheses[0].ids)
         came.release()
-    assert found == [translation.outputs[0].ids for translation in model.translate(TEXTS, prefix=prefix)]
+    assert found == [translation.hypotheses[0].ids for translation in model.translate(TEXTS, prefix=prefix)]
 
 
 def test_an_iteration_can_be_closed_while_its_source_is_silent(model: tfexport.Model) -> None:
@@ -302,7 +302,7 @@ def test_wrong_search_options_are_named(model: tfexport.Model) -> None:
         model.translate(TEXTS, beam_size=4)
     with pytest.raises(TfexportError, match=r"beam is '4'\. Give a whole number"):
         model.translate(TEXTS, beam="4")
-    with pytest.raises(TfexportError, match="beam is 0, below 1"):
+    with pytest.raises(TfexportError, match="beam is 0, not between 1 and 65536"):
         model.translate(TEXTS, beam=0)
 
 

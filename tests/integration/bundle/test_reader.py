@@ -265,7 +265,7 @@ def test_a_changed_byte_is_seen(own_bundle: Path, name: str) -> None:
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_a_cut_file_is_seen(own_bundle: Path, name: str) -> None:
     os.truncate(own_bundle / name, 100)
-    with pytest.raises(BundleError, match=f"{name} is not what was exported"):
+    with pytest.raises(BundleError, match=f"{name} (is not what was exported|has 100. Export the checkpoint again)"):
         open_bundle(own_bundle)
 
 

@@ -282,7 +282,8 @@ def test_best_tokens_in_float16_are_those_of_the_logits(half_bundle: Path) -> No
 def test_half_precision_on_the_cpu_without_onnx_is_refused_in_one_line(
     half_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "tfexport.kernels.explicit_rounding", None)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    monkeypatch.delitem(sys.modules, "tfexport.kernels.explicit_rounding", raising=False)
     message = (
         "half precision on the CPU, which is for checks, needs onnx, which is not installed: pip install "
         "'tfexport[export]'. Decode with --precision fp32."

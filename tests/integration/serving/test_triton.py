@@ -386,7 +386,7 @@ def test_translate_in_half_precision(all_precisions: Bundle, tmp_path: Path, ser
         ({"runtime": "ort-cpu", "precision": "bfloat16"}, RuntimeUnavailable, "cannot compute bf16 on the CPU"),
         ({"runtime": "tensorrt", "precision": "float16"}, BundleError, "no TensorRT fp16 engines.*tfexport build"),
         ({"precision": "float16"}, BundleError, "has no fp16 encoder graph"),
-        ({"beam": 0}, TfexportError, "beam is 0, below 1"),
+        ({"beam": 0}, TfexportError, "beam is 0, not between 1 and 65536"),
         ({"batch_size": 0}, TfexportError, "the batch size is 0, below 1"),
     ],
 )

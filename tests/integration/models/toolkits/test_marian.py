@@ -152,7 +152,6 @@ def translated(case: Case, tmp_path: Path, sources: list[list[int]], options: Se
         length_penalty=options.length_penalty,
         max_decoding_length=options.max_length,
         max_input_length=0,
-        min_decoding_length=0,
         return_scores=True,
     )
     return [
@@ -242,7 +241,6 @@ def test_ctranslate2_reads_the_same_from_the_same_folder(
         length_penalty=options.length_penalty,
         max_decoding_length=LIMIT,
         max_input_length=0,
-        min_decoding_length=0,
         return_scores=True,
     )
     bundle = open_bundle(export(load_checkpoint(folder, {}), tmp_path / "bundle", check=False).directory)
