@@ -174,6 +174,7 @@ def test_a_missing_library_is_told_before_the_export(
     assert [path.name for path in here.parent.iterdir()] == ["tiny.pt"]
 
 
+@pytest.mark.thorough
 def test_export_tells_of_the_engines_that_a_replaced_bundle_had(
     run: Run, here: Path, tiny_checkpoint: TinyCheckpoint
 ) -> None:

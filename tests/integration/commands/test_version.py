@@ -45,6 +45,7 @@ def test_a_library_that_cannot_be_imported_is_reported(tmp_path: Path, monkeypat
     assert not any(found[name]["available"] for name in RUNTIMES)
 
 
+@pytest.mark.thorough
 def test_a_check_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_module(tmp_path, monkeypatch, torch="import time; time.sleep(60)", onnxruntime="raise ImportError")
     monkeypatch.setattr(version, "SECONDS", 8)

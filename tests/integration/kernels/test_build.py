@@ -70,6 +70,7 @@ def without_compiler(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return installed(tmp_path_factory.mktemp("none"), Path("/nonexistent/c++"))
 
 
+@pytest.mark.thorough
 def test_without_a_compiler_the_version_says_so(without_compiler: Path) -> None:
     found = kernels_of(without_compiler)
     assert (found["state"], found["built"], found["instruction_sets"]) == ("not-built", False, [])
@@ -85,6 +86,7 @@ def test_without_a_compiler_the_version_says_so(without_compiler: Path) -> None:
     platform.system() not in ("Linux", "Darwin") or platform.machine() not in ("x86_64", "aarch64", "arm64"),
     reason="there are no kernels for this machine",
 )
+@pytest.mark.thorough
 def test_commands_print_one_note_where_kernels_are_missing(
     without_compiler: Path, tiny_bundle: Path, tiny_checkpoint: Any, tmp_path: Path
 ) -> None:

@@ -91,6 +91,7 @@ def run(code: str, *arguments: str | Path, **environment: str) -> subprocess.Com
     )
 
 
+@pytest.mark.thorough
 def test_every_module_is_imported() -> None:
     done = run(IMPORT_ALL)
     assert done.returncode == 0, done.stderr

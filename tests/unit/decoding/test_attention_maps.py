@@ -91,6 +91,7 @@ def test_so_it_is_in_a_picture(row: int, column: int) -> None:
     assert np.sort(middle, axis=None)[1] > 2.5  # the others are white, or nearly
 
 
+@pytest.mark.thorough
 def test_pictures_hold_all_sentences_within_their_edges() -> None:
     """Nothing is drawn at the very edge; a long line of maps is broken."""
     many = Attention(tuple("abcde" * 8), tuple("xyz" * 13), np.full((1, 6, 39, 40), 1 / 40, np.float32))

@@ -179,6 +179,7 @@ def test_a_small_file_of_many_zeros_is_refused(tmp_path: Path) -> None:
     [b"]" * 1_000_000, b"\x8f" * 200_000, b"]" + b"\x94" * 500_000, b"cx\ny\n" + b"2)\x81" * 200_000, b"(" * 2_000_000],
     ids=["lists", "sets", "remembered", "objects", "marks"],
 )
+@pytest.mark.thorough
 def test_values_that_take_far_more_memory_than_their_bytes_are_refused(tmp_path: Path, opcodes: bytes) -> None:
     path = archived(tmp_path / "model.pt", b"\x80\x02" + opcodes + b".")
     assert "cannot be read as a file of torch.save" in refused(load_checkpoint, path, {})
