@@ -153,7 +153,7 @@ def test_parity_in_float16_on_the_real_checkpoint(bundle: Bundle, expected: list
         say=lambda _: None,
     ).reports
     assert report.passed
-    assert report.steps > 1_500
+    assert report.steps > 1_400  # of 125 sentences
     assert report.top1_agree >= 0.9995 * report.steps
     assert 1e-4 < report.logits.error < 0.05
     assert report.identical >= 0.98 * report.sentences

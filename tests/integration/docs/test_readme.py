@@ -54,7 +54,9 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Path:
         src_vocab=30, tgt_vocab=30, d_model=32, n_heads=8, d_ffn=40, n_encoder_layers=1, n_decoder_layers=1,
         max_len=20, pad_id=1,
     )  # fmt: skip
-    torch.save(randomised(model).state_dict(), folder / "ckpt.pt")
+    weights = randomised(model).state_dict()
+    torch.save(weights, folder / "ckpt.pt")
+    torch.save({**weights, "crit.weight": torch.ones(3), "loss_scale": torch.ones(1)}, folder / "last.ckpt")
     (folder / "input.txt").write_text("w4 w5 w6\nw9\nw3 w2 w1 w20\n")
     (folder / "output.txt").write_text("w5 w6\nw8 w9 w10\nw3\n")
     (folder / "prefixes.txt").write_text("w5\nw6 w7\n\n")
