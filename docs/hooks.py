@@ -21,7 +21,6 @@ RESULTS = ROOT / "benchmarks" / "results"
 IMAGES = {"results/cpu.png": RESULTS / "cpu.png", "results/growth.png": RESULTS / "growth.png"}
 """Pictures that pages show and that do not lie below docs/."""
 
-sys.path.insert(0, str(ROOT))  # MkDocs is a program of its own: it would find neither `tfexport` nor `benchmarks`
 
 _MARK = re.compile(r"^<!-- generate: (\S+) -->$", re.MULTILINE)
 
@@ -32,6 +31,8 @@ def expanded(markdown: str) -> str:
     Raises:
         KeyError: it names a generator that does not exist.
     """
+    if str(ROOT) not in sys.path:  # MkDocs is a program of its own, and forgets what a hook adds when it is loaded
+        sys.path.insert(0, str(ROOT))
     return _MARK.sub(lambda mark: GENERATORS[mark[1]](), markdown)
 
 
