@@ -44,7 +44,7 @@ check: test
 
 # The documentation as a site, build/docs/index.html. Broken links and pages that no menu names are errors.
 docs: $(VENV)/docs.done
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
 
 # Builds TensorRT engines ahead of time, without a GPU, and lists their sizes and seconds.
 engines: $(VENV)/dev.done

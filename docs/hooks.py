@@ -10,7 +10,6 @@ import dataclasses
 import inspect
 import json
 import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -31,8 +30,6 @@ def expanded(markdown: str) -> str:
     Raises:
         KeyError: it names a generator that does not exist.
     """
-    if str(ROOT) not in sys.path:  # MkDocs is a program of its own, and forgets what a hook adds when it is loaded
-        sys.path.insert(0, str(ROOT))
     return _MARK.sub(lambda mark: GENERATORS[mark[1]](), markdown)
 
 

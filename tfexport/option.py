@@ -93,11 +93,6 @@ class Declared:
         """The flag of the command line, also where there is none."""
         return self.about.flag or f"--{self.name.replace('_', '-')}"
 
-    @property
-    def repeats(self) -> bool:
-        """Whether its flag may be given several times."""
-        return self.about.repeated or (get_origin(self.hint) is tuple and get_origin(get_args(self.hint)[0]) is tuple)
-
 
 def option(default: Any, **about: Any) -> Any:
     """A field of a group of options; see `Option` for what `about` may hold."""
@@ -190,10 +185,10 @@ def checked(group: type, given: Mapping[str, Any], *, others: Sequence[str] = ()
 def _converted(found: Declared, value: Any) -> Any:
     if value is None:
         return value  # it stands for the default, as if it were not given
-    if found.repeats and isinstance(value, str):
+    if found.about.repeated and isinstance(value, str):
         value = [value]
     if found.about.parse is not None:
-        if found.repeats and isinstance(value, Sequence):
+        if found.about.repeated and isinstance(value, Sequence):
             value = [found.about.parse(one) if isinstance(one, str) else one for one in value]
         elif isinstance(value, str):
             return found.about.parse(value)
@@ -262,7 +257,7 @@ def _said(found: Declared) -> str:
         else:
             said.append(words[hint])
     if found.about.tokens:
-        said.append("tokens separated by spaces" + " for each list" * found.repeats)
+        said.append("tokens separated by spaces" + " for each list" * found.about.repeated)
     return " or ".join(said)
 
 

@@ -62,7 +62,7 @@ def _flags(group: type) -> Iterator[inspect.Parameter]:
 
 
 def _type(found: Declared) -> Any:
-    if found.repeats:
+    if found.about.repeated:
         return list[str]
     return str if found.about.tokens or found.about.parse else found.hint
 

@@ -23,6 +23,7 @@ class BadWords(HistoryRule):
     bad_words: tuple[tuple[int, ...], ...] = option(
         (),
         tokens=True,
+        repeated=True,
         metavar="TOKENS",
         help="A sequence of tokens that never comes, separated by spaces; may be repeated.",
         panel=PANEL,

@@ -43,6 +43,7 @@ class SequenceBias(HistoryRule):
     sequence_bias: tuple[Bias, ...] = option(
         (),
         tokens=True,
+        repeated=True,
         parse=parse_bias,
         metavar="TOKENS=BIAS",
         help="Add BIAS to the score of the last of these tokens after the others, as in 'w1 w2=-2.5'; may be repeated.",
