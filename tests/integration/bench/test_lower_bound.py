@@ -72,6 +72,7 @@ def cache_bytes(graph: onnx.GraphProto) -> int:
     return total
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_graph_has_fewer_weights_or_smaller_caches(kind: str, tmp_path: Path) -> None:
     """And those of regular sizes have no more, or the bound could be a better one."""

@@ -30,6 +30,7 @@ def known_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "busy_cpus", lambda: 1.5)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("known_machine")
 def test_the_command_measures_in_processes_of_their_own(tiny_bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "ct2").mkdir()
@@ -110,6 +111,7 @@ def test_the_matrix_is_measured_and_what_has_no_folder_is_a_row(
     assert cell["run"]["config"]["d_model"] == 24
 
 
+@pytest.mark.thorough
 def test_growth_is_measured_beside_its_floor_and_drawn(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

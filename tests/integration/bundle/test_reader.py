@@ -369,6 +369,7 @@ ENGINE = {
 }
 
 
+@pytest.mark.thorough
 def test_whatever_is_wrong_in_a_manifest_the_error_is_ours(own_bundle: Path) -> None:
     original = manifest_of(own_bundle)
     # What nobody reads need not be tried in all its places.

@@ -111,6 +111,7 @@ def test_engines_are_built_into_the_bundle(build: Run, own_bundle: Path) -> None
     assert [engine.cache for engine in open_bundle(own_bundle).engines] == [0, 0, 32]
 
 
+@pytest.mark.thorough
 def test_engines_are_built_with_the_export(
     run: Run, here: Path, tiny_checkpoint: TinyCheckpoint, half_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def test_nbest_is_separated_by_tabs(decode: Run) -> None:
     assert [len(line.split("\t")) for line in outcome.lines] == [2] * len(SENTENCES)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("raw", "lines"),
     [

@@ -64,6 +64,7 @@ def test_export_command(
     assert done.stderr == ""
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(
     ("name", "bundle"), [("m.pt", "m"), ("m.best.ckpt", "m.best"), ("m", "m.bundle"), (".pt", ".pt.bundle")]
 )
@@ -75,6 +76,7 @@ def test_bundle_is_named_after_the_checkpoint(
     assert {path.name for path in here.parent.iterdir()} == {name, bundle}
 
 
+@pytest.mark.thorough
 def test_export_replaces_a_bundle_only_with_force(run: Run, here: Path, tiny_checkpoint: TinyCheckpoint) -> None:
     arguments = ("export", here, *tiny_checkpoint.flags, "-o", here.parent / "out")
     assert run(*arguments).code == 0
@@ -112,6 +114,7 @@ def test_a_json_file_beside_that_is_no_configuration_is_left_alone_and_named(run
     assert "n_heads" in json.loads(outcome.stdout)["missing"]
 
 
+@pytest.mark.thorough
 def test_without_vocabularies_the_bundle_holds_ids_and_says_so(
     run: Run, here: Path, tiny_checkpoint: TinyCheckpoint
 ) -> None:
@@ -137,6 +140,7 @@ def test_without_vocabularies_the_bundle_holds_ids_and_says_so(
     assert "no target vocabulary" in one_error(wrong)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("given", ["fp16", "fp32,fp16", " fp16 , bf16"])
 def test_export_in_half_precision(
     run: Run,
@@ -192,6 +196,7 @@ def test_export_tells_of_the_engines_that_a_replaced_bundle_had(
         assert (outcome.code, outcome.stderr) == (0, "")
 
 
+@pytest.mark.thorough
 def test_export_writes_a_model_repository_beside_the_bundle(
     run: Run, here: Path, tiny_checkpoint: TinyCheckpoint
 ) -> None:
@@ -217,6 +222,7 @@ def test_a_new_bundle_cannot_be_served_with_tensorrt(run: Run, here: Path, tiny_
     assert [path.name for path in here.parent.iterdir()] == ["tiny.pt"]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_during_export_leaves_nothing(
     here: Path, tiny_checkpoint: TinyCheckpoint, number: int, code: int
@@ -249,6 +255,7 @@ def test_a_signal_that_a_library_takes_for_its_own_failure_ends_the_command(
     assert (outcome.code, outcome.stderr) == (128 + number, "")
 
 
+@pytest.mark.thorough
 def test_of_two_exports_at_once_one_is_told(here: Path, tiny_checkpoint: TinyCheckpoint) -> None:
     command = [TFEXPORT, "export", here, *tiny_checkpoint.flags, "--no-parity"]
     both = [subprocess.Popen(command, stdout=-1, stderr=-1, env=ENVIRONMENT, text=True) for _ in range(2)]

@@ -56,6 +56,7 @@ def test_help_says_the_exit_codes() -> None:
     assert "0 done, 1 parity failed, 2 wrong use or input, 3 a fault of tfexport itself, 130 interrupted" in output
 
 
+@pytest.mark.thorough
 def test_help_imports_nothing_heavy() -> None:
     modules, _ = modules_after(["--help"], *([command, "--help"] for command in COMMANDS), ["version"])
     assert "typer" in modules
@@ -80,6 +81,7 @@ def test_decoding_with_onnxruntime_needs_no_torch(tiny_bundle: Path, tiny_checkp
     assert output.decode() == wanted_text(tiny_checkpoint)  # the second command finds stdin at its end
 
 
+@pytest.mark.thorough
 def test_version(run: Run) -> None:
     found = run("version")
     assert (found.code, found.stderr) == (0, "")

@@ -89,6 +89,7 @@ def test_parity_passes(run: Run, tiny_bundle: Path, tiny_checkpoint: TinyCheckpo
         assert report["beam"] == 2
 
 
+@pytest.mark.thorough
 def test_parity_with_the_checkpoint_finds_what_the_bundle_cannot_tell(
     run: Run, own_bundle: Path, tiny_checkpoint: TinyCheckpoint
 ) -> None:
@@ -121,6 +122,7 @@ def test_parity_with_the_checkpoint_finds_what_the_bundle_cannot_tell(
     assert max(errors["max"] for errors in report["cross"].values()) < 1e-5  # the encoder was left alone
 
 
+@pytest.mark.thorough
 def test_parity_compares_settings_with_those_of_a_configuration(
     run: Run, own_bundle: Path, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
@@ -156,6 +158,7 @@ def test_parity_fails_for_a_file_alone(run: Run, own_bundle: Path, tiny_checkpoi
     assert "certified in" not in outcome.stderr
 
 
+@pytest.mark.thorough
 def test_parity_with_targets_and_in_all_arrangements(run: Run, tiny_bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "in.de").write_bytes(b"de4 de5\nde6 de7 de8\n")
     (tmp_path / "out.en").write_bytes(b"en4 en5\nen6\n")
@@ -181,12 +184,14 @@ def test_parity_with_targets_and_in_all_arrangements(run: Run, tiny_bundle: Path
     one_error(run(*arguments[:3], "--targets", tmp_path / "missing"))
 
 
+@pytest.mark.thorough
 def test_parity_without_input_compares_random_ids_and_says_so(run: Run, tiny_bundle: Path) -> None:
     outcome = run("parity", tiny_bundle, "--threads", "1")
     assert outcome.code == 0
     assert "random ids" in outcome.stderr
 
 
+@pytest.mark.thorough
 def test_parity_on_real_input_certifies_and_decode_asks_for_it(run: Run, own_bundle: Path) -> None:
     said = run("decode", own_bundle, stdin=TEXT).stderr
     assert f"note: fp32 on ort-cpu was not compared with PyTorch: tfexport parity {own_bundle} INPUT" in said
@@ -200,6 +205,7 @@ def test_parity_on_real_input_certifies_and_decode_asks_for_it(run: Run, own_bun
     assert "PyTorch" not in run("decode", own_bundle, stdin=TEXT).stderr
 
 
+@pytest.mark.thorough
 def test_parity_certifies_nothing_that_failed_in_any_way(
     run: Run, own_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +229,7 @@ def test_parity_says_at_once_that_a_page_has_no_place(run: Run, tiny_bundle: Pat
     assert "there is no folder" in error
 
 
+@pytest.mark.thorough
 def test_parity_names_where_graphs_depart(run: Run, own_bundle: Path) -> None:
     clean = run("parity", own_bundle, "--bisect", "--beam", "1", "--json")
     found = json.loads(clean.stdout)["graphs"]
@@ -253,6 +260,7 @@ def test_parity_names_where_graphs_depart(run: Run, own_bundle: Path) -> None:
     assert "certified" not in outcome.stderr
 
 
+@pytest.mark.thorough
 def test_parity_in_half_precision(run: Run, half_bundle: Path) -> None:
     arguments = ("parity", half_bundle, "-", "--threads", "1", "--precision", "fp16", "--beam", "1", "--no-certify")
     outcome = run(*arguments, stdin=TEXT)

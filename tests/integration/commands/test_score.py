@@ -117,6 +117,7 @@ def test_what_is_decoded_is_scored_the_same(capsys: Any, monkeypatch: Any, tiny_
             assert record["log_prob"] == pytest.approx(one["log_prob"], abs=1e-5)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("format", ["ids", "tokens", "text"])
 def test_what_a_model_with_a_forced_first_token_says_is_scored_the_same(
     capsys: Any, monkeypatch: Any, tiny_checkpoint: TinyCheckpoint, tmp_path: Path, format: str
@@ -146,6 +147,7 @@ def test_what_a_model_with_a_forced_first_token_says_is_scored_the_same(
     assert "wört7 wört7" not in page
 
 
+@pytest.mark.thorough
 def test_flags_reach_the_search(capsys: Any, monkeypatch: Any, tiny_bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("de5 de6\tzebra\nde9\twört20\nde30 de4 de4\n")
     (tmp_path / "starts").write_text("wört9\nwört10 wört11\n\n", encoding="utf-8")

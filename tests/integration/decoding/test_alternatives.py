@@ -25,6 +25,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("beam", [1, 4])
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_opennmt_has_the_alternatives_of_ctranslate2(number: int, beam: int, tmp_path: Path) -> None:

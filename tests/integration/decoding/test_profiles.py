@@ -78,6 +78,7 @@ def torch_log_probs(model: Transformer, source: Ids) -> toolkits.NextLogProbs:
     return after
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("beam", [1, 4, 8])
 @pytest.mark.parametrize("number", range(len(HF_OPTIONS)))
 def test_hf_finds_what_transformers_finds(number: int, beam: int) -> None:
@@ -97,6 +98,7 @@ def test_hf_finds_what_transformers_finds(number: int, beam: int) -> None:
     assert_same(found_by(TorchRuntime(model), sources, options), wanted)
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("beam", [1, 4, 8])
 @pytest.mark.parametrize("number", range(len(CT2_OPTIONS)))
 def test_opennmt_finds_what_ctranslate2_finds(number: int, beam: int, tmp_path: Path) -> None:

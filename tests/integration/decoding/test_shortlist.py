@@ -28,6 +28,7 @@ def random_lists(sources: Sequence[Sequence[int]], vocab: int, count: int, seed:
     return [np.unique([*special, *random.integers(4, vocab, count)]) for _ in sources]
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("beam", [1, 4])
 @pytest.mark.parametrize("number", range(4))
 def test_a_vmap_is_that_of_ctranslate2(number: int, beam: int, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def test_a_bundle_streams_what_it_decodes(tiny_bundle: Path, options: dict[str, 
     assert sum(event.step is not None for event in events) == sum(len(h.ids) for r in wanted for h in r.hypotheses)
 
 
+@pytest.mark.thorough
 def test_the_command_streams_the_lines_that_it_decodes(
     capsys: Any, monkeypatch: Any, tiny_bundle: Path, tmp_path: Path
 ) -> None:

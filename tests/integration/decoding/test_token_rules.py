@@ -45,6 +45,7 @@ THEIRS = {
 }
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("beam", [1, 4, 8])
 @pytest.mark.parametrize("number", range(len(GIVEN)))
 def test_rules_are_those_of_transformers(number: int, beam: int) -> None:

@@ -75,9 +75,8 @@ def build(directory: Path, **changes: Any) -> list[Engine]:
 # --- building
 
 
-@pytest.mark.parametrize(
-    "precision", ["float16", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("float32", "bfloat16"))]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("precision", ["float16", "float32", "bfloat16"])
 def test_engines_are_built_for_gpus_that_are_not_here(own: Path, precision: Precision) -> None:
     told: list[tuple[Engine, int]] = []
     gpus = ["sm89", "sm120", "portable"]
@@ -103,6 +102,7 @@ def test_engines_are_built_for_gpus_that_are_not_here(own: Path, precision: Prec
         assert all(len(shapes) == 3 for shapes in engine.profile.values())
 
 
+@pytest.mark.thorough
 def test_engines_of_other_gpus_and_precisions_stay_and_the_same_ones_are_replaced(own: Path) -> None:
     build(own, gpus=["sm89"])
     build(own, gpus=["sm120"], precisions=["float16"])

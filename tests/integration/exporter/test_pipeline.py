@@ -267,6 +267,7 @@ def test_nodes_are_named_by_their_modules(path: Path, graph: onnx.GraphProto, sp
         assert not node.doc_string
 
 
+@pytest.mark.thorough
 def test_export_is_the_same_in_another_process(
     tiny_bundle: Path, command_export: tuple[Path, subprocess.CompletedProcess[str]]
 ) -> None:
@@ -364,6 +365,7 @@ def no_number(graph: onnx.GraphProto) -> None:
 CHANGES = [other_weight, other_operator, other_epsilon, swapped_operands, no_number]
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("role", ["encoder", "decoder_step"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_graph_that_computes_something_else_is_not_exported(
@@ -426,6 +428,7 @@ ORT_CHANGES = [
 ]
 
 
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize(("change", "role"), ORT_CHANGES)
 def test_an_emitted_graph_that_computes_something_else_is_not_exported(
     altered_export: Callable, tmp_path: Path, change: Callable[[onnx.GraphProto], None], role: str
@@ -447,6 +450,7 @@ def other_scale(graph: onnx.GraphProto) -> None:
     tensors[one].external_data.extend(place)
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize(
     ("change", "role"),
@@ -538,6 +542,7 @@ def test_the_unaltered_graphs_pass(altered_export: Callable, tmp_path: Path) -> 
     assert open_bundle(tmp_path / "bundle").precisions == ["float32", "float16", "bfloat16"]
 
 
+@pytest.mark.thorough
 def test_the_export_tells_what_came_closest_in_each_precision(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     precisions: tuple[Any, ...] = ("float32", "float16", "bfloat16", "int8", "int4")
     exported = export(tiny_checkpoint.load(), tmp_path / "bundle", precisions=precisions)
@@ -580,6 +585,7 @@ def test_weights_that_differ_by_a_hundredth_are_found(own_bundle: Path, tiny_che
 # --- models at the edge
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("shared", ["positions", "layers"])
 def test_tensors_that_share_memory_in_the_checkpoint_are_exported(tmp_path: Path, shared: str) -> None:
     """One position table for both sides, or one layer used twice: PyTorch saves and loads them as one tensor."""

@@ -79,17 +79,8 @@ def test_clean_graphs_of_any_model_have_no_fault(
 KINDS = [*ONE_CHANGE, {"positions": "relative", "max_distance": 6, "norm": "rms"}, {"gated": True, "d_head": 5}]
 
 
-QUICK = (2, 8, len(KINDS) - 2, len(KINDS) - 1)
-
-
-@pytest.mark.parametrize(
-    ("index", "changes"),
-    [
-        pytest.param(index, changes, marks=[] if index in QUICK else pytest.mark.thorough)
-        for index, changes in enumerate(KINDS)
-    ],
-    ids=str,
-)
+@pytest.mark.sampled(every=12)
+@pytest.mark.parametrize(("index", "changes"), enumerate(KINDS), ids=str)
 def test_clean_graphs_of_each_kind_of_model(tmp_path: Path, index: int, changes: dict[str, Any]) -> None:
     """In float32 and one other precision, in turn. What comes out of every linear layer and norm is compared."""
     model = random_model(CONFIG.replace(**changes))
@@ -106,6 +97,7 @@ def test_clean_graphs_of_each_kind_of_model(tmp_path: Path, index: int, changes:
             assert not [path for path in modules if path not in text]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("precision", ["float16", "int8"])
 def test_clean_graphs_with_modules_in_float32(tmp_path: Path, precision: Precision) -> None:
     model = random_model(MODEL)
@@ -141,9 +133,8 @@ def definitions(clean: Bundle, model: Transformer) -> dict[Precision, Definition
     return {precision: definition_of(model, precision, clean.directory) for precision in PRECISIONS}
 
 
-@pytest.mark.parametrize(
-    "precision", [pytest.param(each, marks=[] if each == "int8" else pytest.mark.thorough) for each in PRECISIONS]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_all_graphs_of_a_bundle_are_checked_by_definitions_and_by_kernels(
     clean: Bundle, model: Transformer, precision: Precision
 ) -> None:
@@ -557,13 +548,8 @@ def mutant(clean: Bundle, tmp_path: Path) -> Callable[[contract.GraphSpec, Chang
     return make
 
 
-@pytest.mark.parametrize(
-    ("precision", "what", "name", "change", "named"),
-    [
-        pytest.param(*planted, id=name, marks=[] if index % 5 == 0 else pytest.mark.thorough)
-        for index, (planted, name) in enumerate(zip(PLANTED, names_of(PLANTED), strict=True))
-    ],
-)
+@pytest.mark.sampled(every=10)
+@pytest.mark.parametrize(("precision", "what", "name", "change", "named"), PLANTED, ids=names_of(PLANTED))
 def test_a_planted_fault_is_named(
     mutant: Callable[..., Path],
     clean: Bundle,
@@ -582,6 +568,7 @@ def test_a_planted_fault_is_named(
         assert found.first.node.startswith(named), found.first
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_another_eps_of_the_size_of_checkpoints_is_found(
     mutant: Callable[..., Path], clean: Bundle, definitions: dict[Precision, Definition], precision: Precision
@@ -633,6 +620,7 @@ def mutant_of(bundle: Bundle, folder: Path, name: str, change: Change) -> Bundle
 DECODING = [fault for fault in FAULTS if fault[1] in ("encoder.ort", "decoder_step.ort", "beam_step.ort")]
 
 
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize(("what", "name", "change", "named"), DECODING, ids=names_of(DECODING))
 def test_a_planted_fault_in_what_decodes_here_shows_in_its_outputs(
     plain: Bundle, tmp_path: Path, what: str, name: str, change: Change, named: str
@@ -645,6 +633,7 @@ def test_a_planted_fault_in_what_decodes_here_shows_in_its_outputs(
     assert failed == {"encoder.ort": {1, 3}, "decoder_step.ort": {1}, "beam_step.ort": {3}}[name]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", ["greedy_step.ort", "decoder_step", "select_rows"])
 def test_a_fault_in_a_graph_that_is_not_decoded_with_fails_parity(plain: Bundle, tmp_path: Path, name: str) -> None:
     """Standard graphs are for other runtimes, and `parity` decodes with scores, which greedy search does not tell."""
@@ -657,6 +646,7 @@ def test_a_fault_in_a_graph_that_is_not_decoded_with_fails_parity(plain: Bundle,
     assert not comparison.passed
 
 
+@pytest.mark.thorough
 def test_the_clean_bundle_passes_parity(plain: Bundle) -> None:
     comparison = check(plain.directory, None, ["ort-cpu"], beams=(1, 3), max_length=24, say=lambda _: None)
     for report in comparison.reports:

@@ -103,6 +103,7 @@ def test_a_classifier_has_nothing_to_align(tmp_path: Path) -> None:
 # --- the numbers
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("name", CHANGES)
 def test_attention_is_what_pytorch_computes(tmp_path: Path, name: str) -> None:
     model, graphs = written(CONFIG.replace(**CHANGES[name]), tmp_path)
@@ -126,6 +127,7 @@ def test_attention_is_what_pytorch_computes(tmp_path: Path, name: str) -> None:
         assert check_graph(definition, graph, tmp_path).first is None
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(
     ("precision", "tolerance"), [("float32", 1e-5), ("int8", 1e-5), ("int4", 1e-5), ("float16", 2e-3)]
 )

@@ -202,6 +202,7 @@ SIZES = {"d_model": 72, "n_heads": 3, "d_ff": 50}
 """No multiples of 32."""
 
 
+@pytest.mark.sampled(every=5)
 @bits
 @pytest.mark.parametrize("rectified", [False, True])
 @pytest.mark.parametrize(
@@ -267,6 +268,7 @@ class Extreme:
         return projection_graph(self.folder, self.model, self.name, "int8", rectified=self.rectified)
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("rectified", [False, True])
 @pytest.mark.parametrize(
     "name", ["decoder.layers.1.self_attention.output", "decoder.layers.1.feed_forward.output", "output"]
@@ -465,6 +467,7 @@ def forced(bundle: Bundle, precision: Any, rows: Sequence[int], beam: int) -> li
     return list(np.stack(logits, axis=1))
 
 
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize("beam", [1, 3])
 @pytest.mark.parametrize("precision", ["float32", "int8", "int4"])
 def test_logits_of_a_sentence_are_the_same_to_the_last_bit_in_every_batch(
@@ -479,6 +482,7 @@ def test_logits_of_a_sentence_are_the_same_to_the_last_bit_in_every_batch(
             assert np.array_equal(logits, alone[row]), (row, len(rows))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("beam", [1, 4])
 @pytest.mark.parametrize("precision", ["float32", "int8", "int4"])
 def test_tokens_of_a_sentence_are_the_same_in_every_batch(bundle: Bundle, precision: Any, beam: int) -> None:

@@ -117,6 +117,7 @@ def check_all(model: Transformer, *, seed: int) -> set[str]:
     return {graph.role for graph in graphs}
 
 
+@pytest.mark.thorough
 @given(config=configs())
 @settings(max_examples=25, deadline=None, derandomize=True)
 def test_every_graph_computes_what_pytorch_computes(config: ModelConfig) -> None:
@@ -244,6 +245,7 @@ def test_keys_and_values_of_the_cache_are_written_where_they_lie(emit: Callable[
     assert {node.input[2] for node in scatters} == {"slot"}
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize(
     ("changes", "with_bias"),
     [
@@ -343,6 +345,7 @@ def test_positions_are_shifted_where_the_model_shifts_them(emit: Callable[..., E
             assert given_ == "position"
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(
     ("norm_first", "final_norm", "shared_norm"), [(a, b, c) for a in (0, 1) for b in (0, 1) for c in (0, 1)]
 )

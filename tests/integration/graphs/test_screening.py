@@ -122,6 +122,7 @@ def all_equal(weight: torch.Tensor, bias: torch.Tensor) -> None:
 CHANGES: list[Change | None] = [None, alike, one_is_huge, overflowing, few_may_come, large_biases, all_equal]
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__ if change else "random")
 @pytest.mark.parametrize("bias", [True, False], ids=["biased", "not biased"])
 def test_the_best_tokens_are_those_of_all_logits(tmp_path: Path, change: Change | None, bias: bool) -> None:
@@ -158,6 +159,7 @@ def test_of_a_trained_model_all_rows_are_proven(tmp_path: Path) -> None:
     assert sum(rows) == 0
 
 
+@pytest.mark.thorough
 @settings(max_examples=5, deadline=None)
 @given(config=configs())
 def test_any_model_is_screened_as_pytorch_computes(config: ModelConfig) -> None:
@@ -184,6 +186,7 @@ def test_a_small_vocabulary_and_other_precisions_are_not_screened(tmp_path: Path
     assert not (tmp_path / "beam" / FILE).exists()
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("precision", ["float32", "int8", "int4"])
 @pytest.mark.parametrize("vocab", [37, 1030])
 def test_every_precision_ranks_as_it_scores(tmp_path: Path, precision: contract.Precision, vocab: int) -> None:
@@ -224,6 +227,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(screening, "_norms", lambda weight, rounded=None: np.zeros(len(weight)))
 
 
+@pytest.mark.thorough
 def test_parity_finds_a_screen_of_other_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = wide_model()
     plant(monkeypatch)
@@ -259,6 +263,7 @@ OPTIONS: list[tuple[dict[str, Any], bool]] = [
 ]
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize(("asks", "alone"), OPTIONS, ids=[str(asks) for asks, _ in OPTIONS])
 def test_who_needs_more_than_the_best_token_has_it(tmp_path: Path, asks: dict[str, Any], alone: bool) -> None:
     asked = {"scores": False, "max_length": 8, **asks}

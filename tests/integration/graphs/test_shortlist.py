@@ -37,6 +37,7 @@ OUTPUTS = [
 """What concerns the output layer, or which steps there are."""
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize(
     ("changes", "precision"),
     [(changes, SHORTLIST_PRECISIONS[index % 2]) for index, changes in enumerate(OUTPUTS)],
@@ -122,6 +123,7 @@ SEARCHES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("precision", SHORTLIST_PRECISIONS)
 @pytest.mark.parametrize("given", SEARCHES, ids=str)
 def test_they_find_what_masked_logits_give(wide: Bundle, precision: Precision, given: dict[str, Any]) -> None:

@@ -279,6 +279,7 @@ def test_a_kernel_computes_what_its_definition_says(
             np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("head_dim", range(16, 144, 16))
 def test_every_size_of_heads_that_there_is_a_kernel_for(head_dim: int, tmp_path: Path) -> None:
     assert calls_attention_functions(model_of(head_dim).config) == (head_dim <= 128)

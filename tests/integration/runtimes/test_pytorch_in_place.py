@@ -117,6 +117,7 @@ def test_selected_rows_continue_the_rows_they_name(
             assert all(np.abs(one - other).max() < 1e-5 for one, other in zip(state.cross, expected, strict=True))
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("buckets", [None, SMALL_CACHES, SMALL_SHAPES])
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("options", [SearchOptions(), SearchOptions(beam=4, nbest=4), SearchOptions(min_length=9)])

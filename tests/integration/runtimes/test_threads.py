@@ -43,6 +43,7 @@ def impatient_threads() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("name", RUNTIMES)
 def test_calls_at_once_give_what_calls_one_by_one_give(quantized_bundle: Path, name: str) -> None:
     runtime = RUNTIMES[name](open_bundle(quantized_bundle))

@@ -74,6 +74,7 @@ def test_training_learns_and_its_model_exports(tmp_path: Path) -> None:
     assert all(math.isfinite(float(row["train_loss"])) for row in rows if row["train_loss"])
 
 
+@pytest.mark.thorough
 def test_resumed_training_gives_the_numbers_of_an_uninterrupted_one(tmp_path: Path) -> None:
     whole = load_file(train(PAIRS, PAIRS, tmp_path / "whole", options(epochs=3)))
     train(PAIRS, PAIRS, tmp_path / "parts", options(epochs=1))

@@ -392,6 +392,7 @@ def test_a_side_that_only_one_of_them_has_is_told(tiny_bundle: Path, tiny_checkp
 # --- parity, of which this is a part
 
 
+@pytest.mark.thorough
 def test_parity_fails_for_each_of_them(own_bundle: Path, tiny_checkpoint: TinyCheckpoint) -> None:
     path = own_bundle / "manifest.json"
     manifest = json.loads(path.read_text())

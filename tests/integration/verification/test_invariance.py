@@ -24,6 +24,7 @@ def of(directory: Path, precision: Precision, beam: int, runtime: str = "ort-cpu
     return invariance(bundle, runtime, precision, sources, SearchOptions(beam=beam), batch_size=5)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("beam", [1, 3])
 @pytest.mark.parametrize("precision", ["float32", "int8", "int4"])
 def test_clean_bundle_passes(quantized_bundle: Path, precision: Precision, beam: int) -> None:

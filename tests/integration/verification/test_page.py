@@ -34,6 +34,7 @@ def clean(tiny_bundle: Path) -> Comparison:
     return replace(comparison, graphs={precision: checks[:1] for precision, checks in comparison.graphs.items()})
 
 
+@pytest.mark.thorough
 def test_a_page_of_all_that_was_compared(half_bundle: Path, tmp_path: Path) -> None:
     comparison = compared(half_bundle, precisions=("float32", "float16"))
     graphs = {precision: [*checks[:1], *checks[-1:]] for precision, checks in comparison.graphs.items()}
@@ -63,6 +64,7 @@ def test_a_page_of_all_that_was_compared(half_bundle: Path, tmp_path: Path) -> N
     assert not re.findall(r'(?:src|href)="(?!#)', text)  # marks within a plot are all it refers to
 
 
+@pytest.mark.thorough
 def test_what_differs_is_marked(quantized_bundle: Path) -> None:
     comparison = compared(quantized_bundle, tolerance=1e-6, precisions=("int4",))
     assert any(report.divergences for report in comparison.reports)
@@ -101,6 +103,7 @@ def test_arrangements_that_differ_are_marked(clean: Comparison) -> None:
     assert "<mark>no &lt;</mark>" in text
 
 
+@pytest.mark.thorough
 def test_quality_stands_in_the_matrix(clean: Comparison, tiny_bundle: Path) -> None:
     text = page(replace(compared(tiny_bundle, targets=[b"a", b"b", b"c"]), graphs={}))
     assert "BLEU / PyTorch" in text
@@ -108,6 +111,7 @@ def test_quality_stands_in_the_matrix(clean: Comparison, tiny_bundle: Path) -> N
     assert "BLEU" not in page(clean)
 
 
+@pytest.mark.thorough
 def test_what_is_wrong_stands_first(clean: Comparison) -> None:
     assert 'ul class="failed"' not in page(clean)
     comparison = replace(clean, reports=deepcopy(clean.reports))

@@ -116,6 +116,7 @@ def test_planted_faults_fail(tiny_bundle: Path, fault: Callable[[Transformer], N
     assert not report.passed
 
 
+@pytest.mark.thorough
 def test_no_input_means_random_ids_and_says_so(tiny_bundle: Path) -> None:
     notes: list[str] = []
     (report,) = check(tiny_bundle, None, ["ort-cpu"], beams=(3,), say=notes.append).reports
@@ -227,6 +228,7 @@ def test_all_runtimes_and_searches_are_compared_at_once_as_one_by_one(half_bundl
     assert [report.to_dict() for report in together] == [report.to_dict() for report in apart]
 
 
+@pytest.mark.thorough
 def test_positions_add_up_to_all_steps(tiny_bundle: Path) -> None:
     (report,) = check(tiny_bundle, LINES, ["ort-cpu"], say=silent).reports
     assert sum(position.steps for position in report.positions) == report.steps
@@ -235,6 +237,7 @@ def test_positions_add_up_to_all_steps(tiny_bundle: Path) -> None:
     assert 0 <= report.divergence < 1e-9
 
 
+@pytest.mark.thorough
 def test_all_precisions_of_a_bundle_are_compared_that_run_here(half_bundle: Path, quantized_bundle: Path) -> None:
     comparison = check(half_bundle, LINES, ["ort-cpu"], beams=(1, 2), say=silent)
     assert list(comparison.variants) == [("ort-cpu", p) for p in ("float32", "float16", "bfloat16")]
@@ -247,6 +250,7 @@ def test_all_precisions_of_a_bundle_are_compared_that_run_here(half_bundle: Path
         check(quantized_bundle, LINES, ["torch"], precisions=("int8",), say=silent)
 
 
+@pytest.mark.thorough
 def test_what_was_compared_is_told(tiny_bundle: Path, tiny_checkpoint: TinyCheckpoint) -> None:
     one, other = check(tiny_bundle, LINES, ["ort-cpu"], say=silent), check(tiny_bundle, None, ["ort-cpu"], say=silent)
     assert (one.inputs["sentences"], one.inputs["random"], one.source) == (4, False, "bundle")
@@ -261,6 +265,7 @@ def model_of(directory: Path) -> Any:
     return build_model(bundle.config, load_file(bundle.weights))
 
 
+@pytest.mark.thorough
 def test_the_gate_of_an_export_passes_clean_bundles(
     half_bundle: Path, quantized_bundle: Path, classifier_bundle: Path
 ) -> None:
@@ -281,6 +286,7 @@ def test_the_gate_refuses_a_bundle_that_decodes_otherwise(tiny_bundle: Path, mon
     gate(tiny_bundle, model_of(tiny_bundle), tolerance=0.011)
 
 
+@pytest.mark.thorough
 def test_half_precision_is_compared_with_float32_and_held_to_its_own_limits(half_bundle: Path) -> None:
     (report,) = check(half_bundle, LINES, ["ort-cpu"], precisions=("float16",), say=silent).reports
     assert report.passed
@@ -320,6 +326,7 @@ def test_random_sources_are_valid_ids(tiny_bundle: Path) -> None:
     assert {index for source in sources for index in source} == set(range(SRC_VOCAB))
 
 
+@pytest.mark.thorough
 def test_targets_give_the_quality_of_both(tiny_bundle: Path) -> None:
     bundle = open_bundle(tiny_bundle)
     writer = Writer.of(bundle, "text")
@@ -363,6 +370,7 @@ def test_targets_that_are_no_translations_are_an_error(
         check(tiny_bundle, lines, ["ort-cpu"], targets=targets, say=silent)
 
 
+@pytest.mark.thorough
 def test_reference_in_float64_tells_whose_rounding_an_error_is(tiny_bundle: Path) -> None:
     (plain,) = check(tiny_bundle, LINES, ["torch"], say=silent).reports
     comparison = check(tiny_bundle, LINES, ["torch", "ort-cpu"], float64=True, say=silent)

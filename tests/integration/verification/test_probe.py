@@ -152,6 +152,7 @@ def test_a_right_family_passes(path: Path) -> None:
     assert "a source of 20 ids; 20 steps throughout 20 tokens, the last one too" in check(found, "longest").about
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_found_and_its_layer_named(path: Path, mistake: str) -> None:
     family, hints, first, hint = MISTAKES[mistake]
@@ -177,6 +178,7 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("mistake", ["norms of the encoder", "norms of the decoder"])
 def test_untrained_norms_hide_no_mistake(untrained: Path, mistake: str) -> None:
     right = probe(untrained, HINTS, family=(OWN,))
@@ -290,6 +292,7 @@ def test_a_module_that_sees_later_tokens_is_told(path: Path) -> None:
     assert [c.name for c in found.checks if c.passed is False] == ["steps"]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("sentence", [0, 2])
 def test_numbers_that_are_none_are_not_passed_over(path: Path, sentence: int) -> None:
     """As of a row whose mask hides everything; in the first sentence, and in a later one."""
@@ -477,6 +480,7 @@ def recognised(path: Path) -> Family:
     return family
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("name", MODELS)
 def test_layers_of_torch_are_held_against_pytorch_s_own(tmp_path: Path, name: str) -> None:
     torch.save(made(name).state_dict(), tmp_path / "ckpt.pt")

@@ -75,6 +75,7 @@ def test_clean_graphs_are_as_this_version_writes_them(clean: Bundle) -> None:
     assert structure_mismatches(clean) == ([], [])
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("file", "change", "about"),
     [
@@ -95,6 +96,7 @@ def test_a_changed_graph_is_told_with_what_differs(
     assert not others
 
 
+@pytest.mark.thorough
 def test_parity_fails_for_a_word_that_no_line_has(clean: Bundle, tmp_path: Path) -> None:
     bundle = mutant(clean, tmp_path / "mutant", "encoder.ort.onnx", one_word_for_another)
     lines = [b"4 5 6", b"7 8"]

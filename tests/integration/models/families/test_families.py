@@ -122,6 +122,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Case(name, naive, checkpoint, open_bundle(folder / "bundle"), sources)
 
 
+@pytest.mark.sampled(every=4)
 def test_logits_equal_the_naive_model_over_a_padded_batch(case: Case) -> None:
     random = np.random.default_rng(5)
     vocab = case.checkpoint.config.tgt_vocab_size
@@ -137,6 +138,7 @@ def test_logits_equal_the_naive_model_over_a_padded_batch(case: Case) -> None:
     assert np.abs(wanted[0, 0] - wanted[1, 0]).max() > 1e-2
 
 
+@pytest.mark.sampled(every=8)
 @pytest.mark.parametrize("runtime", ["ort-cpu", "torch"])
 def test_greedy_tokens_equal_the_naive_model(case: Case, runtime: str) -> None:
     found = search(load_runtime(runtime, case.bundle, threads=1), case.sources, SearchOptions(max_length=MAX_LENGTH))
@@ -145,6 +147,7 @@ def test_greedy_tokens_equal_the_naive_model(case: Case, runtime: str) -> None:
         assert list(hypothesis.ids) == wanted
 
 
+@pytest.mark.sampled(every=8)
 @pytest.mark.parametrize("length_penalty", [0.0, 0.6])
 def test_beam_hypotheses_equal_the_naive_model(case: Case, length_penalty: float) -> None:
     options = SearchOptions(beam=4, nbest=4, max_length=MAX_LENGTH, length_penalty=length_penalty)

@@ -71,6 +71,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Case(name, module, checkpoint, open_bundle(folder / "bundle"), sources)
 
 
+@pytest.mark.sampled(every=4)
 def test_logits_are_those_of_the_user_s_module(case: Case) -> None:
     random = np.random.default_rng(5)
     targets = [[IDS["bos_id"], *random.integers(4, TGT_VOCAB, len(source) - 1)] for source in case.sources]
@@ -84,6 +85,7 @@ def test_logits_are_those_of_the_user_s_module(case: Case) -> None:
     assert wanted[real].std() > 0.1
 
 
+@pytest.mark.sampled(every=8)
 @pytest.mark.parametrize("beam", [1, 4])
 def test_tokens_are_those_of_the_user_s_module_run_anew_for_each(case: Case, beam: int) -> None:
     wanted = case.decoded(ModuleRuntime(case.module, case.checkpoint.config), beam)

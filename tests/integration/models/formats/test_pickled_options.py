@@ -308,6 +308,7 @@ def test_compressed_archives_are_refused(tmp_path: Path) -> None:
         read_inert(tmp_path / "model.pt")
 
 
+@pytest.mark.thorough
 def test_what_holds_itself_or_has_no_end_is_no_argument() -> None:
     itself: dict[str, Any] = {}
     itself["itself"] = itself

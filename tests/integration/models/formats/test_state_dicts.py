@@ -150,6 +150,7 @@ def test_objects_are_records_of_what_the_file_says(tmp_path: Path) -> None:
     assert found["args"].attributes["heads"] == 3
 
 
+@pytest.mark.thorough
 def test_python_and_the_command_line_say_the_same(tmp_path: Path, tiny_checkpoint: TinyCheckpoint, run: Run) -> None:
     """Both report what was ignored, and the manifest lists it, so that parity reads the file again as the export did."""
     path = tmp_path / "two.ckpt"

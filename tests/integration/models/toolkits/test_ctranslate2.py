@@ -90,6 +90,7 @@ def assert_same_searches(model: Path, bundle: Path, count: int, *, ties: int = 0
             assert 0 < np.mean([h.finished for found in ours for h in found]) < 1
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize(("kind", "precision"), [(kind, PRECISIONS[k % 3]) for k, kind in enumerate(KINDS)])
 def test_n_best_lists_are_ctranslate2s(kind: str, precision: str, tmp_path: Path) -> None:
     assert_same_searches(converted(kind, tmp_path, precision), tmp_path / "bundle", 20)

@@ -36,6 +36,7 @@ FORMS = {
 MAX_LENGTH = 12  # 11 tokens and eos
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("form", FORMS)
 def test_logits_and_tokens_are_fairseq_s_own(form: str, tmp_path: Path) -> None:
     checkpoint = load_checkpoint(FOLDER / f"{form}.pt", {})

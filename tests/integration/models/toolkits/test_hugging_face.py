@@ -59,12 +59,14 @@ def logits_of(case: Case) -> tuple[Tensor, Tensor]:
         return wanted, case.checkpoint.build_model()(ids, lengths, targets)
 
 
+@pytest.mark.sampled(every=4)
 def test_the_library_s_logits(case: Case) -> None:
     wanted, found = logits_of(case)
     assert (wanted - found).abs().max() < 1e-4
     assert wanted.std() > 0.1
 
 
+@pytest.mark.sampled(every=4)
 def test_greedy_tokens_are_the_library_s(case: Case) -> None:
     wanted = case.generated(num_beams=1)
     assert case.decoded(1) == wanted
@@ -72,6 +74,7 @@ def test_greedy_tokens_are_the_library_s(case: Case) -> None:
     assert any(row[-1] == case.checkpoint.config.eos_id for row in wanted)
 
 
+@pytest.mark.sampled(every=4)
 def test_beam_tokens_are_the_library_s(case: Case) -> None:
     assert case.decoded(4) == case.generated(num_beams=4, length_penalty=0.0, early_stopping=False)
 
@@ -256,6 +259,7 @@ def test_a_prefix_is_put_before_every_source(texts: Callable[[str], tuple[Path, 
         load_checkpoint(folder, {}, tokenizers=own, text=TextOptions(prefix=">>fra<< "))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("name", "options"),
     [

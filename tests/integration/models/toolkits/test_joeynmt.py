@@ -96,6 +96,7 @@ def test_logits_are_those_of_the_naive_model(case_of: Callable[[str], Case], nam
         assert wanted[..., 4:].std() > 0.3
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", MODELS)
 def test_tokens_are_those_of_the_naive_model(case_of: Callable[[str], Case], name: str) -> None:
     case, sources = case_of(name), sources_of(12)

@@ -88,6 +88,7 @@ def case_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
     return of
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_the_naive_model(case_of: Callable[[str], Case], name: str) -> None:
     case = case_of(name)
@@ -107,6 +108,7 @@ def test_logits_are_those_of_the_naive_model(case_of: Callable[[str], Case], nam
         assert probabilities.max() < 1e-4
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", MODELS)
 def test_tokens_are_those_of_the_naive_model(case_of: Callable[[str], Case], name: str) -> None:
     case = case_of(name)
@@ -160,6 +162,7 @@ def translated(case: Case, tmp_path: Path, sources: list[list[int]], options: Se
     ]
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("beam", [1, 4])
 @pytest.mark.parametrize("name", ["post-norm", "pre-norm", "gelu", "old"])
 def test_ctranslate2_reads_the_same_from_the_same_file(

@@ -31,6 +31,7 @@ FILES = {
 MAX_LENGTH = 11
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("name", FILES)
 def test_logits_and_tokens_are_opennmt_s_own(name: str, tmp_path: Path) -> None:
     checkpoint = load_checkpoint(FOLDER / f"{name}.pt", {})

@@ -82,6 +82,7 @@ def states_of(runtime: OrtCpuRuntime, monkeypatch: pytest.MonkeyPatch) -> list[A
 # --- the tokens of PyTorch
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("beam", [1, 3, 4, 9])
 @pytest.mark.parametrize("name", MODELS)
 def test_searches_find_what_pytorch_finds(bundle_of: Callable[[str], Bundle], name: str, beam: int) -> None:
@@ -522,6 +523,7 @@ def test_what_lies_in_memory_that_is_given_back_reaches_no_other_sentence(tiny_b
 # --- threads
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("beam", [1, 4])
 def test_threads_over_one_runtime_decode_as_one_does_after_the_other(tiny_bundle: Path, beam: int) -> None:
     bundle = open_bundle(tiny_bundle)

@@ -72,6 +72,7 @@ def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_bundle(random_model(LARGER), folder, ["float32", "int8"]).directory
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("with_kernels", ["0", "1"])
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_tokens_and_scores_are_those_of_weights_of_its_own(
@@ -111,6 +112,7 @@ print(copied() - before)
 written to."""
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_weights_are_mapped_and_not_copied(tmp_path: Path) -> None:
     config = CONFIG.replace(d_model=256, n_heads=4, d_ff=1024, src_vocab_size=2000, tgt_vocab_size=12_000)
@@ -140,6 +142,7 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_what_is_damaged_is_written_again(larger: Path, cache: Path, damage: str, written: list[str]) -> None:
     bundle = open_bundle(larger)
