@@ -97,7 +97,7 @@ def _folder(name: str) -> Make:
     """A folder of the transformers library, as its tests make them."""
 
     def make(folder: Path) -> Base:
-        from test_hugging_face import made, sources_of
+        from tests.support.hugging_face_models import made, sources_of
 
         model = made(name)
         model.save_pretrained(folder / "model")
@@ -251,7 +251,7 @@ HARDER = 60.0
 
 def _rough(folder: Path) -> Base:
     """A random Marian folder with sharp attention, untrained: its float32 is off by some 5e-4."""
-    from test_hugging_face import made, sources_of
+    from tests.support.hugging_face_models import made, sources_of
 
     path = folder / "rough"
     if not (path / "config.json").exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 
 import pytest
 
@@ -29,6 +30,31 @@ def test_modules_whose_names_are_computed_are_imported_in_three_places() -> None
     assert not imports_by_name("import importlib.util\nimportlib.util.find_spec('onnx')")
     found = {name for name, source in SOURCES.items() if imports_by_name(source)}
     assert found == {"__init__.py", "exporter/engines.py", "runtimes/tensorrt.py"}
+
+
+def test_imports_within_functions_of_tools_find_their_modules() -> None:
+    """They run late in long runs, where no test comes."""
+    tools = {
+        path: path.read_text(encoding="utf-8")
+        for name in ("fuzz", "benchmarks")
+        for path in (ROOT / name).rglob("*.py")
+    }
+    nodes = [(path, node) for path, source in tools.items() for node in ast.walk(ast.parse(source))]
+    imported = {
+        (path.relative_to(ROOT).as_posix(), name)
+        for path, node in nodes
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+    }
+    missing = {(path, name) for path, name in imported if importlib.util.find_spec(name.partition(".")[0]) is None}
+    assert {name.partition(".")[0] for _, name in missing} <= PEERS, missing
+    ours = {(path, name) for path, name in imported if name.startswith(("fuzz.", "benchmarks.", "tests.", "tfexport."))}
+    assert len(ours) > 50
+    assert not [(path, name) for path, name in ours if importlib.util.find_spec(name) is None]
+
+
+PEERS = {"optimum"}
+"""Libraries that a benchmark imports where they are installed."""
 
 
 def test_onnxruntime_sends_nothing() -> None:
