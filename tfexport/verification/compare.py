@@ -376,5 +376,22 @@ def _divergence(
         margin = options.normalise(float(own.sum()), len(own)) - options.normalise(float(theirs.sum()), len(theirs))
         errors *= options.normalise(float(length), length)
     outputs = (wanted.ids, got.ids)
-    loss = float(own.mean() - theirs.mean())
+    loss = loss_per_token(options, own, theirs)
     return Divergence(sentence, step + 1, token, other, margin, outputs, errors, loss)
+
+
+def loss_per_token(options: SearchOptions, own: NDArray[np.float64], theirs: NDArray[np.float64]) -> float:
+    """By how much the reference prefers its own output, in nats a token.
+
+    In greedy search this is the difference of the mean log-probabilities of a token. Beam search compares scores, and its two
+    outputs may have very different lengths. There it is the difference of the scores, divided by the score of one nat a token
+    at the length of the reference's output.
+
+    Args:
+        own: the reference's log-probabilities of the tokens of its own output [tgt], in nats.
+        theirs: those of the tokens of the other output [tgt].
+    """
+    if options.beam == 1:
+        return float(own.mean() - theirs.mean())
+    score, other = (options.normalise(float(each.sum()), len(each)) for each in (own, theirs))
+    return (score - other) / options.normalise(float(len(own)), len(own))

@@ -119,8 +119,7 @@ class Divergence:
     errors: float
     """How many errors of a logit add up in the margin: two in greedy search, two for each token of a score with beams."""
     loss: float = 0.0
-    """By how much the reference prefers its own output, in nats a token: the mean log-probability of its tokens over that of
-    the other output's tokens."""
+    """By how much the reference prefers its own output, in nats a token; see `compare.loss_per_token`."""
 
 
 @dataclass

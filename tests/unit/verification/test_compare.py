@@ -1,0 +1,33 @@
+"""What an output costs that is not the reference's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tfexport.decoding.search import SearchOptions
+from tfexport.verification.compare import loss_per_token
+
+
+def test_greedy_outputs_are_compared_by_the_mean_of_a_token() -> None:
+    own, theirs = np.full(8, -0.5), np.full(2, -0.75)
+    assert loss_per_token(SearchOptions(), own, theirs) == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("profile", ["tfexport", "hf", "marian"])
+def test_outputs_of_a_beam_that_score_alike_cost_little_whatever_their_lengths(profile: str) -> None:
+    """By the mean of a token, a short output may seem to cost nats that its score does not have."""
+    options = SearchOptions(beam=4, profile=profile, length_penalty=0.6)
+    own = np.full(24, -0.6)
+    score = options.normalise(float(own.sum()), 24)
+    theirs = np.full(2, (score - 0.1) / options.normalise(1.0, 2) / 2)
+    assert options.normalise(float(theirs.sum()), 2) == pytest.approx(score - 0.1)
+    assert own.mean() - theirs.mean() > 0.8
+    assert 0 < loss_per_token(options, own, theirs) < 0.1
+
+
+@pytest.mark.parametrize(("profile", "penalty"), [("tfexport", 0.6), ("hf", 1.0), ("hf", 2.0), ("joeynmt", -1)])
+def test_of_one_length_it_is_the_difference_of_the_means(profile: str, penalty: float) -> None:
+    options = SearchOptions(beam=4, profile=profile, length_penalty=penalty)
+    own, theirs = np.linspace(-1, -0.25, 7), np.linspace(-2, -0.5, 7)
+    assert loss_per_token(options, own, theirs) == pytest.approx(own.mean() - theirs.mean())
