@@ -383,9 +383,9 @@ def _divergence(
 def loss_per_token(options: SearchOptions, own: NDArray[np.float64], theirs: NDArray[np.float64]) -> float:
     """By how much the reference prefers its own output, in nats a token.
 
-    In greedy search this is the difference of the mean log-probabilities of a token. Beam search compares scores, and its two
-    outputs may have very different lengths. There it is the difference of the scores, divided by the score of one nat a token
-    at the length of the reference's output.
+    In greedy search this is the difference of the mean log-probabilities of a token. Beam search compares scores, and its
+    two outputs may have very different lengths. There it is the difference of the scores, divided by the score of one nat a
+    token at the length of the reference's output.
 
     Args:
         own: the reference's log-probabilities of the tokens of its own output [tgt], in nats.
