@@ -165,7 +165,9 @@ class Model:
         sentences before it. Close the iterator, or drop it, to stop early.
         """
         several = require_several(texts)
-        prefixes = line_of("prefix", prefix) if isinstance(prefix, str) else prefix and lines_of("prefix", prefix)
+        prefixes: bytes | Iterator[bytes] | None = None
+        if prefix is not None:
+            prefixes = line_of("prefix", prefix) if isinstance(prefix, str) else lines_of("prefix", prefix)
         live = not isinstance(texts, Sequence) or not (prefix is None or isinstance(prefix, Sequence))
         decode = self._decoder(prefix is not None, shortlist, batch_size, workers, options, live=live)
         Reader.of(self._bundle, "text")  # without a vocabulary nothing is read
@@ -175,7 +177,7 @@ class Model:
             outputs = None
             if isinstance(prefixes, bytes):
                 lines, again = tee(lines)
-                outputs = self._writer().reader(lines=(prefixes for _ in again))
+                outputs = self._writer().reader(lines=_repeated(prefixes, again))
             elif prefixes is not None:
                 outputs = self._writer().reader(lines=prefixes)
             yield from decode(lines, format, outputs)
@@ -349,6 +351,11 @@ def _group(group: type[Group], given: Mapping[str, Any]) -> Group:
     """The options of a group that are among those `given`."""
     own = {name: given[name] for name in declared(group) if given.get(name) is not None}
     return group(**checked(group, own))
+
+
+def _repeated(prefix: bytes, lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The prefix, once for each line."""
+    return (prefix for _ in lines)
 
 
 def _steps(events: Iterable[Streamed]) -> Iterator[Step]:
