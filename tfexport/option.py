@@ -176,6 +176,8 @@ def checked(group: type, given: Mapping[str, Any], *, others: Sequence[str] = ()
     for name in given:
         if name not in known:
             near = [own for own, found in known.items() if name in found.about.also]
+            if name in others:
+                raise TfexportError(f"{name!r} is not an option of this function. Leave it out.")
             near = near or difflib.get_close_matches(name, [*known, *others], n=1, cutoff=0.5)
             hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."
             raise TfexportError(f"there is no option {name!r}. {hint}")

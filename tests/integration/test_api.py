@@ -99,6 +99,15 @@ def test_tokens_are_not_split_again(model: tfexport.Model) -> None:
     assert str(model.translate("de9").hypotheses[0]) == model.translate("de9").text
 
 
+def test_iterate_takes_lists_of_tokens(model: tfexport.Model) -> None:
+    tokens = [["de4", "de5"], ["de9"]]
+    wanted = model.translate(tokens)
+    assert list(model.iterate(tokens)) == list(model.iterate(iter(tokens))) == wanted
+    assert list(model.iterate(tokens, prefix="wört7")) == model.translate(tokens, prefix="wört7")
+    with pytest.raises(TfexportError, match=r"texts has .de4.\. Give strings or lists of tokens, not both"):
+        list(model.iterate([["de9"], "de4"]))
+
+
 def test_wrong_arguments_are_named(model: tfexport.Model, tiny_bundle: Path) -> None:
     for call, message in (
         (lambda: model.translate(TEXTS, num_beams=4), r"'num_beams'. Did you mean 'beam'"),
@@ -113,6 +122,24 @@ def test_wrong_arguments_are_named(model: tfexport.Model, tiny_bundle: Path) -> 
         (lambda: model.stream(5), "text is 5"),
         (lambda: model.score([1], ["a"]), "texts is 1"),
         (lambda: model.read_shortlist(5), "path is 5"),
+        (lambda: model.translate(TEXTS, workers=10**6), "workers is 1000000. Give at most"),
+        (lambda: model.translate_ids([[2, 3]], prefix="a"), "'prefix' is not an option of this function"),
+        (lambda: model.token_ids(5), "tokens is 5"),
+        (lambda: model.iterate(5), "texts is 5"),
+        (lambda: model.iterate(TEXTS, prefix=5), "prefix is 5"),
+        (lambda: tfexport.load(tiny_bundle, threads=10**6), "threads is 1000000. Give at most"),
+        (lambda: tfexport.inspect(None), "checkpoint is None"),
+        (lambda: tfexport.export(5), "checkpoint is 5"),
+        (lambda: tfexport.export("a.pt", 5), "directory is 5"),
+        (lambda: tfexport.export("a.pt", precision=None), "precision is None"),
+        (lambda: tfexport.export("a.pt", force="yes"), "force is 'yes'"),
+        (lambda: tfexport.export("a.pt", tolerance=-1), "tolerance is -1"),
+        (lambda: tfexport.parity(None), "bundle is None"),
+        (lambda: tfexport.parity(tiny_bundle, 5), "texts is 5"),
+        (lambda: tfexport.parity(tiny_bundle, [5]), "texts is 5"),
+        (lambda: tfexport.parity(tiny_bundle, TEXTS, targets=5), "targets is 5"),
+        (lambda: tfexport.parity(tiny_bundle, TEXTS, runtimes=[]), "runtimes is \\[\\]"),
+        (lambda: tfexport.parity(tiny_bundle, TEXTS, checkpoint=5), "checkpoint is 5"),
         (lambda: tfexport.load(None), "directory is None"),
         (lambda: tfexport.load(tiny_bundle, shortlist="yes"), "shortlist is 'yes'"),
     ):
@@ -162,11 +189,13 @@ def test_classes_have_probabilities_and_names(classifier_bundle: Path, tmp_path:
     classifier = tfexport.load_classifier(bundle, labels=tmp_path / "labels.txt", threads=1)
     found = classifier.classify(["de4 de5", "", "de9"], top=5)
     assert [result.status for result in found] == ["ok", "empty", "ok"]
-    assert sum(probability for _, probability in found[0].classes) == pytest.approx(1)
+    assert sum(one.probability for one in found[0].classes) == pytest.approx(1)
     assert classifier.labels == ["a", "b", "c", "d", "e"]
     one = classifier.classify("de4 de5", top=5)
     assert one == found[0]
-    assert (one.classes[0].class_, one.classes[0].probability) == one.classes[0]
+    assert [found.label for found in one.classes] == ["abcde"[found.class_] for found in one.classes]
+    assert classifier.classify([["de4", "de5"]], top=5) == classifier.classify_ids([[2, 4, 5, 3]], top=5) == [one]
+    assert tfexport.load_classifier(bundle, threads=1).classify("de4 de5").classes[0].label is None
     with pytest.raises(TfexportError, match="texts is None"):
         classifier.classify(None)  # type: ignore[call-overload]
     for wrong in ("de4", ["de4"]):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from numbers import Integral
+from itertools import chain
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +15,64 @@ from tfexport.contract import Precision, precisions_of
 from tfexport.decoding.request_options import InputFormat
 from tfexport.errors import TfexportError
 
+MOST_THREADS = 256
+"""Threads or processes: more are a slip, and starting them takes the machine."""
 _SHOWN = 60
+_SOURCES = "Give a string, a list of strings, or a list of lists of tokens."
+_NOT_BOTH = "Give strings or lists of tokens, not both."
 
 
 def path_of(name: str, value: Any) -> Path:
-    """Raises: TfexportError where an argument is no path."""
-    if not isinstance(value, str | Path):
+    """Raises: TfexportError where an argument is no path, or one that no file can have."""
+    given = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(given, str) or not given:
         raise _wrong(name, value, "Give a path.")
-    return Path(value)
+    try:
+        os.lstat(given)
+    except ValueError as error:
+        raise _wrong(name, value, f"No file can have this name ({error}). Give another.") from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise _wrong(name, value, "No file can have a name of this length. Give another.") from error
+    return Path(given)
 
 
-def count_of(name: str, value: Any) -> int:
-    """Raises: TfexportError where an argument is no whole number above 0."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise _wrong(name, value, "Give a whole number above 0.")
-    return int(value)
+def count_of(name: str, value: Any, *, minimum: int = 1, maximum: int | None = None) -> int:
+    """Raises: TfexportError where an argument is no whole number, or is out of bounds."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
+        raise _wrong(name, value, f"Give a whole number{' above 0' if minimum else ', or 0'}.")
+    count = int(value)
+    if maximum is not None and count > maximum:
+        raise _wrong(name, value, f"Give at most {maximum}.")
+    return count
+
+
+def flag_of(name: str, value: Any) -> bool:
+    """Raises: TfexportError where an argument is neither True nor False."""
+    if not isinstance(value, bool):
+        raise _wrong(name, value, "Give True or False.")
+    return value
+
+
+def tolerance_of(value: Any) -> float | None:
+    """Raises: TfexportError where an argument is neither a number from 0 on nor None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < math.inf:
+        raise _wrong("tolerance", value, "Give a number from 0 on.")
+    return float(value)
+
+
+def names_of(name: str, value: Any, advice: str) -> list[str]:
+    """One name, or a list of them.
+
+    Raises:
+        TfexportError: it is something else, or empty.
+    """
+    names = [value] if isinstance(value, str) else list(_several(name, value, advice))
+    if not names or not all(isinstance(one, str) for one in names):
+        raise _wrong(name, value, advice)
+    return names
 
 
 def require(kind: type, name: str, value: Any, advice: str) -> None:
@@ -38,7 +85,7 @@ def require_runtime(runtime: Any, threads: Any) -> None:
     """Raises TfexportError where these are not the name of a runtime and a number of threads, or None."""
     require(str, "runtime", runtime, "Give the name of a runtime, such as ort-cpu.")
     if threads is not None:
-        count_of("threads", threads)
+        count_of("threads", threads, maximum=MOST_THREADS)
 
 
 def precision_of(given: Any) -> Precision | None:
@@ -83,14 +130,43 @@ def sources_of(values: Any) -> tuple[list[bytes], InputFormat]:
     Raises:
         TfexportError: they are something else, or a token has white space.
     """
-    advice = "Give a string, a list of strings, or a list of lists of tokens."
-    several = list(_several("texts", values, advice))
+    several = list(require_several(values))
     if all(isinstance(value, str) for value in several):
         return [line_of("texts", value) for value in several], "text"
     for wrong in (value for value in several if isinstance(value, str) or not _is_list(value)):
-        has_both = isinstance(wrong, str)
-        raise _wrong("texts", wrong, "Give strings or lists of tokens, not both." if has_both else advice, part=True)
+        raise _wrong("texts", wrong, _NOT_BOTH if isinstance(wrong, str) else _SOURCES, part=True)
     return [_joined(tokens) for tokens in map(_plain, several)], "tokens"
+
+
+def require_several(values: Any) -> Iterable[Any]:
+    """Raises: TfexportError where these are not several sentences."""
+    return _several("texts", values, _SOURCES)
+
+
+def live_sources_of(values: Iterable[Any]) -> tuple[Iterator[bytes], InputFormat]:
+    """`sources_of` without reading more than the first: it tells what all of them are.
+
+    Raises:
+        TfexportError: the first is something else; later ones as they are read.
+    """
+    waiting = iter(values)
+    for first in waiting:
+        if isinstance(first, str):
+            return map(_live_text, chain([first], waiting)), "text"
+        return map(_live_tokens, chain([first], waiting)), "tokens"
+    return iter(()), "text"
+
+
+def _live_text(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise _wrong("texts", value, _NOT_BOTH if _is_list(value) else _SOURCES, part=True)
+    return line_of("texts", value)
+
+
+def _live_tokens(value: Any) -> bytes:
+    if isinstance(value, str) or not _is_list(value):
+        raise _wrong("texts", value, _NOT_BOTH if isinstance(value, str) else _SOURCES, part=True)
+    return _joined(_plain(value))
 
 
 def id_sources_of(values: Any) -> list[bytes]:
@@ -103,8 +179,9 @@ def id_sources_of(values: Any) -> list[bytes]:
     lines = []
     for source in _several("sources", _plain(values), advice):
         ids = _plain(source)
-        if isinstance(ids, str) or not isinstance(ids, Sequence):
+        if isinstance(ids, str | bytes | bytearray) or not isinstance(ids, Sequence):
             raise _wrong("sources", source, advice, part=True)
+        ids = [_plain(index) for index in ids]
         for index in ids:
             if isinstance(index, bool) or not isinstance(index, Integral):
                 raise _wrong("sources", index, "Give ids as whole numbers.", part=True)
@@ -113,14 +190,15 @@ def id_sources_of(values: Any) -> list[bytes]:
 
 
 def _several(name: str, values: Any, advice: str) -> Iterable[Any]:
-    if isinstance(values, str | bytes | Mapping | Set) or not isinstance(values, Iterable):
+    has_none = isinstance(values, str | bytes | bytearray | Mapping | Set) or not isinstance(values, Iterable)
+    if has_none or getattr(values, "ndim", 1) == 0:  # an array of one number has no elements
         raise _wrong(name, values, advice)
     return values
 
 
 def _is_list(value: Any) -> bool:
     plain = _plain(value)
-    return isinstance(plain, Sequence) and not isinstance(plain, str | bytes)
+    return isinstance(plain, Sequence) and not isinstance(plain, str | bytes | bytearray)
 
 
 def _plain(value: Any) -> Any:

@@ -9,9 +9,12 @@ import contextlib
 import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from tfexport.api.arguments import flag_of, names_of, path_of, tolerance_of
+from tfexport.api.arguments import lines_of as sentences_of
 from tfexport.bundle.writer import refuse_to_overwrite
 from tfexport.contract import precisions_of
 from tfexport.exporter.options import BudgetOptions
@@ -40,7 +43,7 @@ def inspect(checkpoint: str | Path, **described: Any) -> Inspection:
         CheckpointError: the file cannot be read or is of no known family.
         TfexportError: there is no such option.
     """
-    path, options = Path(checkpoint), ModelOptions(**checked(ModelOptions, described))
+    path, options = path_of("checkpoint", checkpoint), ModelOptions(**checked(ModelOptions, described))
     return inspect_checkpoint(path, hints_of(options, path, _note), family=chosen_family(options))
 
 
@@ -48,7 +51,7 @@ def export(
     checkpoint: str | Path,
     directory: str | Path | None = None,
     *,
-    precision: str = "fp32",
+    precision: str | Sequence[str] = "fp32",
     alignments: bool = False,
     shortlist: bool = False,
     parity: bool = True,
@@ -77,12 +80,14 @@ def export(
         BundleError: the bundle exists already or cannot be written.
         TfexportError: the graphs do not compute what PyTorch computes, or an option cannot be used.
     """
-    path = Path(checkpoint)
+    path = path_of("checkpoint", checkpoint)
+    place = bundle_beside(path) if directory is None else path_of("directory", directory)
+    graphs = {"alignments": flag_of("alignments", alignments), "shortlist": flag_of("shortlist", shortlist)}
+    parity, force, tolerance = flag_of("parity", parity), flag_of("force", force), tolerance_of(tolerance)
+    names, automatic = automatic_precisions(",".join(names_of("precision", precision, "Give a string such as int8.")))
     of_budget = {name: described.pop(name) for name in declared(BudgetOptions) if name in described}
     options = CheckpointOptions(**checked(CheckpointOptions, described, others=(*declared(BudgetOptions), "precision")))
     budgets = BudgetOptions(**checked(BudgetOptions, of_budget))
-    place = bundle_beside(path) if directory is None else Path(directory)
-    names, automatic = automatic_precisions(precision)
     loaded = open_checkpoint(path, options, _note)
     refuse_to_overwrite(place.resolve(), force)  # before a budget's text is decoded
     return run_export(
@@ -90,8 +95,7 @@ def export(
         place,
         precisions=precisions_of(names),
         choosers=choosers_of(loaded, automatic, budgets, _note),
-        alignments=alignments,
-        shortlist=shortlist,
+        **graphs,
         force=force,
         check=parity,
         tolerance=tolerance,
@@ -103,7 +107,7 @@ def parity(
     bundle: str | Path,
     texts: Iterable[str] | str | Path | None = None,
     *,
-    runtimes: Sequence[str] = ("ort-cpu",),
+    runtimes: Sequence[str] | str = ("ort-cpu",),
     checkpoint: str | Path | None = None,
     targets: Iterable[str] | str | Path | None = None,
     **options: Any,
@@ -121,21 +125,23 @@ def parity(
     Raises:
         TfexportError: the bundle or the checkpoint cannot be read, no sentence can be decoded, or an option cannot be used.
     """
+    directory = path_of("bundle", bundle)
+    names = names_of("runtimes", runtimes, "Give the names of runtimes, as in ['ort-cpu'].")
     of_reading = {name: options.pop(name) for name in declared(ReferenceOptions) if name in options}
     checked(CompareOptions, options, others=tuple(declared(ReferenceOptions)))
     reference = None
     if checkpoint is not None:
-        path, described = Path(checkpoint), ReferenceOptions(**checked(ReferenceOptions, of_reading))
-        text, _ = described.or_recorded(_recorded_text(Path(bundle)), path)
+        path, described = path_of("checkpoint", checkpoint), ReferenceOptions(**checked(ReferenceOptions, of_reading))
+        text, _ = described.or_recorded(_recorded_text(directory), path)
         reference = Reference(
             path, chosen_family(described), hints_of(described, path, _note), partial(read_with_text, text=text)
         )
     with contextlib.ExitStack() as files:
         return check(
-            Path(bundle),
-            _lines(texts, files),
-            list(runtimes),
-            targets=_lines(targets, files),
+            directory,
+            _lines("texts", texts, files),
+            names,
+            targets=_lines("targets", targets, files),
             checkpoint=reference,
             say=_note,
             **options,
@@ -148,9 +154,9 @@ def _recorded_text(bundle: Path) -> dict[str, Any]:
     return dict(open_bundle(bundle).origin.text)
 
 
-def _lines(texts: Iterable[str] | str | Path | None, files: contextlib.ExitStack) -> Iterable[bytes] | None:
+def _lines(name: str, texts: Iterable[str] | str | Path | None, files: contextlib.ExitStack) -> Iterable[bytes] | None:
     if texts is None:
         return None
-    if isinstance(texts, str | Path):
-        return files.enter_context(lines_of(Path(texts)))
-    return [text.encode("utf-8", "surrogatepass") for text in texts]
+    if isinstance(texts, str | PathLike):
+        return files.enter_context(lines_of(path_of(name, texts)))
+    return list(sentences_of(name, texts))

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
-from tfexport.api.arguments import count_of, lines_of, path_of, precision_of, require_runtime
+from numpy.typing import NDArray
+
+from tfexport.api.arguments import (
+    count_of,
+    id_sources_of,
+    path_of,
+    precision_of,
+    require_runtime,
+    sources_of,
+)
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.decoding.classify import Classified, classify, read_labels
 from tfexport.decoding.line_reader import Reader
+from tfexport.decoding.request_options import InputFormat
 from tfexport.runtimes import load_classifier as runtime_of_classifier
 from tfexport.runtimes.base import ClassifierRuntime
 
@@ -25,21 +35,32 @@ class Classifier:
     @overload
     def classify(self, texts: str, *, top: int = 1, batch_size: int = 32) -> Classified: ...  # type: ignore[overload-overlap]
     @overload
-    def classify(self, texts: Iterable[str], *, top: int = 1, batch_size: int = 32) -> list[Classified]: ...
     def classify(
-        self, texts: str | Iterable[str], *, top: int = 1, batch_size: int = 32
+        self, texts: Iterable[str] | Iterable[Sequence[str]], *, top: int = 1, batch_size: int = 32
+    ) -> list[Classified]: ...
+    def classify(
+        self, texts: str | Iterable[str] | Iterable[Sequence[str]], *, top: int = 1, batch_size: int = 32
     ) -> Classified | list[Classified]:
-        """The `top` most likely classes of each sentence, with their probabilities, in order. A single string gives a single
-        result.
+        """The `top` most likely classes of each sentence, with their probabilities and labels, in order. A single string
+        gives a single result. Lists of tokens are not split any further.
 
         Raises:
             TfexportError: an argument cannot be used. A sentence that cannot be read raises nothing: its status says why.
         """
         if isinstance(texts, str):
             return self.classify([texts], top=top, batch_size=batch_size)[0]
+        return self._classified(*sources_of(texts), top, batch_size)
+
+    def classify_ids(
+        self, sources: Iterable[Sequence[int]] | NDArray[Any], *, top: int = 1, batch_size: int = 32
+    ) -> list[Classified]:
+        """`classify` for ids as the encoder reads them; see `Model.translate_ids`."""
+        return self._classified(id_sources_of(sources), "ids", top, batch_size)
+
+    def _classified(self, lines: list[bytes], format: InputFormat, top: int, batch_size: int) -> list[Classified]:
         numbers = {"top": count_of("top", top), "batch_size": count_of("batch_size", batch_size)}
-        reader = Reader.of(self._bundle, "text")
-        return list(classify(self._runtime, reader, lines_of("texts", texts), **numbers))
+        reader = Reader.of(self._bundle, format)
+        return list(classify(self._runtime, reader, lines, labels=self.labels, **numbers))
 
 
 def load_classifier(

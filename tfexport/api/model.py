@@ -16,14 +16,18 @@ from typing import Any, TypeVar, overload
 from numpy.typing import NDArray
 
 from tfexport.api.arguments import (
+    MOST_THREADS,
     count_of,
+    flag_of,
     id_sources_of,
     line_of,
     lines_of,
+    live_sources_of,
     path_of,
     precision_of,
     require,
     require_runtime,
+    require_several,
     sources_of,
 )
 from tfexport.api.results import Translation, translation_of
@@ -79,6 +83,7 @@ class Model:
         Raises:
             TfexportError: one of them is not in the vocabulary, or there is none.
         """
+        require(str, "tokens", tokens, "Give tokens in one string, separated by spaces.")
         return self._writer().token_ids(tokens)
 
     @overload
@@ -145,7 +150,7 @@ class Model:
     @with_keywords(SearchOptions, AlignmentOptions, BatchLimits)
     def iterate(
         self,
-        texts: Iterable[str],
+        texts: Iterable[str] | Iterable[Sequence[str]],
         *,
         prefix: Iterable[str] | str | None = None,
         shortlist: Shortlist | None = None,
@@ -159,15 +164,25 @@ class Model:
         there is decoded together; a list is decoded in whole batches. An error of `texts` is raised after the results of the
         sentences before it. Close the iterator, or drop it, to stop early.
         """
-        lines: Iterable[bytes] = lines_of("texts", texts)
-        outputs = None
-        if isinstance(prefix, str):
-            lines, again = tee(lines)
-            outputs = self._writer().reader(lines=(line_of("prefix", prefix) for _ in again))
-        elif prefix is not None:
-            outputs = self._writer().reader(lines=lines_of("prefix", prefix))
+        several = require_several(texts)
+        prefixes: bytes | Iterator[bytes] | None = None
+        if prefix is not None:
+            prefixes = line_of("prefix", prefix) if isinstance(prefix, str) else lines_of("prefix", prefix)
         live = not isinstance(texts, Sequence) or not (prefix is None or isinstance(prefix, Sequence))
-        return self._decoded(lines, "text", outputs, shortlist, batch_size, workers, options, live=live)
+        decode = self._decoder(prefix is not None, shortlist, batch_size, workers, options, live=live)
+        Reader.of(self._bundle, "text")  # without a vocabulary nothing is read
+
+        def results() -> Iterator[Translation]:
+            lines, format = live_sources_of(several)  # which waits for the first
+            outputs = None
+            if isinstance(prefixes, bytes):
+                lines, again = tee(lines)
+                outputs = self._writer().reader(lines=_repeated(prefixes, again))
+            elif prefixes is not None:
+                outputs = self._writer().reader(lines=prefixes)
+            yield from decode(lines, format, outputs)
+
+        return results()
 
     @with_keywords(SearchOptions, AlignmentOptions, BatchLimits)
     def translate_ids(
@@ -249,7 +264,7 @@ class Model:
             TfexportError: it cannot be read, or its words are in no vocabulary.
         """
         tokenizers = (self._bundle.tokenizer("source"), self._bundle.tokenizer("target"))
-        first, best = first if first == 0 else count_of("first", first), count_of("best", best)
+        first, best = count_of("first", first, minimum=0), count_of("best", best)
         return read_shortlist(path_of("path", path), self.config, *tokenizers, first=first, best=best)
 
     def _decoded(
@@ -262,31 +277,52 @@ class Model:
         workers: int,
         given: Mapping[str, Any],
         finish: Callable[[Result], Result] = lambda result: result,
-        live: bool = False,
     ) -> Iterator[Translation]:
-        batch_size, workers = count_of("batch_size", batch_size), count_of("workers", workers)
+        decode = self._decoder(outputs is not None, shortlist, batch_size, workers, given, finish)
+        return decode(lines, format, outputs)
+
+    def _decoder(
+        self,
+        begins: bool,
+        shortlist: Shortlist | None,
+        batch_size: int,
+        workers: int,
+        given: Mapping[str, Any],
+        finish: Callable[[Result], Result] = lambda result: result,
+        live: bool = False,
+    ) -> Callable[[Iterable[bytes], InputFormat, TargetReader | None], Iterator[Translation]]:
+        """What decodes lines of a format, all arguments checked.
+
+        Args:
+            begins: outputs begin with a prefix.
+        """
+        batch_size, workers = count_of("batch_size", batch_size), count_of("workers", workers, maximum=MOST_THREADS)
         require(Shortlist, "shortlist", shortlist, _SHORTLIST)
         asked, limits = _group(AlignmentOptions, given), _group(BatchLimits, given)
         beside = (*declared(AlignmentOptions), *declared(BatchLimits))
         search = {name: value for name, value in given.items() if name not in beside}
         options = self._options({**search, "attention": True} if asked else search)
-        if outputs is not None:
+        if begins:
             options = replace(options, scores=True)  # what begins with a prefix needs their graph
         require_workers(self._runtime.name, self._bundle, self._runtime.precision, workers)
-        reader, writer = with_alignments(asked, Reader.of(self._bundle, format), Writer.of(self._bundle, "jsonl"))
-        results = translate(
-            self._runtime,
-            replace(reader, tells_tokens=options.attention),
-            lines,
-            options,
-            batch_size=batch_size,
-            max_batch_tokens=limits.max_batch_tokens,
-            workers=workers,
-            outputs=outputs,
-            shortlist=shortlist,
-            live=live,
-        )
-        return (translation_of(finish(result), writer) for result in results)
+
+        def decode(lines: Iterable[bytes], format: InputFormat, outputs: TargetReader | None) -> Iterator[Translation]:
+            reader, writer = with_alignments(asked, Reader.of(self._bundle, format), Writer.of(self._bundle, "jsonl"))
+            results = translate(
+                self._runtime,
+                replace(reader, tells_tokens=options.attention),
+                lines,
+                options,
+                batch_size=batch_size,
+                max_batch_tokens=limits.max_batch_tokens,
+                workers=workers,
+                outputs=outputs,
+                shortlist=shortlist,
+                live=live,
+            )
+            return (translation_of(finish(result), writer) for result in results)
+
+        return decode
 
     def _options(self, search: Mapping[str, Any]) -> SearchOptions:
         checked(SearchOptions, search, others=_OTHERS)
@@ -315,6 +351,11 @@ def _group(group: type[Group], given: Mapping[str, Any]) -> Group:
     """The options of a group that are among those `given`."""
     own = {name: given[name] for name in declared(group) if given.get(name) is not None}
     return group(**checked(group, own))
+
+
+def _repeated(prefix: bytes, lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The prefix, once for each line."""
+    return (prefix for _ in lines)
 
 
 def _steps(events: Iterable[Streamed]) -> Iterator[Step]:
@@ -354,5 +395,5 @@ def load(
     bundle = open_bundle(path_of("directory", directory))
     chosen = precision_of(precision)
     require_runtime(runtime, threads)
-    require(bool, "shortlist", shortlist, "Give True or False.")
+    shortlist = flag_of("shortlist", shortlist)
     return Model(bundle, load_runtime(runtime, bundle, precision=chosen, threads=threads, shortlist=shortlist))

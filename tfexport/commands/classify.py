@@ -58,7 +58,7 @@ def classify(
     chosen = precisions_of(precision)[0] if precision else None
     model = load_classifier(runtime, bundle, precision=chosen, threads=threads)
     reader = Reader.of(bundle, input_format)
-    writer = ClassWriter(read_labels(labels, bundle.config.n_classes) if labels else None)
+    names, writer = read_labels(labels, bundle.config.n_classes) if labels else None, ClassWriter()
     if input_format is None and reader.format == "ids":
         say(f"note: {directory} has no source vocabulary: the input is read as ids")
     about = {
@@ -72,7 +72,9 @@ def classify(
         at_terminal = lines.isatty()  # a person is answered line by line
         window = 1 if at_terminal else window_size(batch_size, 1)
         with writing(output, about, resume=resume, window=window) as out:
-            results = classify(model, reader, lines, top=top, batch_size=batch_size, window=window, done=out.done)
+            results = classify(
+                model, reader, lines, top=top, batch_size=batch_size, window=window, done=out.done, labels=names
+            )
             for result in warned(with_progress(results, "classifying lines")):
                 as_json = output_format == "jsonl"
                 line = json_text(writer.record(result), ensure_ascii=False) if as_json else writer.line(result)

@@ -21,11 +21,13 @@ from tfexport.system.regular_files import read_text
 
 
 class ClassProbability(NamedTuple):
-    """A class and how likely it is. In JSON its fields are `class` and `probability`."""
+    """A class and how likely it is. In JSON its fields are `class`, `probability` and, where it has one, `label`."""
 
     class_: int
     """Its number, from 0."""
     probability: float
+    label: str | None = None
+    """Its name, where labels were given."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ def classify(
     batch_size: int = 32,
     window: int | None = None,
     done: int = 0,
+    labels: Sequence[str] | None = None,
 ) -> Iterator[Classified]:
     """The `top` most likely classes of each line, in order.
 
@@ -58,6 +61,7 @@ def classify(
         batch_size: sentences computed together, at most: long ones come in smaller batches.
         window: lines read before any is computed; by default those of some batches. 1 answers each line at once.
         done: lines to pass over, whose results are there already.
+        labels: the names of the classes, which the results then have.
 
     Raises:
         TfexportError: the model gives no finite numbers, or there are fewer lines than are `done`.
@@ -79,7 +83,10 @@ def classify(
             require_finite(logits)
             for place, scores in zip(places, log_softmax(logits), strict=True):
                 best = np.argsort(-scores, kind="stable")[:top]
-                classes = tuple(ClassProbability(int(index), float(np.exp(scores[index]))) for index in best)
+                classes = tuple(
+                    ClassProbability(int(index), float(np.exp(scores[index])), labels[index] if labels else None)
+                    for index in best
+                )
                 found[numbers[place]] = Classified(numbers[place], "ok", "", classes)
         yield from (found[number] for number in sorted(found))
     if failed:
@@ -104,25 +111,25 @@ def read_labels(path: Path, n_classes: int) -> list[str]:
     return labels
 
 
-@dataclass(frozen=True)
 class ClassWriter:
-    """Writes results as output lines, without the newline."""
-
-    labels: Sequence[str] | None = None
-    """Of the classes; their numbers where there are none."""
+    """Writes results as output lines, without the newline: the labels of classes, or their numbers where they have none."""
 
     def line(self, result: Classified) -> str:
         """Class and probability, the best first, separated by tabs; an empty line where the input could not be read."""
-        return "\t".join(f"{self._name(index)}\t{probability:.6f}" for index, probability in result.classes)
+        return "\t".join(
+            f"{found.class_ if found.label is None else found.label}\t{found.probability:.6f}"
+            for found in result.classes
+        )
 
     def record(self, result: Classified) -> dict[str, Any]:
         """All facts, for JSON."""
         message = {"message": result.message} if result.message else {}
         classes = [
-            {"class": index, **({"label": self.labels[index]} if self.labels else {}), "probability": round(value, 6)}
-            for index, value in result.classes
+            {
+                "class": found.class_,
+                **({} if found.label is None else {"label": found.label}),
+                "probability": round(found.probability, 6),
+            }
+            for found in result.classes
         ]
         return {"line": result.line, "status": result.status, **message, "classes": classes}
-
-    def _name(self, index: int) -> str:
-        return self.labels[index] if self.labels else str(index)

@@ -26,6 +26,10 @@ from tfexport.text.tokenizers import word_tokenizer
 CLASSES = 5
 
 
+def by_class(result: Classified) -> dict[int, float]:
+    return {found.class_: found.probability for found in result.classes}
+
+
 def sentences(count: int = 60) -> list[list[int]]:
     """Random ids of all lengths that the model takes, in no order of lengths."""
     random = np.random.default_rng(0)
@@ -51,9 +55,9 @@ def test_classes_and_probabilities_are_those_of_the_naive_model(classifier_bundl
     for line, result in zip(ids, found, strict=True):
         with torch.no_grad():
             wanted = model(torch.tensor([line]))[0].double().softmax(0)
-        order = [index for index, _ in result.classes]
+        order = [one.class_ for one in result.classes]
         assert order == wanted.argsort(descending=True).tolist()
-        assert [probability for _, probability in result.classes] == pytest.approx(wanted[order].tolist(), abs=1e-5)
+        assert [one.probability for one in result.classes] == pytest.approx(wanted[order].tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize("runtime", ["ort-cpu", "torch"])
@@ -62,9 +66,9 @@ def test_what_a_line_gives_does_not_depend_on_its_batch(classifier_bundle: Path,
     one = results(classifier_bundle, lines, runtime, top=2, batch_size=1)
     for options in ({"batch_size": 32}, {"batch_size": 5, "window": 8}):
         for alone, together in zip(one, results(classifier_bundle, lines, runtime, top=2, **options), strict=True):
-            assert [index for index, _ in alone.classes] == [index for index, _ in together.classes]
-            assert [value for _, value in alone.classes] == pytest.approx(
-                [value for _, value in together.classes], abs=1e-6
+            assert [one.class_ for one in alone.classes] == [one.class_ for one in together.classes]
+            assert [one.probability for one in alone.classes] == pytest.approx(
+                [one.probability for one in together.classes], abs=1e-6
             )
 
 
@@ -98,7 +102,7 @@ def test_half_precision_gives_nearly_the_same(tmp_path: Path, precision: Any) ->
     for runtime in ("ort-cpu", "torch"):
         model = load_classifier(runtime, bundle, precision=precision, threads=1)
         for one, other in zip(wanted, classify(model, reader, lines, top=CLASSES), strict=True):
-            assert dict(one.classes) == pytest.approx(dict(other.classes), abs=0.02)
+            assert by_class(one) == pytest.approx(by_class(other), abs=0.02)
 
 
 def test_numbers_that_are_none_are_refused(classifier_bundle: Path) -> None:
@@ -162,7 +166,7 @@ def test_the_command_classifies_text(worded_bundle: Path, tmp_path: Path) -> Non
     [wanted] = results(worded_bundle, [b"w4 w5 w6"], top=CLASSES)
     with torch.no_grad():
         naive = tiny_classifier()(torch.tensor([[2, 4, 5, 6, 3]]))[0].softmax(0)
-    assert dict(wanted.classes) == pytest.approx(dict(enumerate(naive.tolist())), abs=1e-5)
+    assert by_class(wanted) == pytest.approx(dict(enumerate(naive.tolist())), abs=1e-5)
 
 
 def test_classes_are_written_to_a_file_that_is_whole_and_can_be_gone_on_with(

@@ -11,13 +11,17 @@ import torch
 
 from tfexport.api.arguments import (
     count_of,
+    flag_of,
     id_sources_of,
     line_of,
     lines_of,
+    live_sources_of,
+    names_of,
     path_of,
     precision_of,
     require_runtime,
     sources_of,
+    tolerance_of,
 )
 from tfexport.errors import TfexportError
 
@@ -33,8 +37,9 @@ IDS = [[14, 15, 3], [7, 3]]
         [np.array(ids) for ids in IDS],
         [torch.tensor(ids) for ids in IDS],
         [[np.int64(index) for index in ids] for ids in IDS],
+        [[torch.tensor(index) for index in ids] for ids in IDS],
     ],
-    ids=["lists", "tuples", "iterator", "arrays", "tensors", "numbers of NumPy"],
+    ids=["lists", "tuples", "iterator", "arrays", "tensors", "numbers of NumPy", "numbers of PyTorch"],
 )
 def test_ids_are_lists_arrays_or_tensors(given: Any) -> None:
     assert id_sources_of(given) == [b"14 15 3", b"7 3"]
@@ -51,6 +56,13 @@ def test_sentences_are_strings_or_lists_of_tokens() -> None:
     assert sources_of([["a", "b"], ("c",), []]) == ([b"a b", b"c", b""], "tokens")
     assert sources_of(np.array(["a b", "c"])) == ([b"a b", b"c"], "text")
     assert sources_of([]) == ([], "text")
+
+
+def test_sentences_that_come_one_by_one_are_what_the_first_is() -> None:
+    for given, lines, format in ((["a b", "c"], [b"a b", b"c"], "text"), ([["a", "b"]], [b"a b"], "tokens")):
+        found, what = live_sources_of(iter(given))
+        assert (list(found), what) == (lines, format)
+    assert list(live_sources_of([])[0]) == []
 
 
 @pytest.mark.parametrize(
@@ -82,6 +94,26 @@ def test_sentences_are_strings_or_lists_of_tokens() -> None:
         (lambda given: count_of("workers", given), True, "workers is True"),
         (lambda given: count_of("top", given), 2.0, "top is 2.0"),
         (lambda given: path_of("directory", given), None, "directory is None. Give a path"),
+        (lambda given: path_of("checkpoint", given), b"a", "checkpoint is b'a'. Give a path"),
+        (lambda given: path_of("checkpoint", given), "", "checkpoint is ''. Give a path"),
+        (lambda given: path_of("checkpoint", given), "a\0b", "checkpoint is 'a\\x00b'. No file can have this name"),
+        (lambda given: path_of("checkpoint", given), "a\ud800", "checkpoint is 'a\\ud800'. No file can have"),
+        (lambda given: path_of("checkpoint", given), "a" * 5000, "checkpoint is 'aaa"),
+        (lambda given: count_of("first", given, minimum=0), False, "first is False. Give a whole number, or 0"),
+        (lambda given: count_of("first", given, minimum=0), -1, "first is -1"),
+        (lambda given: count_of("workers", given, maximum=9), 10, "workers is 10. Give at most 9"),
+        (lambda given: flag_of("force", given), "yes", "force is 'yes'. Give True or False"),
+        (tolerance_of, "a", "tolerance is 'a'. Give a number from 0 on"),
+        (tolerance_of, -1, "tolerance is -1"),
+        (tolerance_of, float("nan"), "tolerance is nan"),
+        (lambda given: names_of("runtimes", given, "Give names."), [], "runtimes is []. Give names"),
+        (lambda given: names_of("runtimes", given, "Give names."), [5], "runtimes is [5]"),
+        (lambda given: names_of("runtimes", given, "Give names."), 5, "runtimes is 5"),
+        (id_sources_of, [b"abc"], "sources has b'abc'"),
+        (sources_of, np.array("a b"), "texts is array('a b'"),
+        (lambda given: list(live_sources_of(given)[0]), ["a", ["b"]], "texts has ['b']. Give strings or lists"),
+        (lambda given: list(live_sources_of(given)[0]), [["b"], "a"], "texts has 'a'. Give strings or lists"),
+        (lambda given: list(live_sources_of(given)[0]), ["a", 5], "texts has 5. Give a string"),
         (precision_of, 8, "precision is 8"),
         (lambda given: require_runtime(given, None), 3, "runtime is 3"),
         (lambda given: require_runtime("ort-cpu", given), "2", "threads is '2'"),
