@@ -52,10 +52,10 @@ def find_state_dict(path: Path, content: Any, key: str | None = None) -> dict[st
     if key is not None:
         content = _at(path, content, key)
     for _ in range(_MOST_LEVELS):
-        inner = next((content[name] for name in WRAPPERS if _holds_weights(content, name)), None)
-        if inner is None:
+        usual = [name for name in WRAPPERS if _holds_weights(content, name)]
+        if len(usual) != 1:
             break
-        content = inner
+        content = content[usual[0]]
     found = dict(_state_dicts(content))
     if len(found) > 1:
         raise CheckpointError(

@@ -106,6 +106,14 @@ def test_of_two_the_user_says_which(load: Callable[..., Checkpoint], plain: Chec
     assert torch.equal(other.weights["output_weight"], plain.weights["output_weight"] + 1)
 
 
+def test_of_two_usual_keys_the_user_says_which(load: Callable[..., Checkpoint], plain: Checkpoint) -> None:
+    """Scripts save an average beside the model, and either may have either name."""
+    average = {name: tensor + 1 for name, tensor in weights_of("tutorial").items()}
+    both = {"model": average, "state_dict": weights_of("tutorial"), "epoch": 3}
+    assert "in 2 places: model (" in refused(load, both)
+    assert_same_model(load(both, {**HINTS, "key": "state_dict"}), plain)
+
+
 def test_a_key_that_is_not_there_names_those_that_are(load: Callable[..., Checkpoint]) -> None:
     message = refused(load, two(weights_of("tutorial")), {**HINTS, "key": "ema.model"})
     assert "no entry 'ema.model': it has weights in net (" in message
