@@ -13,30 +13,33 @@ if TYPE_CHECKING:
 def main() -> NoReturn:
     """Run the command line; errors of ours become one line on stderr."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        )  # while libraries are imported, Ctrl-C has nothing to undo or to tell
+        # While libraries are imported, Ctrl-C has nothing to undo or to tell.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     import logging
     import traceback
 
     from tfexport.cli import app
     from tfexport.commands import standard_streams
     from tfexport.commands.console import say
+    from tfexport.system import ending
 
     standard_streams.prepare()
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    received = _signals_that_end()
+    _let_signals_end()
     try:
         app(arguments, standalone_mode=True)
     except BaseException as error:
-        if (
-            not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime"
-        ):  # a panic of a library in Rust
+        number = ending.taken()
+        if isinstance(error, SystemExit) and number is not None:  # also where it was lost, and the command went on
+            sys.exit(128 + number)
+        is_panic = type(error).__module__ == "pyo3_runtime"  # of a library in Rust
+        if not isinstance(error, Exception) and not is_panic:
             raise
-        if received and not debug:  # libraries that are interrupted while they are imported tell of something else
-            sys.exit(128 + received[0])
+        # A library that is interrupted while it is imported tells of something else.
+        if number is not None and not debug:
+            sys.exit(128 + number)
         if debug:
             traceback.print_exc()
         message, code = _explain(error)
@@ -45,22 +48,15 @@ def main() -> NoReturn:
     sys.exit(0)
 
 
-def _signals_that_end() -> list[int]:
-    """Let signals end the command by an exception, which removes half-written files; returns those that came, in time."""
-    received: list[int] = []
+def _let_signals_end() -> None:
+    """Let signals end the command by an exception, which removes half-written files."""
+    from tfexport.system import ending
 
-    def end(number: int, _: object) -> NoReturn:
-        received.append(number)
-        if number == signal.SIGINT:
-            raise KeyboardInterrupt
-        sys.exit(128 + number)
-
-    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGTERM, ending.end)
     if hasattr(signal, "SIGHUP"):  # not on Windows
-        signal.signal(signal.SIGHUP, end)
+        signal.signal(signal.SIGHUP, ending.end)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as it is for what a shell runs in the background
-        signal.signal(signal.SIGINT, end)
-    return received
+        signal.signal(signal.SIGINT, ending.end)
 
 
 def _explain(error: BaseException) -> tuple[str, int]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tfexport.errors import BundleError
+from tfexport.system.regular_files import read_bytes
 
 ONNX, CONTRIB, OWN = "", "com.microsoft", "tfexport"
 """Domains: of the standard operators, of ONNX Runtime's own, and of the functions of this package."""
@@ -51,8 +52,12 @@ ATTRIBUTES = _names(
 
 BYTES_OF_A_NODE = 32
 """A graph of so many bytes may have one node, once its functions are expanded. The exporter's have one in 60 and more."""
-MOST_PADDING = 1024
-"""Numbers that Pad adds to an axis. The exporter pads to multiples of 16."""
+MOST_PADDING = 47
+"""Rows that Pad adds to a weight. The exporter pads to multiples of its blocks of rows."""
+MOST_SHAPES = 2
+"""Values whose sizes make one shape: the rows of one, and those of another."""
+_MOST_PARTS = 16
+"""Of a shape, those counted that it is computed from."""
 _ITEM_SIZES = {1: 4, 2: 1, 3: 1, 6: 4, 7: 8, 9: 1, 10: 2, 16: 2}
 """Bytes of a number by ONNX's number of its type: float32, uint8, int8, int32, int64, bool, float16 and bfloat16."""
 _INT64, _EXTERNAL = 7, 1
@@ -97,7 +102,7 @@ def check_graph_file(path: Path, weights: Mapping[str, int]) -> None:
 
 def _read(path: Path) -> Any:
     try:
-        return _message("Model").FromString(path.read_bytes())
+        return _message("Model").FromString(read_bytes(path))
     except OSError as error:
         raise BundleError(f"{path} cannot be read: {error.strerror}. Export the checkpoint again.") from error
     except Exception as error:  # protobuf has an error of its own in each of its implementations
@@ -132,6 +137,7 @@ def _check_nodes(nodes: Iterable[Any], constants: Mapping[str, Any], functions: 
     makers: dict[str, Any] = {}
     callable_names = frozenset(functions)
     known = {**constants}
+    padded: set[str] = set()
     for node in nodes:
         allowed = callable_names if node.domain == OWN else OPERATORS.get(_domain(node.domain), frozenset())
         if node.op_type not in allowed or node.overload:
@@ -143,6 +149,8 @@ def _check_nodes(nodes: Iterable[Any], constants: Mapping[str, Any], functions: 
                     raise _Refused(f"{node.name[:80]} has a tensor as an attribute")
                 _check_inline(attribute.t)
                 known.update(dict.fromkeys(node.output, attribute.t))
+        if node.op_type == "Pad":
+            _check_padding(node, known, makers, padded)
         _check_growth(node, known, makers)
         makers.update(dict.fromkeys(node.output, node))
 
@@ -166,23 +174,37 @@ def _check_growth(node: Any, constants: Mapping[str, Any], makers: Mapping[str, 
                 raise _Refused(f"{node.name[:80]} expands to a size that no weights have")
         else:
             _check_shape(node, shape, constants, makers)
-    elif node.op_type == "Range":
-        _check_shape(node, shape, constants, makers)
-    elif node.op_type == "Pad":
-        sizes = _numbers(constants[shape]) if shape in constants else [-1]
-        if not all(0 <= size <= MOST_PADDING for size in sizes):
-            raise _Refused(f"{node.name[:80]} pads by {str(sizes)[:40]}")
+    elif node.op_type == "Range":  # from 0 or 1, by 1
+        if not all(name in constants for name in (node.input[0], *node.input[2:])):
+            raise _Refused(f"{node.name[:80]} begins or goes on by a number that is computed")
+        for name in node.input:
+            _check_shape(node, name, constants, makers)
+
+
+def _check_padding(node: Any, constants: Mapping[str, Any], makers: Mapping[str, Any], padded: set[str]) -> None:
+    """Check that weights, and each but once, are given a few more rows.
+
+    Args:
+        padded: the names of weights that other nodes pad; this one's is added.
+    """
+    weight, sizes = node.input[0], node.input[1] if len(node.input) > 1 else ""
+    told = _numbers(constants[sizes]) if sizes in constants else []
+    maker = makers.get(weight)
+    parts = maker.input if maker is not None and maker.op_type == "Concat" else [weight]  # the weights of projections
+    is_weight = weight not in padded and all(part in constants for part in parts)
+    if not is_weight or len(told) != 4 or any(told[index] for index in (0, 1, 3)):
+        raise _Refused(f"{node.name[:80]} pads more than the rows of a weight")
+    if not 0 <= told[2] <= MOST_PADDING:
+        raise _Refused(f"{node.name[:80]} pads by {told[2]}")
+    padded.add(weight)
 
 
 def _check_shape(node: Any, name: str, constants: Mapping[str, Any], makers: Mapping[str, Any]) -> None:
     """Check that a value is put together from sizes of other values, and from ones."""
-    waiting, seen = [name], set[str]()
+    waiting, n_steps, n_shapes = [name], 0, 0
     while waiting:
         name = waiting.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        maker = makers.get(name)
+        maker, n_steps = makers.get(name), n_steps + 1
         if name in constants:
             if any(number not in (0, 1) for number in _numbers(constants[name])):
                 raise _Refused(f"{node.name[:80]} has a size that it says itself")
@@ -192,6 +214,10 @@ def _check_shape(node: Any, name: str, constants: Mapping[str, Any], makers: Map
             waiting += maker.input
         elif maker is None or maker.op_type != "Shape":
             raise _Refused(f"{node.name[:80]} has a size that is computed")
+        else:
+            n_shapes += 1
+        if n_shapes > MOST_SHAPES or n_steps > _MOST_PARTS:
+            raise _Refused(f"{node.name[:80]} has a size of too many parts")
 
 
 def _initializers(graph: Any, weights: Mapping[str, int]) -> Iterator[tuple[str, Any]]:

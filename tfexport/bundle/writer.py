@@ -19,6 +19,7 @@ from tfexport.config import ModelConfig
 from tfexport.contract import FORMAT
 from tfexport.errors import BundleError
 from tfexport.system.atomic_files import exchange, make_folder, partial_folder, sync_folder, sync_tree
+from tfexport.system.ending import end_if_asked
 from tfexport.system.regular_files import read_bytes, read_text
 
 FLOAT32_ISLANDS = {
@@ -174,7 +175,9 @@ def move_into_place(folder: Path, directory: Path, refuse: Callable[[], None]) -
 
     Raises:
         OSError: that is not possible; then everything is as it was, as far as it can be.
+        KeyboardInterrupt, SystemExit: a signal came, whose exception was lost.
     """
+    end_if_asked()
     refuse()  # once more: what is moved took long enough to write for something to come there
     try:
         folder.rename(directory)  # onto nothing, or an empty folder

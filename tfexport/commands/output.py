@@ -23,6 +23,7 @@ from tfexport.commands.console import say
 from tfexport.commands.standard_streams import ClosedStdout, closed_error, guarded
 from tfexport.errors import TfexportError
 from tfexport.system.atomic_files import NO_LINK, move, whole_file
+from tfexport.system.ending import end_if_asked
 from tfexport.system.file_locks import OPEN_FILES_CAN_MOVE, lock_file
 from tfexport.system.regular_files import read_text
 
@@ -88,6 +89,7 @@ def writing(
                     yield Output(text, done)
                     text.flush()
                     os.fsync(file.fileno())
+                    end_if_asked()
                     if OPEN_FILES_CAN_MOVE:
                         move(partial, output)  # before the file is closed, which ends the lock
                 if not OPEN_FILES_CAN_MOVE:

@@ -34,6 +34,7 @@ from tfexport.models.formats.files import save_weights
 from tfexport.models.precision import in_precision
 from tfexport.models.transformer import Transformer
 from tfexport.shortlist_contract import shortlist_graphs_of
+from tfexport.system.ending import end_if_asked
 from tfexport.system.processes import return_freed_memory
 from tfexport.system.version import version
 
@@ -259,6 +260,7 @@ def write_graphs(
     if shortlist and "output" not in keep:
         graphs += shortlist_graphs_of(config, precision)
     for graph in graphs:
+        end_if_asked()  # the rest may take minutes
         model = emit(graph, config, stored, keep)
         model.producer_name, model.producer_version = "tfexport", version()
         ir.save(model, folder / graph.file)

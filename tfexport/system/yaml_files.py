@@ -15,20 +15,35 @@ _KEPT: dict[str, str] = {"\u2028": "\ue000", "\u2029": "\ue001"}
 stand for them while PyYAML reads."""
 
 
+LARGEST_SETTINGS = 2**18
+"""Characters of settings, many times those of any toolkit's. PyYAML takes some seconds for so many."""
+LONGEST_NUMBER = 100
+"""Characters of a number. YAML has numbers in base 60, for which PyYAML takes a time that grows with the square of these."""
+
+
 def read_settings(text: str, where: str) -> dict[str, Any]:
     """The mapping that `text` is, with the values of YAML's core types.
 
     Raises:
-        CheckpointError: it is not such a mapping, or it has aliases, with which a small file can hold a huge value.
+        CheckpointError: it is not such a mapping, is far larger than settings are, or has aliases, with which a small file
+            can hold a huge value.
         RuntimeUnavailable: PyYAML is not installed.
     """
     yaml = _library(where)
+    if len(text) > LARGEST_SETTINGS:
+        raise CheckpointError(
+            f"{where} has {len(text):,} characters, more than settings have. Check that it is the right file."
+        )
 
     class WithoutAliases(yaml.SafeLoader):  # type: ignore[name-defined,misc]
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):
                 raise yaml.YAMLError("it has aliases (*), which are not read")
-            return super().compose_node(parent, index)
+            node = super().compose_node(parent, index)
+            is_number = isinstance(node, yaml.ScalarNode) and node.tag.endswith((":int", ":float"))
+            if is_number and len(node.value) > LONGEST_NUMBER:
+                raise yaml.YAMLError(f"it has a number of {len(node.value)} characters")
+            return node
 
     try:
         settings = yaml.load(text, Loader=WithoutAliases)

@@ -13,6 +13,7 @@ import re
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -54,10 +55,23 @@ _LISTS = {
     "decoder": "decoders",
 }
 """What the list of a sequence is called."""
+_TEXTS = (
+    *("content", "prepend", "replacement", "prefix", "suffix", "pad_token", "word_delimiter_token"),
+    *("continuing_subword_prefix", "end_of_word_suffix"),
+)
+"""Fields of parts that are put into text, or searched for in it."""
+_REPLACING = ("BPEDecoder", "CTC")
+"""The kinds that replace what these fields say, wherever it stands."""
 MOST_PARTS = 32
 """Of one kind, in a sequence."""
-MOST_GROWTH = 64
-"""How many times as long a text may become when all of it is replaced."""
+MOST_GROWTH = 256
+"""How many times as many bytes a text may become until its words are looked up, and tokens until they are text."""
+FORMS = ("NFKC", "NFKD")
+_FORM_GROWTH = 11
+"""How many times as many bytes a text of these forms may have (U+FDFA is one character and becomes 18). The first of them
+is not counted: whatever it makes longer stands in the line itself."""
+MOST_ADDED = 2**20
+"""Bytes of all added tokens when they are normalized. The library takes about 70 times as many for the search of them."""
 LONGEST_PATTERN = 5000
 LONGEST_TEXT = 100
 """Characters that a part puts into text: markers and spaces."""
@@ -118,15 +132,21 @@ def check_parts(fields: Any) -> None:
     """
     if not isinstance(fields, Mapping):
         raise ValueError("it is no object of JSON")
+    before: dict[str, float] = {}
     for kind, known in PARTS.items():
-        growth = 1.0
+        growth, n_forms = before.get(kind, 1.0), 0
         for part in _flat(kind, fields.get(kind)):
             name = part.get("type")
             if name not in known and not (kind == "model" and name is None):  # as older files leave it out
                 raise ValueError(f"it has a {kind} {str(name)[:40]!r}, which is not read")
-            growth *= _growth(part)
+            growth *= _growth(kind, part)
+            n_forms += name in FORMS
+        growth *= _FORM_GROWTH ** max(0, n_forms - 1)
         if growth > MOST_GROWTH:
             raise ValueError(f"its {kind} makes text up to {growth:.0f} times as long")
+        if kind == "normalizer":
+            before["pre_tokenizer"] = growth  # which is given what this one makes
+            _check_added(fields.get("added_tokens"), growth)
 
 
 def _flat(kind: str, part: Any) -> Iterator[Mapping[str, Any]]:
@@ -144,28 +164,47 @@ def _flat(kind: str, part: Any) -> Iterator[Mapping[str, Any]]:
             waiting += inner
 
 
-def _growth(part: Mapping[str, Any]) -> float:
-    """How many times as long a part makes text at most."""
-    if part.get("type") == "Precompiled":
-        _check_charsmap(part.get("precompiled_charsmap"))
-    if part.get("type") == "TemplateProcessing":
-        _check_template(part.get("single"))
-    for name in ("content", "prepend", "replacement", "prefix", "suffix", "pad_token", "word_delimiter_token"):
-        if isinstance(part.get(name), str) and len(part[name]) > LONGEST_TEXT:
-            raise ValueError(f"its {part.get('type')} has a {name} of {len(part[name])} characters")
+def _growth(kind: str, part: Mapping[str, Any]) -> float:
+    """How many times as many bytes a part makes of text at most."""
+    name = part.get("type")
+    for field in _TEXTS:
+        if isinstance(part.get(field), str) and len(part[field]) > LONGEST_TEXT:
+            raise ValueError(f"its {name} has a {field} of {len(part[field])} characters")
+        if name in _REPLACING and part.get(field) == "":  # it would stand between all characters
+            raise ValueError(f"its {name} has an empty {field}")
     longest = part.get("max_input_chars_per_word", 0)
     if not isinstance(longest, int) or longest > LONGEST_WORD:
-        raise ValueError(f"its {part.get('type')} searches words of up to {str(longest)[:20]} characters for pieces")
+        raise ValueError(f"its {name} searches words of up to {str(longest)[:20]} characters for pieces")
     pattern = part.get("pattern")
-    if not isinstance(pattern, Mapping):
-        return 1.0
-    regex, text = pattern.get("Regex"), pattern.get("String")
+    regex, text = (pattern.get("Regex"), pattern.get("String")) if isinstance(pattern, Mapping) else (None, None)
     if isinstance(regex, str):
         check_pattern(regex)
-    if part.get("type") != "Replace":
+    if name == "Precompiled":
+        return _charsmap_growth(part.get("precompiled_charsmap"))
+    if name == "TemplateProcessing":
+        _check_template(part.get("single"))
+    if name == "ByteLevel" and kind != "decoder":  # a byte becomes a character of two, and a word may be given a space
+        return 2.0 if kind == "normalizer" else 4.0
+    if name == "Metaspace" and kind != "decoder":  # before each word
+        return 1.0 + _n_bytes(part.get("replacement"))
+    if name == "BertNormalizer":  # spaces around Chinese characters
+        return 5 / 3
+    if name != "Replace":
         return 1.0
-    length = len(str(part.get("content", "")))
-    return 1.0 + length if not isinstance(text, str) or not text else max(1.0, length / len(text))
+    length = _n_bytes(part.get("content"))
+    return max(1.0, length / _n_bytes(text)) if isinstance(text, str) and text else 1.0 + length
+
+
+def _n_bytes(text: Any) -> int:
+    return len(str(text or "").encode("utf-8", "surrogatepass"))
+
+
+def _check_added(tokens: Any, growth: float) -> None:
+    """The library normalizes added tokens and puts them all into one table, when it reads the file."""
+    found = [token for token in tokens if isinstance(token, Mapping)] if isinstance(tokens, list) else []
+    size = sum(_n_bytes(token.get("content")) * (growth if token.get("normalized", True) else 1) for token in found)
+    if size > MOST_ADDED:
+        raise ValueError(f"its added tokens have up to {size:.0f} bytes, above {MOST_ADDED}")
 
 
 def _check_template(pieces: Any) -> None:
@@ -183,38 +222,79 @@ _TOKEN = re.compile(
 _MOST_COUNT = 1000
 
 
+_LONGEST_MATCH = 1000
+"""Characters that a repetition without a limit is taken to try, one after the other."""
+_MOST_TRIES = 2**27
+"""Ways to match at one place: two such repetitions and a few choices. They multiply where they follow each other."""
+
+
 def check_pattern(pattern: str) -> None:
-    """Check that a regular expression cannot search for longer and longer: no repetition of what repeats or chooses.
+    """Check that a regular expression cannot search for longer and longer.
+
+    That is so where what repeats or chooses is repeated, and where many repetitions or choices follow each other.
 
     Raises:
         ValueError: it may.
     """
     if len(pattern) > LONGEST_PATTERN:
         raise ValueError(f"a regular expression has {len(pattern)} characters")
-    varies = [False]
+    where = f"the regular expression {pattern[:60]!r}"
+    levels = [_Level()]
     closed = None
     for token in _TOKEN.findall(pattern):
-        if token[0] == "\\" and (token[1:].isdigit() or token[1:] in ("g", "k")):
-            raise ValueError(f"the regular expression {pattern[:60]!r} refers to its own parts")
-        is_quantifier = token[0] in "*+?" or re.fullmatch(r"\{\d*,?\d*\}[+?]?", token) is not None
-        if is_quantifier:
-            if any(int(count) > _MOST_COUNT for count in re.findall(r"\d+", token)):
-                raise ValueError(f"the regular expression {pattern[:60]!r} repeats too often")
+        if token.startswith("\\") and (token[1:].isdigit() or token[1:] in ("g", "k")):
+            raise ValueError(f"{where} refers to its own parts")
+        if token[0] in "*+?" or re.fullmatch(r"\{\d*,?\d*\}[+?]?", token) is not None:
+            counts = [int(count) for count in re.findall(r"\d+", token)]
+            if any(count > _MOST_COUNT for count in counts):
+                raise ValueError(f"{where} repeats too often")
             if closed and token[0] != "?":
-                raise ValueError(f"the regular expression {pattern[:60]!r} repeats what repeats or chooses")
-            varies[-1] |= not re.fullmatch(r"\{\d+\}", token)
+                raise ValueError(f"{where} repeats what repeats or chooses")
+            levels[-1].varies |= not re.fullmatch(r"\{\d+\}", token)
+            levels[-1].tries *= _tries(token, counts)
         closed = None
         if token[0] == "(":
-            varies.append(False)
-        elif token == ")":
-            closed = varies.pop() if len(varies) > 1 else False
-            varies[-1] |= closed
-        elif token == "|" and len(varies) > 1:
-            varies[-1] = True
+            if token.startswith("(?") and len(token) == 2:  # such as the absent operator, (?~
+                raise ValueError(f"{where} has a group of an unknown kind")
+            levels.append(_Level())
+        elif token == ")" and len(levels) > 1:
+            inner = levels.pop()
+            closed = inner.varies
+            levels[-1].varies |= closed
+            levels[-1].tries *= inner.tries + inner.others
+        elif token == "|":
+            levels[-1].others += levels[-1].tries
+            levels[-1].tries = 1
+            levels[-1].varies |= len(levels) > 1
+        if levels[-1].tries + levels[-1].others > _MOST_TRIES:
+            raise ValueError(f"{where} can match in too many ways")
 
 
-def _check_charsmap(encoded: Any) -> None:
-    """Check SentencePiece's table of replacements: a double-array trie of keys, and the texts that it points to.
+@dataclass
+class _Level:
+    """A group of a regular expression, as far as it was read."""
+
+    varies: bool = False
+    """It matches texts of several lengths, or chooses."""
+    tries: int = 1
+    """Ways to match the alternative that is read."""
+    others: int = 0
+    """Ways to match those before it."""
+
+
+def _tries(quantifier: str, counts: list[int]) -> int:
+    """How many numbers of repetitions a quantifier allows."""
+    if quantifier[0] == "?":
+        return 2
+    if quantifier[0] in "*+" or "," in quantifier.removesuffix("?").removesuffix("+")[-2:]:
+        return _LONGEST_MATCH
+    return 1 if "," not in quantifier else counts[-1] - (counts[0] if len(counts) > 1 else 0) + 1
+
+
+def _charsmap_growth(encoded: Any) -> float:
+    """How many times as many bytes SentencePiece's table of replacements makes of text at most.
+
+    It is a double-array trie of keys, and the texts that it points to; all of it is looked at.
 
     Raises:
         ValueError: a key leads out of the table or of the texts, or a text is far longer than what it replaces.
@@ -226,9 +306,11 @@ def _check_charsmap(encoded: Any) -> None:
     units = np.frombuffer(content, "<u4", size // 4, 4).astype(np.int64)
     texts = content[4 + size :]
     texts.decode("utf-8")
-    if max(map(len, texts.split(b"\0"))) > LONGEST_REPLACEMENT:
+    lengths = np.array([len(text) for text in texts.split(b"\0")])
+    if lengths.max() > LONGEST_REPLACEMENT:
         raise ValueError(f"its precompiled_charsmap has texts of more than {LONGEST_REPLACEMENT} bytes")
     inside = np.frombuffer(texts, np.uint8)
+    text_ends = np.cumsum(lengths + 1) - 1
     starts = (inside & 0xC0) != 0x80  # of characters
     offsets = (units >> 10) << ((units & (1 << 9)) >> 6)
     places = np.arange(len(units))
@@ -236,9 +318,10 @@ def _check_charsmap(encoded: Any) -> None:
     parents = places ^ labels  # where the node must stand that leads to a unit
     can_follow = (labels > 0) & (labels < 256)
     reached, waiting = np.zeros(len(units), bool), np.array([offsets[0]])
-    for _ in range(DEEPEST_KEY):
+    growth = 1.0
+    for n_bytes in range(1, DEEPEST_KEY + 1):
         if not len(waiting):
-            return
+            return growth
         if int((waiting | 0xFF).max()) >= len(units):
             raise ValueError("its precompiled_charsmap leads out of its table")
         nodes = np.zeros(len(units), bool)
@@ -253,4 +336,6 @@ def _check_charsmap(encoded: Any) -> None:
         values = units[ends] & (2**31 - 1)
         if len(values) and (int(values.max()) >= len(texts) or not starts[values].all()):
             raise ValueError("its precompiled_charsmap leads out of its texts")
+        if len(values):
+            growth = max(growth, float((text_ends[np.searchsorted(text_ends, values)] - values).max()) / n_bytes)
     raise ValueError(f"its precompiled_charsmap has keys of more than {DEEPEST_KEY} bytes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,8 +74,38 @@ def range_to_constant() -> onnx.ModelProto:
     return model(*nodes, weights=[constant("zero", 0), constant("one", 1), constant("many", 2**31)])
 
 
-def padded() -> onnx.ModelProto:
-    return model(helper.make_node("Pad", ["x", "pads"], ["y"]), weights=[constant("pads", 0, 0, 2**31, 0)])
+def range_from_constant(*, start: int = 0, delta: int = 1) -> onnx.ModelProto:
+    """To a size of the input."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["size"], start=0, end=1),
+        helper.make_node("Squeeze", ["size"], ["end"]),
+        helper.make_node("Range", ["begin", "end", "by"], ["y"]),
+    ]
+    return model(*nodes, weights=[constant("begin", start), constant("by", delta)])
+
+
+def range_from_computed() -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("Mul", ["many", "many"], ["begin"]),
+        helper.make_node("Range", ["begin", "one", "one"], ["y"]),
+    ]
+    return model(*nodes, weights=[constant("many", 2**16), constant("one", 1)])
+
+
+def expand_to_a_power(nested: bool) -> onnx.ModelProto:
+    """Of the size of a weight of 144 numbers: 8 axes of 12."""
+    parts = ["size"] * (2 if nested else 4)
+    nodes = [helper.make_node("Shape", ["w"], ["size"]), helper.make_node("Concat", parts, ["square"], axis=0)]
+    if nested:
+        nodes.append(helper.make_node("Concat", ["square", "square"], ["sizes"], axis=0))
+    nodes.append(helper.make_node("Expand", ["x", "sizes" if nested else "square"], ["y"]))
+    return model(*nodes, weights=[numpy_helper.from_array(np.zeros((12, 12), np.float32), "w")])
+
+
+def padded(*numbers: int, value: str = "w", times: int = 1) -> onnx.ModelProto:
+    weight = numpy_helper.from_array(np.zeros((1, 4), np.float32), "w")
+    nodes = [helper.make_node("Pad", [value, "pads"], [f"y{index}"]) for index in range(times)]
+    return model(*nodes, weights=[weight, constant("pads", *numbers)])
 
 
 def loop() -> onnx.ModelProto:
@@ -130,7 +161,17 @@ REFUSED: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "Expand an input": (lambda: expand(2**31, value="x"), "a shape that it says itself"),
     "Expand to what is computed": (expand_to_computed_size, "a size that is computed"),
     "Range": (range_to_constant, "a size that it says itself"),
-    "Pad": (padded, "pads by"),
+    "Range from far below": (lambda: range_from_constant(start=-(2**31)), "a size that it says itself"),
+    "Range in small steps": (lambda: range_from_constant(delta=-(2**40)), "a size that it says itself"),
+    "Range from what is computed": (range_from_computed, "begins or goes on by a number that is computed"),
+    "Expand to a power": (lambda: expand_to_a_power(nested=False), "a size of too many parts"),
+    "Expand to a power of a power": (lambda: expand_to_a_power(nested=True), "a size of too many parts"),
+    "Pad": (lambda: padded(0, 0, 2**31, 0), "pads by"),
+    "Pad by less": (lambda: padded(0, 0, -1, 0), "pads by"),
+    "Pad all axes": (lambda: padded(0, 0, 15, 15), "pads more than the rows"),
+    "Pad more axes": (lambda: padded(0, 0, 0, 0, 9, 9, 9, 9), "pads more than the rows"),
+    "Pad an input": (lambda: padded(0, 0, 9, 0, value="x"), "pads more than the rows of a weight"),
+    "Pad again": (lambda: padded(0, 0, 9, 0, times=2), "pads more than the rows of a weight"),
     "Loop": (loop, "the operator Loop"),
     "a graph in another operator": (smuggled_subgraph, "the attribute 'body'"),
     "an operator of another domain": (
@@ -165,6 +206,13 @@ def sparse() -> onnx.ModelProto:
     return found
 
 
+def test_a_pipe_in_the_place_of_a_graph_is_refused(tmp_path: Path) -> None:
+    """It may come there after the checksums were compared."""
+    os.mkfifo(tmp_path / "encoder.onnx")
+    with pytest.raises(BundleError, match="not a regular file"):
+        check_graph_file(tmp_path / "encoder.onnx", WEIGHTS)
+
+
 def checked(folder: Path, content: onnx.ModelProto | bytes) -> None:
     path = folder / "encoder.onnx"
     path.write_bytes(content if isinstance(content, bytes) else content.SerializeToString())
@@ -189,6 +237,9 @@ def test_what_the_exporter_writes_is_taken(tmp_path: Path) -> None:
         helper.make_node("Concat", ["ones", "size"], ["sizes"], axis=0),
         helper.make_node("Expand", ["x", "sizes"], ["large"]),
         helper.make_node("Expand", ["zero", "five"], ["zeros"]),
+        helper.make_node("Pad", ["w", "rows"], ["padded"]),
+        helper.make_node("Squeeze", ["size"], ["end"]),
+        helper.make_node("Range", ["nought", "end", "one"], ["places"]),
         helper.make_node("Linear", ["large"], ["y"], domain="tfexport"),
     ]
     body = [
@@ -197,7 +248,14 @@ def test_what_the_exporter_writes_is_taken(tmp_path: Path) -> None:
     ]
     checked(
         tmp_path,
-        model(*nodes, weights=[ones, scalar, weight, constant("five", 5)], functions=[function("Linear", *body)]),
+        model(
+            *nodes,
+            weights=[
+                *(ones, scalar, weight, constant("five", 5), constant("rows", 0, 0, 11, 0)),
+                *(constant("nought", 0), constant("one", 1)),
+            ],
+            functions=[function("Linear", *body)],
+        ),
     )
 
 

@@ -26,6 +26,7 @@ from tests.support.tiny import (
     TinyCheckpoint,
 )
 from tfexport.bundle.reader import open_bundle
+from tfexport.exporter import pipeline
 
 
 def interrupted(path: Path, flags: list[str], number: int) -> subprocess.CompletedProcess[bytes]:
@@ -253,6 +254,33 @@ def test_a_signal_that_a_library_takes_for_its_own_failure_ends_the_command(
     outcome = run("decode", tiny_bundle)
     signal.signal(signal.SIGINT, before)
     assert (outcome.code, outcome.stderr) == (128 + number, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("step", ["write_variant", "write_manifest"])
+def test_a_signal_whose_exception_is_lost_ends_the_export_before_its_result_is_there(
+    run: Run, here: Path, tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch, step: str, number: int
+) -> None:
+    """As in finalisers and callbacks of weak references, which drop all exceptions."""
+    whole = getattr(pipeline, step)
+
+    class Last:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), number)
+            time.sleep(1)
+
+    def losing(*arguments: object, **options: object) -> object:
+        Last()
+        return whole(*arguments, **options)
+
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever runs the tests
+    monkeypatch.setattr("sys.unraisablehook", lambda _: None)
+    monkeypatch.setattr(pipeline, step, losing)
+    outcome = run("export", here, *tiny_checkpoint.flags, "--no-parity")
+    signal.signal(signal.SIGINT, before)
+    assert (outcome.code, outcome.raw) == (128 + number, b"")
+    assert [path.name for path in here.parent.iterdir()] == ["tiny.pt"]
 
 
 @pytest.mark.thorough

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tfexport.commands.output import refuse_to_replace, writing
 from tfexport.errors import TfexportError
+from tfexport.system import ending
 
 ABOUT = {"bundle": "x", "search": {"beam": 1}}
 
@@ -134,3 +137,21 @@ def test_what_is_read_is_not_replaced(tmp_path: Path) -> None:
     refuse_to_replace(other, source, None)
     refuse_to_replace(tmp_path / "new", source)
     refuse_to_replace(None, source)
+
+
+def written_although_asked_to_end(path: Path, number: int) -> None:
+    with writing(path, ABOUT) as output:
+        output.file.write("a\n")
+        with suppress(BaseException):  # as finalisers do
+            ending.end(number, None)
+
+
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_signal_whose_exception_was_lost_ends_the_output_before_it_has_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int, raised: type[BaseException]
+) -> None:
+    with pytest.raises(raised):
+        written_although_asked_to_end(tmp_path / "out", number)
+    assert (ending.taken(), ending.taken()) == (number, None)
+    assert names(tmp_path) == ["out.partial", "out.partial.json"]
+    assert "--resume goes on after them" in capsys.readouterr().err

@@ -93,6 +93,59 @@ REFUSED = {
         ),
         "repeats what repeats or chooses",
     ),
+    "bytes as characters, again and again": (
+        with_parts(normalizer=sequence(*[{"type": "ByteLevel"}] * 9)),
+        "normalizer makes text up to 512 times",
+    ),
+    "words of bytes as characters": (
+        with_parts(pre_tokenizer={"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}] * 5}),
+        "pre_tokenizer makes text up to 1024 times",
+    ),
+    "spaces before spaces": (
+        with_parts(
+            pre_tokenizer={"type": "Sequence", "pretokenizers": [{"type": "Metaspace", "replacement": "▁"}] * 30}
+        ),
+        "times as long",
+    ),
+    "normalized, then split": (
+        with_parts(
+            normalizer=sequence(*[{"type": "ByteLevel"}] * 7),
+            pre_tokenizer={"type": "ByteLevel", "add_prefix_space": False},
+        ),
+        "pre_tokenizer makes text up to 512 times",
+    ),
+    "decomposed again and again": (
+        with_parts(normalizer=sequence(*[{"type": "NFKD"}, replace("\u0627", "\ufdfa")] * 4)),
+        "times as long",
+    ),
+    "tables one after the other": (
+        with_parts(normalizer=sequence(*[charsmap(leading_to(0), b"b" * 20 + b"\0")] * 2)),
+        "normalizer makes text up to 400 times",
+    ),
+    "a space between all characters": (
+        with_parts(decoder={"type": "BPEDecoder", "suffix": ""}),
+        "has an empty suffix",
+    ),
+    "a space for nothing": (
+        with_parts(decoder={"type": "CTC", "pad_token": "<p>", "word_delimiter_token": "", "cleanup": False}),
+        "has an empty word_delimiter_token",
+    ),
+    "a long mark of pieces": (
+        with_parts(model={"type": "WordPiece", "vocab": {"a": 0}, "continuing_subword_prefix": "#" * 1000}),
+        "continuing_subword_prefix of 1000 characters",
+    ),
+    "a long mark of ends": (
+        with_parts(model={"type": "BPE", "vocab": {"a": 0}, "merges": [], "end_of_word_suffix": "x" * 1000}),
+        "end_of_word_suffix of 1000 characters",
+    ),
+    "long added tokens": (
+        with_parts(
+            normalizer=replace(".", "b" * 60, kind="Regex"),
+            added_tokens=[{"id": 3, "content": "a" * 200_000, "normalized": True}],
+        ),
+        "added tokens have up to 12200000 bytes",
+    ),
+    "many repetitions": (with_parts(normalizer=replace("a*a*a*(?=c)", "", kind="Regex")), "too many ways"),
     "repeated text": (with_parts(post_processor=TEMPLATE), "repeats the text"),
     "a cut table": (with_parts(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "is cut"),
     "an empty table": (with_parts(normalizer=charsmap([], b"a\0")), "is cut"),
@@ -125,8 +178,40 @@ PATTERNS = (
     *(r"(?<= |^)(?= )", r"(?<!@@)$", " {2,}", r"\s+", r"\d{1,3}(?=(?:\d{3})*\b)", r" ?[^(\s|[.,!?…。])]+"),
     r"'s|'t| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     r"(?i:'s|'t|'re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{M}]*[\p{Ll}\p{M}]+(?i:'s|'t)?|\p{N}{1,3}|\s+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{M}]*[\p{Ll}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}|\s+",
 )
+
+
+USUAL: dict[str, dict[str, Any]] = {
+    "T5": with_parts(
+        normalizer=sequence(charsmap(leading_to(0), b"b" * 11 + b"\0"), replace(" {2,}", "▁", kind="Regex")),
+        pre_tokenizer={"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
+        added_tokens=[{"id": 3 + index, "content": f"<extra_id_{index}>", "normalized": True} for index in range(1000)],
+    ),
+    "ALBERT": with_parts(
+        normalizer=sequence(
+            *(replace("``", '"'), replace("''", '"'), {"type": "NFKD"}, {"type": "StripAccents"}),
+            *({"type": "Lowercase"}, charsmap(leading_to(0), b"b" * 11 + b"\0"), replace(" {2,}", " ", kind="Regex")),
+        ),
+        pre_tokenizer={"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
+    ),
+    "BART": with_parts(pre_tokenizer={"type": "ByteLevel"}, decoder={"type": "ByteLevel"}),
+    "BERT": with_parts(
+        normalizer={"type": "BertNormalizer"},
+        pre_tokenizer={"type": "BertPreTokenizer"},
+        decoder={"type": "WordPiece", "prefix": "##", "cleanup": True},
+    ),
+    "GPT": with_parts(
+        model={"type": "BPE", "vocab": {"a": 0}, "merges": [], "end_of_word_suffix": "</w>"},
+        decoder={"type": "BPEDecoder", "suffix": "</w>"},
+    ),
+}
+"""Parts as the tokenizers of these models have them."""
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_parts_of_usual_tokenizers_are_taken(name: str) -> None:
+    tokenizer_parts.check_parts(USUAL[name])
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -135,7 +220,11 @@ def test_patterns_of_tokenizers_are_taken(pattern: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", ["((a*))*", "(?:a{1,5}){3,}", "a{100000}", r"(a)\1+", r"(?<x>a|\g<x>b)", "a" * 6000]
+    "pattern",
+    [
+        *("((a*))*", "(?:a{1,5}){3,}", "a{100000}", r"(a)\1+", r"(?<x>a|\g<x>b)", "a" * 6000),
+        *("a?" * 30 + "a" * 30, "(?:a|a)" * 30 + "b", "a{0,9}" * 9, "a{1,}a+a{,900}b", "(?~b)c", "(?:a*a*|b)a*c"),
+    ],
 )
 def test_patterns_that_search_for_ever_are_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match="regular expression"):

@@ -32,6 +32,8 @@ _BY_SIZE = {4: 0, 2: 2, 1: 1}
 _GLOBAL_INT16_SCALE = 1000.0
 """Of 16-bit weights without a scale, as the first versions wrote them (`ops/quantize.cc`)."""
 _MOST_AXES = 4
+_MOST_ALIASES = 16
+"""How many times a file may use its numbers. Layers share weights; but each may be copied, as it is converted."""
 
 
 @dataclass(frozen=True)
@@ -163,9 +165,13 @@ class _Reader:
                 raise self._damaged(f"has {name} in {len(tensor)} whole numbers")
             else:
                 weights[name] = self._dequantized(name, tensor, found.get(f"{name}_scale"))
+        used = own = sum(tensor.nbytes for tensor in weights.values())
         for alias, name in aliases.items():
             if name in weights:
                 weights[alias] = weights[name]
+                used += weights[name].nbytes
+        if used > _MOST_ALIASES * own:
+            raise self._damaged("has other names for more weights than a model has")
         return ModelBin(version, spec, revision, weights, attributes, texts)
 
     def _dequantized(self, name: str, tensor: Tensor, scale: Tensor | None) -> Tensor:

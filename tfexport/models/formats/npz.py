@@ -35,6 +35,8 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
                     f"{path} would become more than {_MOST_PACKED} times as large when it is unpacked: it is not read. "
                     "Save the model again."
                 )
+            if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in members):
+                raise CheckpointError(f"{path} is packed in a way that NumPy does not use. Save the model again.")
             arrays = {}
             for member in members:
                 with archive.open(member) as file:

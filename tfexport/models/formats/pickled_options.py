@@ -154,8 +154,15 @@ def _read_archive(mapped: mmap.mmap, listed: list[zipfile.ZipInfo]) -> Any:
         start, size = content("byteorder")
         _check_byte_order(mapped[start : start + size] == b"little")
 
+    keys, used = set[str](), 0
+
     def storage(key: str, n_bytes: int) -> Tensor:
+        nonlocal used
         start, size = content(f"data/{key}")
+        used += 0 if key in keys else size
+        keys.add(key)
+        if used > len(mapped):  # several members at one place: copied, they would take any amount of memory
+            raise Refused("its tensors have more bytes than the file")
         if n_bytes > size:
             raise Refused(f"a tensor of {n_bytes} bytes is declared where there are {size}")
         if start % _ALIGNMENT:

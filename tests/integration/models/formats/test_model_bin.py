@@ -148,6 +148,14 @@ def test_other_names_are_of_variables_that_there_are(read: Callable[..., ModelBi
         assert message in refused(read, to_bytes(replace(CONTENT, aliases=aliases)))
 
 
+def test_many_names_for_one_weight_are_refused(read: Callable[..., ModelBin]) -> None:
+    """Each may be copied, as the model is converted: a file of megabytes would take gigabytes."""
+    weights = {"w": np.ones((8, 8), np.float32)}
+    few, many = (replace(CONTENT, variables=weights, aliases={f"w{i}": "w" for i in range(n)}) for n in (15, 16))
+    assert len(read(to_bytes(few)).weights) == 16
+    assert "has other names for more weights than a model has" in refused(read, to_bytes(many))
+
+
 @pytest.mark.parametrize("version", range(1, 6))
 def test_older_versions_hold_the_same_numbers(read: Callable[..., ModelBin], version: int) -> None:
     """In kinds of numbers that they had: before version 4 those of 32 bits are in floating point, of 16 bits in integers."""

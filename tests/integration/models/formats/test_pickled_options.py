@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import copy
 import enum
 import io
 import os
@@ -298,6 +299,22 @@ def test_numbers_that_lie_askew_are_refused(tmp_path: Path) -> None:
         archive.writestr("archive_0010/data/0", struct.pack("<4f", *range(4)))
         archive.writestr("archive_0010/data.pkl", tensor([4], [1]))
     with pytest.raises(CheckpointError, match="does not begin where"):
+        read_inert(tmp_path / "model.pt")
+
+
+def test_members_at_one_place_are_refused(tmp_path: Path) -> None:
+    """Tensors are copied when they are used: a file of 2 MB with 400 names for its numbers would take 800 MB."""
+    torch.save([torch.zeros(1000) for _ in range(8)], tmp_path / "model.pt")
+    with zipfile.ZipFile(tmp_path / "model.pt") as archive:
+        content = archive.read("model/data.pkl")
+    with zipfile.ZipFile(tmp_path / "model.pt", "w") as archive:
+        archive.writestr("archive_001/data/0", bytes(4000))
+        archive.writestr("archive_001/data.pkl", content)
+        for index in range(1, 8):
+            other = copy.copy(archive.getinfo("archive_001/data/0"))
+            other.filename = f"archive_001/data/{index}"
+            archive.filelist.append(other)
+    with pytest.raises(CheckpointError, match="its tensors have more bytes than the file"):
         read_inert(tmp_path / "model.pt")
 
 

@@ -486,6 +486,7 @@ def header(shape: str, descr: str = "'<f4'") -> bytes:
         (archive(("a.npy", header("(1,)", "'|O'") + b"\0" * 8)), "does not fit"),
         (archive(("a.npy", header("(50000000,)") + b"\0" * 200_000_000)), "4 times as large"),
         (archive(("a.npy", header("(2,)") + b"\0" * 8)), "no special:model.yml"),
+        (archive(("a.npy", header("(2,)") + b"\0" * 8), compression=zipfile.ZIP_LZMA), "packed in a way"),
         (archive(("special:model.yml.npy", header("(4,)", "'|i1'") + b"- a\0")), "not a mapping"),
         (archive(("special:model.yml.npy", header("(16,)", "'|i1'") + b"a: &x 1\nb: *x \n\0")), "aliases"),
         (archive(("special:model.yml.npy", header("(20,)", "'|i1'") + b"!!python/name:os.x 1")), "cannot read"),
