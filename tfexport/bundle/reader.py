@@ -269,7 +269,7 @@ def _read_generation_config(directory: Path) -> dict[str, Any]:
     """Raises BundleError where the file is no JSON object."""
     path = directory / GENERATION_CONFIG
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise BundleError(f"{path} cannot be read: {error}. Export the checkpoint again.") from error
     if not isinstance(content, dict):

@@ -144,10 +144,12 @@ def _read_archive(mapped: mmap.mmap, listed: list[zipfile.ZipInfo]) -> Any:
         member = members.get(top + name)
         if member is None:
             raise Refused(f"it has no {name}")
+        if member.compress_type != zipfile.ZIP_STORED:
+            raise Refused(f"its {name} is compressed")
         # After a header of 30 bytes, of which the last two numbers are the lengths of a name and of extra fields.
         start = member.header_offset + 30 + sum(struct.unpack_from("<HH", mapped, member.header_offset + 26))
-        if member.compress_type != zipfile.ZIP_STORED or start + member.file_size > len(mapped):
-            raise Refused(f"its {name} is compressed or cut")
+        if start + member.file_size > len(mapped):
+            raise Refused(f"its {name} is cut")
         return start, member.file_size
 
     if f"{top}byteorder" in members:
