@@ -171,7 +171,7 @@ def test_a_small_file_of_many_zeros_is_refused(tmp_path: Path) -> None:
     """It would be a thousand times as large in memory."""
     path = packed(tmp_path / "model.pt", {"encoder.weight": torch.zeros(500, 1000)})
     assert path.stat().st_size < 10_000
-    assert "is compressed or cut" in refused(load_checkpoint, path, {})
+    assert "is compressed" in refused(load_checkpoint, path, {})
 
 
 @pytest.mark.parametrize(
