@@ -299,7 +299,7 @@ def check_network(trt: Any, network: Any, graph: GraphSpec, profile: Profile) ->
             another name or type; or the profile leaves an axis open.
     """
     for attention in attentions(trt, network):
-        if attention.mask is None and attention.key_value_lengths is None:
+        if attention.mask is None:
             raise EngineError(f"TensorRT dropped the mask of an attention in {graph.file}. {_UPGRADE}")
         if not attention.decomposable:
             raise EngineError(f"an attention in {graph.file} may not be decomposed, and float32 has no other kernel.")

@@ -218,6 +218,18 @@ def test_lengths_really_are_ignored_by_the_parser(bundle: Path, builder: Builder
         check_network(builder.trt, network, graph_of(bundle, "encoder"), profile_of(bundle, "encoder"))
 
 
+def test_a_dropped_mask_is_told_by_libraries_that_know_no_lengths(
+    bundle: Path, builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorRT 10.15 has none of these attributes, and 10.16 only `num_ranks`."""
+    for name in ("causal_kind", "key_value_form", "key_value_lengths", "num_ranks", "query_form", "query_lengths"):
+        monkeypatch.delattr(tensorrt_rtx.IAttention, name)
+    path = open_bundle(bundle).graph("encoder", "float32", "onnx24-lengths")
+    network = builder.parse(model_of(bundle, "encoder", "onnx24-lengths"), path)
+    with pytest.raises(EngineError, match="dropped the mask of an attention"):
+        check_network(builder.trt, network, graph_of(bundle, "encoder"), profile_of(bundle, "encoder"))
+
+
 def first(model: onnx.ModelProto, op_type: str) -> onnx.NodeProto:
     return next(node for node in model.graph.node if node.op_type == op_type)
 
