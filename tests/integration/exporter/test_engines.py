@@ -13,13 +13,16 @@ import onnx
 import pytest
 from onnx import helper
 
+from fuzz import engines as engine_fuzz
+from tests.support import ort_bundles
 from tests.support.tiny import TinyCheckpoint
 from tfexport import contract
 from tfexport.bundle.reader import Engine, open_bundle
 from tfexport.contract import GraphSpec, Precision
 from tfexport.errors import BundleError, EngineError
+from tfexport.exporter.engine_graphs import freeze_cache
 from tfexport.exporter.engine_plan import LengthPlan, Profile
-from tfexport.exporter.engines import Builder, attentions, build_engines, check_network, freeze_cache, refuse_traps
+from tfexport.exporter.engines import Builder, attentions, build_engines, check_network, refuse_traps
 from tfexport.exporter.pipeline import export
 from tfexport.system import disk_cache
 from tfexport.system.gpu import Gpu
@@ -191,6 +194,37 @@ def test_full_tensorrt_keeps_its_timings(own: Path, tmp_path: Path, monkeypatch:
     assert set(cleared) == {tensorrt_rtx.BuilderFlag.TF32}, "float32 means float32"
     assert asked == [b"", b"timings", b"of another GPU", b""]
     assert [path.name for path in disk_cache.folder().iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    ("head", "precision", "changes"),
+    [
+        (20, "float16", {}),
+        pytest.param(9, "bfloat16", {"norm_first": True}, marks=pytest.mark.thorough),
+        pytest.param(5, "float16", {"positions": "relative", "max_distance": 4}, marks=pytest.mark.thorough),
+        pytest.param(22, "float32", {}, marks=pytest.mark.thorough),
+    ],
+)
+def test_heads_and_lengths_of_any_size_are_built(
+    head: int, precision: Precision, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """TensorRT for RTX 1.7 fails with boolean masks there; sources are padded beyond the 7 positions."""
+    config = ort_bundles.CONFIG.replace(d_model=3 * head, max_source_length=7, **changes)
+    directory = engine_fuzz.write_bundle(ort_bundles.random_model(config), tmp_path / "bundle").directory
+    new = build(directory, precisions=[precision], gpus=["sm89"])
+    assert {engine.role for engine in new} == {"encoder", "decoder_step", "select_rows"}
+    encoder = next(engine for engine in new if engine.role == "encoder")
+    assert encoder.profile["src_ids"][2][1] % contract.aligned_length(config.d_attention, precision) == 0
+
+
+@pytest.mark.thorough
+def test_boolean_masks_really_are_not_built(builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, `additive_masks` may go."""
+    monkeypatch.setattr("tfexport.exporter.engine_graphs.additive_masks", lambda model: None)
+    config = ort_bundles.CONFIG.replace(d_model=60)
+    directory = engine_fuzz.write_bundle(ort_bundles.random_model(config), tmp_path / "bundle").directory
+    with pytest.raises(EngineError, match=r"cannot build encoder\.fp16\.onnx for sm89: .*MyelinCheckException"):
+        build(directory, precisions=["float16"])
 
 
 # --- the traps, as changes to a graph that is right
