@@ -1,11 +1,11 @@
 """TensorRT for RTX engines of random models: how many are built, are refused before that with a reason, or fail.
 
-    python -m fuzz.engines [--models 60] [--seed 0] [--gpus sm80,sm89,sm120,portable]
+    python -m fuzz.engines [--models 60] [--seed 0] [--gpus sm80,sm89,sm120,portable] [--keep]
 
 Heads of 4 to 128 numbers, odd widths, depths, lengths and vocabularies are drawn at random, in the arithmetic of each
 family, in fp32, fp16 and bf16. Before a build in half precision, the graphs as TensorRT gets them and those of the bundle
-run on ONNX Runtime's CPU provider: every output has the same bits. The exit code is 1 where an engine fails or a bit
-differs. No GPU is needed, and none is used.
+run on ONNX Runtime's CPU provider: every output has the same bits. With --keep there is fp16 alone, and random modules of
+each model stay in float32. The exit code is 1 where an engine fails or a bit differs. No GPU is needed, and none is used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,14 @@ from tfexport.bundle.writer import write_manifest
 from tfexport.config import ModelConfig
 from tfexport.contract import FLOATS, GraphSpec, Precision
 from tfexport.errors import TfexportError
-from tfexport.exporter.engine_graphs import additive_masks, longer_positions
+from tfexport.exporter.engine_graphs import buildable_attention, longer_positions
 from tfexport.exporter.engine_plan import LengthPlan
 from tfexport.exporter.engine_request import EngineRequest
 from tfexport.exporter.pipeline import write_graphs, write_variant
 from tfexport.graph_checks.cases_portable import random_inputs
 from tfexport.graph_checks.session import HALVES, Session
+from tfexport.graphs.portable import modules_in_half
+from tfexport.graphs.stored_weights import StoredWeights
 from tfexport.models.transformer import Transformer
 
 GPUS = ("sm80", "sm89", "sm120", "portable")
@@ -85,15 +87,30 @@ def _odd_heads(chosen: random.Random) -> list[int]:
     return [chosen.randint(4, 128), chosen.randint(4, 32), chosen.randint(4, 32)]
 
 
-def write_bundle(model: Transformer, folder: Path) -> Bundle:
-    """The graphs that engines are built of, in every precision of GPUs, and their weights."""
+def write_bundle(model: Transformer, folder: Path, keep: Mapping[str, Collection[str]] | None = None) -> Bundle:
+    """The graphs that engines are built of, in every precision of GPUs, and their weights.
+
+    Args:
+        keep: for a precision the modules that stay in float32.
+    """
     folder.mkdir()
     graphs: list[GraphSpec] = []
     for precision in FLOATS.values():
-        write_variant(model, precision, folder)
-        graphs += write_graphs(model.config, precision, folder, dialects=["onnx24"])
+        kept = (keep or {}).get(precision, ())
+        write_variant(model, precision, folder, kept)
+        graphs += write_graphs(model.config, precision, folder, kept, dialects=["onnx24"])
     write_manifest(folder, model.config, graphs, {"source": {"sha256": "", "family": "native", "given": {}}})
     return open_bundle(folder)
+
+
+def random_modules(model: Transformer, chosen: random.Random, folder: Path) -> list[str]:
+    """Some of the modules that compute in half precision in the graphs of fp16; `folder` is for weights."""
+    folder.mkdir()
+    write_variant(model, "float16", folder)
+    stored = StoredWeights(folder / contract.weights_file("float16"))
+    graphs = contract.graphs_of(model.config, "float16")
+    modules = sorted({module for graph in graphs for module in modules_in_half(graph, model.config, stored)})
+    return chosen.sample(modules, chosen.randint(1, len(modules)))
 
 
 def different_outputs(bundle: Bundle, precision: Precision, folder: Path) -> Iterator[str]:
@@ -112,7 +129,7 @@ def different_outputs(bundle: Bundle, precision: Precision, folder: Path) -> Ite
             continue
         model = onnx.load(bundle.graph(graph.role, precision), load_external_data=False)
         longer_positions(model, source=config.max_source_length + 30)
-        additive_masks(model)
+        buildable_attention(model)
         onnx.save(model, folder / graph.file)
         onnx.checker.check_model(folder / graph.file, full_check=True)
         inputs = random_inputs(graph, config, {**sizes, "from": 1}, random_numbers)
@@ -122,13 +139,19 @@ def different_outputs(bundle: Bundle, precision: Precision, folder: Path) -> Ite
         )
 
 
-def check(config: ModelConfig, seed: int, folder: Path, gpus: Sequence[str]) -> Counter[str]:
-    """Counts of what was built, was refused, failed or differed; each fault is printed."""
+def check(
+    config: ModelConfig, seed: int, folder: Path, gpus: Sequence[str], *, keep_modules: bool = False
+) -> Counter[str]:
+    """Counts of what was built, was refused, failed or differed; each fault is printed.
+
+    Args:
+        keep_modules: fp16 alone, in which random modules stay in float32.
+    """
     plan = LengthPlan(max_batch=8, max_beam=4, max_source=128, cache=(32,))
     found: Counter[str] = Counter()
     requests = {
         (name, gpu): EngineRequest(plan, (FLOATS[name],), (gpu,), "tensorrt_rtx", 8 << 30)
-        for name in FLOATS
+        for name in (("fp16",) if keep_modules else FLOATS)
         for gpu in gpus
     }
     try:
@@ -138,8 +161,10 @@ def check(config: ModelConfig, seed: int, folder: Path, gpus: Sequence[str]) -> 
     except TfexportError as reason:
         print(f"seed {seed}: refused: {reason}", flush=True)
         return Counter({"refused": len(requests)})
-    bundle = write_bundle(random_model(config, seed), folder / "bundle")
-    for precision in HALVES:
+    model = random_model(config, seed)
+    kept = random_modules(model, random.Random(seed), folder / "modules") if keep_modules else []
+    bundle = write_bundle(model, folder / "bundle", {"float16": kept})
+    for precision in () if kept else HALVES:  # attention that is written out rounds otherwise
         different = [*different_outputs(bundle, precision, folder / precision)]  # type: ignore[arg-type]
         found["differ"] += bool(different)
         if different:
@@ -159,6 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--gpus", type=lambda names: names.split(","), default=list(GPUS))
+    parser.add_argument("--keep", action="store_true")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     total: Counter[str] = Counter()
@@ -166,12 +192,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         began, family = time.monotonic(), [*FAMILIES][seed % len(FAMILIES)]
         config = random_config(random.Random(seed), family)
         with tempfile.TemporaryDirectory() as temporary:
-            found = check(config, seed, Path(temporary), options.gpus)
+            found = check(config, seed, Path(temporary), options.gpus, keep_modules=options.keep)
         total += found
         sizes = f"d_model {config.d_model}, {config.n_heads} heads of {config.head_dim}"
         print(f"seed {seed}, {family}, {sizes}: {dict(found)}, {time.monotonic() - began:.0f} s", flush=True)
+    precisions = "fp16 with modules in float32" if options.keep else ", ".join(FLOATS)
     print(
-        f"{options.models} models for {', '.join(options.gpus)} in {', '.join(FLOATS)}: {total['built']} built "
+        f"{options.models} models for {', '.join(options.gpus)} in {precisions}: {total['built']} built "
         f"({total['engines']} engines), {total['refused']} refused, {total['failed']} failed, {total['differ']} with other "
         "bits"
     )

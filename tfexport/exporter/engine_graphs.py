@@ -5,11 +5,16 @@
                and only ids behind `src_len` read them
     masks      are numbers that are added to the scores, in half precision where heads are not multiples of 8: with
                boolean masks TensorRT's compiler fails there (`MyelinCheckException`)
+    attention  that stays in float32 within a graph in half precision is written out as matrix products: TensorRT would
+               compute it in half precision, and its compiler fails in self-attention of a step
 
-The compiler pads such heads itself. With padding in the graph, each step would copy the cross keys and values.
+The compiler pads such heads itself, and takes its fused attention for them: see docs/decisions/dialects.md.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -30,7 +35,7 @@ def prepare(model: onnx.ModelProto, profile: Profile, cache: int) -> None:
     freeze_cache(model, cache)
     if "src_ids" in profile:
         longer_positions(model, source=profile["src_ids"][2][1])
-    additive_masks(model)
+    buildable_attention(model)
 
 
 def freeze_cache(model: onnx.ModelProto, cache: int) -> None:
@@ -64,41 +69,72 @@ def longer_positions(model: onnx.ModelProto, source: int) -> None:
     _replace_nodes(model, [*joins, *model.graph.node])
 
 
-def additive_masks(model: onnx.ModelProto) -> None:
-    """Make the boolean masks of attention in half precision numbers, where a head is not a multiple of `HEAD_MULTIPLE`.
+def buildable_attention(model: onnx.ModelProto) -> None:
+    """Give the attention of a graph in half precision the form that TensorRT's compiler takes; float32 graphs stay.
 
-    0 where the mask is true, and elsewhere half of the least number of the type: the softmax of such a score is 0, and its
-    sum with a score is finite.
+    Attention in half precision, with heads that are not multiples of `HEAD_MULTIPLE`: a boolean mask becomes numbers, 0
+    where it is true, and elsewhere half of the least number of the type. The softmax of such a score is 0, and its sum with
+    another score is finite.
+
+    Attention in float32, which a budget may keep there: it becomes MatMul, Softmax and MatMul.
     """
     known = onnx.shape_inference.infer_shapes(model).graph
     types = {value.name: value.type.tensor_type for value in (*known.value_info, *known.input, *known.output)}
-    nodes: list[onnx.NodeProto] = []
-    constants: dict[str, onnx.TensorProto] = {}
-    added: dict[tuple[str, int], str] = {}
-
-    def constant(value: float, dtype: int) -> str:
-        array = np.array(value, helper.tensor_dtype_to_np_dtype(dtype))
-        name = f"additive/{array.dtype}/{value}"
-        constants[name] = numpy_helper.from_array(array, name)
-        return name
-
-    def with_numbers(mask: str, dtype: int) -> str:
-        if (mask, dtype) not in added:
-            added[mask, dtype] = name = f"additive/{len(added)}"
-            least = float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(dtype)).min)
-            numbers = constant(0.0, dtype), constant(least / 2, dtype)
-            nodes.append(helper.make_node("Where", [mask, *numbers], [name], name=name))
-        return added[mask, dtype]
-
+    if not any(types[value.name].elem_type in _HALVES for value in (*known.input, *known.output)):
+        return
+    form = _Form(types)
     for node in model.graph.node:
         if node.op_type == "Attention" and len(node.input) > 3 and node.input[3]:
-            key, mask = types[node.input[1]], node.input[3]
-            is_odd = key.shape.dim[-1].dim_value % HEAD_MULTIPLE != 0
-            if is_odd and key.elem_type in _HALVES and types[mask].elem_type == TensorProto.BOOL:
-                node.input[3] = with_numbers(mask, key.elem_type)
-        nodes.append(node)
-    model.graph.initializer.extend(constants.values())
-    _replace_nodes(model, nodes)
+            key = types[node.input[1]]
+            if key.elem_type == TensorProto.FLOAT:
+                form.write_out(node)
+                continue
+            if key.shape.dim[-1].dim_value % HEAD_MULTIPLE:
+                node.input[3] = form.numbers(node.input[3], key.elem_type)
+        form.nodes.append(node)
+    model.graph.initializer.extend(form.constants.values())
+    _replace_nodes(model, form.nodes)
+
+
+class _Form:
+    """The nodes of a graph whose attention is given another form; `types` are those of its values."""
+
+    def __init__(self, types: Mapping[str, Any]):
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: dict[str, onnx.TensorProto] = {}
+        self._types = types
+        self._numbers: dict[tuple[str, int], str] = {}
+
+    def numbers(self, mask: str, dtype: int) -> str:
+        """`mask` as numbers that are added to scores."""
+        if self._types[mask].elem_type != TensorProto.BOOL:  # of relative positions: it has their bias already
+            return mask
+        if (mask, dtype) not in self._numbers:
+            least = float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(dtype)).min)
+            shown, hidden = self._constant(0.0, dtype), self._constant(least / 2, dtype)
+            self._numbers[mask, dtype] = self._add("Where", [mask, shown, hidden], f"additive/{len(self._numbers)}")
+        return self._numbers[mask, dtype]
+
+    def write_out(self, node: onnx.NodeProto) -> None:
+        """softmax(query * key * scale + mask) * value, node by node."""
+        query, key, value, mask = node.input[:4]
+        (scale,) = (attribute.f for attribute in node.attribute if attribute.name == "scale")
+        turned = self._add("Transpose", [key], f"{node.name}/turned", perm=(0, 1, 3, 2))
+        products = self._add("MatMul", [query, turned], f"{node.name}/products")
+        scores = self._add("Mul", [products, self._constant(scale, TensorProto.FLOAT)], f"{node.name}/scores")
+        masked = self._add("Add", [scores, self.numbers(mask, TensorProto.FLOAT)], f"{node.name}/masked")
+        weights = self._add("Softmax", [masked], f"{node.name}/weights", axis=-1)
+        self.nodes.append(helper.make_node("MatMul", [weights, value], node.output, name=node.name))
+
+    def _add(self, op_type: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
+        self.nodes.append(helper.make_node(op_type, inputs, [output], name=output, **attributes))
+        return output
+
+    def _constant(self, value: float, dtype: int) -> str:
+        array = np.array(value, helper.tensor_dtype_to_np_dtype(dtype))
+        name = f"constant/{array.dtype}/{value}"
+        self.constants[name] = numpy_helper.from_array(array, name)
+        return name
 
 
 def _replace_nodes(model: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> None:

@@ -15,7 +15,7 @@ from tests.support.graph_checks import self_check
 from tests.support.ort_bundles import CONFIG, random_model
 from tfexport import contract
 from tfexport.contract import GraphSpec, Precision
-from tfexport.exporter.engine_graphs import additive_masks, longer_positions
+from tfexport.exporter.engine_graphs import buildable_attention, longer_positions
 from tfexport.exporter.pipeline import write_graphs, write_variant
 from tfexport.graph_checks.session import session_of
 
@@ -28,6 +28,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "own heads of 5": {"d_model": 33, "d_head": 5, "norm_first": True},
     "relative positions": {"d_model": 36, "positions": "relative", "max_distance": 4},
 }
+
+
+def attentions_of(model: onnx.ModelProto) -> list[int]:
+    """The types in which attention is computed."""
+    known = onnx.shape_inference.infer_shapes(model).graph
+    types = {value.name: value.type.tensor_type.elem_type for value in (*known.value_info, *known.input, *known.output)}
+    return [types[node.input[1]] for node in model.graph.node if node.op_type == "Attention"]
 
 
 def masks_of(model: onnx.ModelProto) -> set[int]:
@@ -66,7 +73,7 @@ def test_every_value_is_within_rounding_of_pytorchs(kind: str, precision: Precis
     graphs = written(tmp_path, precision, **KINDS[kind])
     for graph in graphs.values():
         model = loaded(tmp_path / graph.file)
-        additive_masks(model)
+        buildable_attention(model)
         onnx.save(model, tmp_path / graph.file)
     assert self_check(random_model(CONFIG.replace(**KINDS[kind])), list(graphs.values()), tmp_path) <= 1
 
@@ -87,20 +94,27 @@ def test_masks_are_numbers_where_heads_are_no_multiples_of_8_in_half_precision(
     for graph in written(tmp_path, precision, **changes).values():
         model = loaded(tmp_path / graph.file)
         before = len(model.graph.node)
-        additive_masks(model)
+        buildable_attention(model)
         assert masks_of(model) == wanted, graph.role
         most = 0 if TensorProto.BOOL in wanted else 2  # one for self-attention, one for cross-attention
         assert len(model.graph.node) - before <= most, "a mask that several layers have is made once"
 
 
-def test_attention_that_stays_in_float32_keeps_its_mask(tmp_path: Path) -> None:
-    kept = "encoder.layers.0.self_attention"
-    graph = written(tmp_path, "float16", keep=(kept,), d_model=60)["encoder"]
-    model = loaded(tmp_path / graph.file)
-    additive_masks(model)
-    assert masks_of(model) == {TensorProto.BOOL, TensorProto.FLOAT16}
-    onnx.save(model, tmp_path / graph.file)
-    onnx.checker.check_model(tmp_path / graph.file, full_check=True)
+@pytest.mark.parametrize("kind", ["heads of 20", "relative positions"])
+def test_attention_that_stays_in_float32_is_written_out(kind: str, tmp_path: Path) -> None:
+    kept = ("encoder.layers.0.self_attention", "decoder.layers.1.self_attention", "decoder.layers.0.cross_attention")
+    graphs = written(tmp_path, "float16", keep=kept, **KINDS[kind])
+    for graph in graphs.values():
+        model = loaded(tmp_path / graph.file)
+        before = attentions_of(model)
+        buildable_attention(model)
+        after = attentions_of(model)
+        assert {TensorProto.FLOAT, TensorProto.FLOAT16} == set(before)
+        assert list(after) == [dtype for dtype in before if dtype == TensorProto.FLOAT16]
+        onnx.save(model, tmp_path / graph.file)
+        onnx.checker.check_model(tmp_path / graph.file, full_check=True)
+    model_of_it = random_model(CONFIG.replace(**KINDS[kind]))
+    assert self_check(model_of_it, list(graphs.values()), tmp_path, kept) <= 1
 
 
 @pytest.mark.parametrize("offset", [0, 2])
@@ -124,7 +138,7 @@ def test_tables_that_are_long_enough_are_left_as_they_are(tmp_path: Path) -> Non
     model = loaded(tmp_path / graph.file)
     before = model.SerializeToString()
     longer_positions(model, source=CONFIG.max_source_length)
-    additive_masks(model)
+    buildable_attention(model)
     assert model.SerializeToString() == before
     longer_positions(model, source=CONFIG.max_source_length + 1)
     zeros = next(tensor for tensor in model.graph.initializer if tensor.name.endswith(".zeros"))

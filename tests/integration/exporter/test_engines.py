@@ -218,9 +218,23 @@ def test_heads_and_lengths_of_any_size_are_built(
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("head", [16, 20])
+def test_attention_that_stays_in_float32_is_built(head: int, tmp_path: Path) -> None:
+    """Of the self-attention of a step TensorRT for RTX 1.7 would end the process."""
+    model = ort_bundles.random_model(ort_bundles.CONFIG.replace(d_model=3 * head))
+    keep = [
+        f"{layer}_attention" for layer in ("encoder.layers.0.self", "decoder.layers.0.self", "decoder.layers.1.cross")
+    ]
+    directory = engine_fuzz.write_bundle(model, tmp_path / "bundle", {"float16": keep}).directory
+    assert {engine.role for engine in build(directory, precisions=["float16"])} == {
+        *("encoder", "decoder_step", "select_rows")
+    }
+
+
+@pytest.mark.thorough
 def test_boolean_masks_really_are_not_built(builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails, `additive_masks` may go."""
-    monkeypatch.setattr("tfexport.exporter.engine_graphs.additive_masks", lambda model: None)
+    """If this fails, `buildable_attention` may go."""
+    monkeypatch.setattr("tfexport.exporter.engine_graphs.buildable_attention", lambda model: None)
     config = ort_bundles.CONFIG.replace(d_model=60)
     directory = engine_fuzz.write_bundle(ort_bundles.random_model(config), tmp_path / "bundle").directory
     with pytest.raises(EngineError, match=r"cannot build encoder\.fp16\.onnx for sm89: .*MyelinCheckException"):
