@@ -7,6 +7,7 @@ INPUTS ?= 50000
 TEXT ?= benchmarks/sentences.de
 MODELS ?= 300
 KILLS ?= 200
+ENGINES ?= 5
 # Modules are compiled when they are first imported: compiling all of PyTorch at installation takes a minute.
 PIP = $(VENV)/bin/pip install --quiet --no-compile --constraint constraints.txt
 # One thread for each of the two processes: small matrices gain nothing from more, and waiting threads cost minutes.
@@ -46,9 +47,10 @@ check: test
 docs: $(VENV)/docs.done
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
 
-# Builds TensorRT engines ahead of time, without a GPU, and lists their sizes and seconds.
+# Builds TensorRT engines ahead of time, without a GPU: of two models, with their sizes and seconds, then of random models.
 engines: $(VENV)/dev.done
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.engines
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.engines --models $(ENGINES) --gpus portable
 
 # Mutated bytes into every reader of files, and random models through export and decoding; figures are printed.
 fuzz: $(VENV)/dev.done

@@ -1,4 +1,4 @@
-"""TensorRT over ONNX Runtime: an `engine` is the very graph it was built from, run with the cache's length fixed.
+"""TensorRT over ONNX Runtime: an `engine` is the very graph that the real one is built from.
 
 It is as strict as the documentation of the real one: shapes within the profile, aligned addresses for every tensor, and
 past and present at one address. `tensorrt` and `tensorrt_rtx` differ as the real ones do.
@@ -14,12 +14,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import onnxruntime
+import onnx
 
 from tfexport.bundle.reader import Bundle, Engine, open_bundle
 from tfexport.bundle.writer import with_engines
 from tfexport.contract import Precision, graphs_of, short_name
+from tfexport.exporter.engine_graphs import prepare
 from tfexport.exporter.engine_plan import LengthPlan
+from tfexport.graph_checks.session import session_of
 
 VERSION = "99.1"
 TYPES = {"tensor(int64)": np.int64, "tensor(float)": np.float32, "tensor(float16)": np.float16}
@@ -90,12 +92,10 @@ class FakeEngine:
     aliases = True
 
     def __init__(self, content: Mapping[str, Any], library: Any, enqueue: Callable[[Callable[[], None]], None]):
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        options.log_severity_level = 3
-        if content["cache"]:
-            options.add_free_dimension_override_by_name("cache", content["cache"])
-        self.session = onnxruntime.InferenceSession(content["graph"], options, providers=["CPUExecutionProvider"])
+        path = Path(content["graph"])
+        model = onnx.load(path, load_external_data=False)
+        prepare(model, content["profile"], content["cache"])
+        self.session = session_of(model, path.parent)
         self.profile, self.library, self.enqueue = content["profile"], library, enqueue
         self.inputs = {node.name: node for node in self.session.get_inputs()}
         self.outputs = {node.name: node for node in self.session.get_outputs()}

@@ -270,7 +270,7 @@ def print_plan(cost: PlanCost) -> None:
     plan = cost.plan
     print(
         f"plan for {short_name(cost.precision)}: batches to {plan.max_batch}, beams to {plan.max_beam}, sources to "
-        f"{plan.max_source} ids, caches of {', '.join(map(str, plan.cache))} slots"
+        f"{plan.max_source} ids with padding, caches of {', '.join(map(str, plan.cache))} slots"
     )
     for part, size in cost.memory.items():
         print(f"  {part:<36} {size / 2**20:10.1f} MiB")

@@ -69,19 +69,12 @@ class LengthPlan:
         return self.max_batch * self.max_beam
 
     def fitted(self, config: ModelConfig, precision: Precision) -> LengthPlan:
-        """This plan within the model's positions, with lengths that let tensors lie aligned side by side.
+        """This plan within the model's positions, up to lengths that let tensors lie aligned side by side.
 
-        Raises:
-            EngineError: the model has fewer positions than one aligned length.
+        Sources may be padded beyond the model's positions (`engine_graphs.longer_positions`); longer ones are not decoded.
         """
         step = contract.aligned_length(config.d_attention, precision)
-        source = min(self.max_source, config.max_source_length) // step * step
-        if not source:
-            raise EngineError(
-                f"d_model {config.d_attention} in {contract.short_name(precision)} needs sources padded to {step} ids, and "
-                f"there may be {min(self.max_source, config.max_source_length)}. Raise --max-source, use fp32, or decode "
-                "with ort-cuda."
-            )
+        source = _up(min(self.max_source, config.max_source_length), step)
         sizes = sorted({_up(size, step) for size in self.cache})
         needed = (
             sum(size < config.max_target_length for size in sizes) + 1

@@ -3,7 +3,8 @@
 TensorRT for RTX builds for a named GPU generation on any machine, also one without a GPU. Full TensorRT times its kernels
 on the GPU that it builds for. Both are always told precisions by the graph (strongly typed networks).
 
-What TensorRT would get wrong without a word is refused before anything is built: see `refuse_traps`, `check_network`.
+What TensorRT would get wrong without a word is refused before anything is built: see `refuse_traps`, `check_network`. What
+it cannot build in the form of the bundle is given another form: see `engine_graphs`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tfexport.bundle.reader import PORTABLE, Bundle, Engine, Library, open_bundl
 from tfexport.bundle.writer import with_engines
 from tfexport.contract import GraphSpec, Precision
 from tfexport.errors import EngineError
+from tfexport.exporter.engine_graphs import prepare
 from tfexport.exporter.engine_plan import LengthPlan, Profile
 from tfexport.system import disk_cache
 from tfexport.system.gpu import find_gpu
@@ -162,7 +164,7 @@ class Builder:
             EngineError: TensorRT refuses it, or would compute something else.
         """
         model = onnx.load(path, load_external_data=False)
-        freeze_cache(model, cache)
+        prepare(model, profile, cache)
         refuse_traps(model, graph)
         network = self.parse(model, path)
         check_network(self.trt, network, graph, profile)
@@ -228,14 +230,6 @@ class Builder:
 _UPGRADE = "Upgrade the library, or decode with ort-cuda."
 
 
-def freeze_cache(model: onnx.ModelProto, cache: int) -> None:
-    """Write `cache` for the axis `cache` of all inputs and outputs: TensorRT writes in place only into a fixed length."""
-    for value in (*model.graph.input, *model.graph.output):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param == "cache":
-                dim.dim_value = cache
-
-
 def refuse_traps(model: onnx.ModelProto, graph: GraphSpec) -> None:
     """Refuse what TensorRT would silently compute otherwise than the graph says.
 
@@ -299,7 +293,7 @@ def check_network(trt: Any, network: Any, graph: GraphSpec, profile: Profile) ->
             another name or type; or the profile leaves an axis open.
     """
     for attention in attentions(trt, network):
-        if attention.mask is None and attention.key_value_lengths is None:
+        if attention.mask is None:
             raise EngineError(f"TensorRT dropped the mask of an attention in {graph.file}. {_UPGRADE}")
         if not attention.decomposable:
             raise EngineError(f"an attention in {graph.file} may not be decomposed, and float32 has no other kernel.")

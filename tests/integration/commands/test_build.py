@@ -30,7 +30,10 @@ def test_a_dry_run_tells_the_cost_and_builds_nothing(build: Run, own_bundle: Pat
     assert outcome.code == 0
     assert outcome.stderr == ""
     # The model has 20 positions: sources end aligned, and one cache holds them all.
-    assert outcome.lines[0] == "plan for fp32: batches to 8, beams to 5, sources to 16 ids, caches of 32 slots"
+    assert (
+        outcome.lines[0]
+        == "plan for fp32: batches to 8, beams to 5, sources to 24 ids with padding, caches of 32 slots"
+    )
     assert outcome.lines[-2].endswith("MiB of 1024")
     assert outcome.lines[-1].startswith("  to build: 6 engines, about 20 MiB on disk, about ")
     assert {path.name: path.read_bytes() for path in own_bundle.iterdir()} == before
@@ -91,7 +94,10 @@ def test_lengths_are_planned_from_a_text(build: Run, own_bundle: Path, tmp_path:
     for arguments, stdin in (((tmp_path / "in.txt",), b""), (("-",), (tmp_path / "in.txt").read_bytes())):
         outcome = build("--dry-run", "--max-batch", "2", "--plan-for", *arguments, stdin=stdin)
         assert outcome.code == 0, outcome.stderr
-        assert outcome.lines[0] == "plan for fp32: batches to 2, beams to 4, sources to 16 ids, caches of 32 slots"
+        assert (
+            outcome.lines[0]
+            == "plan for fp32: batches to 2, beams to 4, sources to 24 ids with padding, caches of 32 slots"
+        )
     arguments = ("--dry-run", "--plan-for", "-", "--input-format", "ids")
     assert "no line that can be decoded" in one_error(build(*arguments, stdin=b"de5 de6\n"))
     assert build(*arguments, stdin=b"2 5 6 3\n").code == 0

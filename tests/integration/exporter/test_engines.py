@@ -13,13 +13,16 @@ import onnx
 import pytest
 from onnx import helper
 
+from fuzz import engines as engine_fuzz
+from tests.support import ort_bundles
 from tests.support.tiny import TinyCheckpoint
 from tfexport import contract
 from tfexport.bundle.reader import Engine, open_bundle
 from tfexport.contract import GraphSpec, Precision
 from tfexport.errors import BundleError, EngineError
+from tfexport.exporter.engine_graphs import freeze_cache
 from tfexport.exporter.engine_plan import LengthPlan, Profile
-from tfexport.exporter.engines import Builder, attentions, build_engines, check_network, freeze_cache, refuse_traps
+from tfexport.exporter.engines import Builder, attentions, build_engines, check_network, refuse_traps
 from tfexport.exporter.pipeline import export
 from tfexport.system import disk_cache
 from tfexport.system.gpu import Gpu
@@ -193,6 +196,51 @@ def test_full_tensorrt_keeps_its_timings(own: Path, tmp_path: Path, monkeypatch:
     assert [path.name for path in disk_cache.folder().iterdir()] == [name]
 
 
+@pytest.mark.parametrize(
+    ("head", "precision", "changes"),
+    [
+        (20, "float16", {}),
+        pytest.param(9, "bfloat16", {"norm_first": True}, marks=pytest.mark.thorough),
+        pytest.param(5, "float16", {"positions": "relative", "max_distance": 4}, marks=pytest.mark.thorough),
+        pytest.param(22, "float32", {}, marks=pytest.mark.thorough),
+    ],
+)
+def test_heads_and_lengths_of_any_size_are_built(
+    head: int, precision: Precision, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """TensorRT for RTX 1.7 fails with boolean masks there; sources are padded beyond the 7 positions."""
+    config = ort_bundles.CONFIG.replace(d_model=3 * head, max_source_length=7, **changes)
+    directory = engine_fuzz.write_bundle(ort_bundles.random_model(config), tmp_path / "bundle").directory
+    new = build(directory, precisions=[precision], gpus=["sm89"])
+    assert {engine.role for engine in new} == {"encoder", "decoder_step", "select_rows"}
+    encoder = next(engine for engine in new if engine.role == "encoder")
+    assert encoder.profile["src_ids"][2][1] % contract.aligned_length(config.d_attention, precision) == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("head", [16, 20])
+def test_attention_that_stays_in_float32_is_built(head: int, tmp_path: Path) -> None:
+    """Of the self-attention of a step TensorRT for RTX 1.7 would end the process."""
+    model = ort_bundles.random_model(ort_bundles.CONFIG.replace(d_model=3 * head))
+    keep = [
+        f"{layer}_attention" for layer in ("encoder.layers.0.self", "decoder.layers.0.self", "decoder.layers.1.cross")
+    ]
+    directory = engine_fuzz.write_bundle(model, tmp_path / "bundle", {"float16": keep}).directory
+    assert {engine.role for engine in build(directory, precisions=["float16"])} == {
+        *("encoder", "decoder_step", "select_rows")
+    }
+
+
+@pytest.mark.thorough
+def test_boolean_masks_really_are_not_built(builder: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, `buildable_attention` may go."""
+    monkeypatch.setattr("tfexport.exporter.engine_graphs.buildable_attention", lambda model: None)
+    config = ort_bundles.CONFIG.replace(d_model=60)
+    directory = engine_fuzz.write_bundle(ort_bundles.random_model(config), tmp_path / "bundle").directory
+    with pytest.raises(EngineError, match=r"cannot build encoder\.fp16\.onnx for sm89: .*MyelinCheckException"):
+        build(directory, precisions=["float16"])
+
+
 # --- the traps, as changes to a graph that is right
 
 
@@ -214,6 +262,18 @@ def test_lengths_really_are_ignored_by_the_parser(bundle: Path, builder: Builder
     found = list(attentions(builder.trt, network))
     assert len(found) == 2
     assert all(attention.mask is None and attention.key_value_lengths is None for attention in found)
+    with pytest.raises(EngineError, match="dropped the mask of an attention"):
+        check_network(builder.trt, network, graph_of(bundle, "encoder"), profile_of(bundle, "encoder"))
+
+
+def test_a_dropped_mask_is_told_by_libraries_that_know_no_lengths(
+    bundle: Path, builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorRT 10.15 has none of these attributes, and 10.16 only `num_ranks`."""
+    for name in ("causal_kind", "key_value_form", "key_value_lengths", "num_ranks", "query_form", "query_lengths"):
+        monkeypatch.delattr(tensorrt_rtx.IAttention, name)
+    path = open_bundle(bundle).graph("encoder", "float32", "onnx24-lengths")
+    network = builder.parse(model_of(bundle, "encoder", "onnx24-lengths"), path)
     with pytest.raises(EngineError, match="dropped the mask of an attention"):
         check_network(builder.trt, network, graph_of(bundle, "encoder"), profile_of(bundle, "encoder"))
 

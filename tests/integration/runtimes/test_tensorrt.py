@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support import fake_tensorrt
+from tests.support import fake_tensorrt, ort_bundles
 from tests.support.fake_cuda import FakeCudart, use
 from tests.support.tiny import SRC_VOCAB
 from tfexport.bundle.reader import PORTABLE, Bundle, open_bundle
 from tfexport.decoding.search import SearchOptions, search
 from tfexport.errors import EngineError, RuntimeUnavailable, TfexportError
 from tfexport.exporter.engine_plan import LengthPlan
-from tfexport.runtimes import load_runtime
+from tfexport.runtimes import load_runtime, tensorrt
 from tfexport.runtimes.base import Capacity
 from tfexport.runtimes.ort import ort_cpu_portable
 from tfexport.runtimes.tensorrt import usable_engines
@@ -71,6 +71,25 @@ def test_searches_find_what_they_find_on_the_cpu(bundle: Bundle, library: Any, g
         assert [[h.ids for h in hypotheses] for hypotheses in found] == [
             [h.ids for h in hypotheses] for hypotheses in wanted
         ]
+
+
+def test_sources_are_padded_beyond_the_positions_of_the_model(library: Any, gpu: FakeCudart, tmp_path: Path) -> None:
+    """d_model 66 needs sources of 32 ids to be aligned; this model reads 9."""
+    config = ort_bundles.CONFIG.replace(
+        d_model=66, max_source_length=9, max_target_length=20, positions="learned", position_offset=2
+    )
+    made = ort_bundles.write_bundle(ort_bundles.random_model(config), tmp_path / "bundle")
+    name = next(iter(tensorrt.installed_libraries()))
+    made = fake_tensorrt.add_engines(made.directory, LengthPlan(max_batch=4, cache=(16,)), library=name)
+    runtime = load_runtime("tensorrt", made)
+    assert runtime.capacity.source == 9
+    sources = [source[:9] for source in SOURCES[:4]]
+    wanted, found = (
+        search(each, sources, SearchOptions(max_length=12)) for each in (ort_cpu_portable(made, threads=1), runtime)
+    )
+    assert [[h.ids for h in hypotheses] for hypotheses in found] == [
+        [h.ids for h in hypotheses] for hypotheses in wanted
+    ]
 
 
 def test_steps_are_recorded_once_for_each_shape_and_replayed(bundle: Bundle, library: Any, gpu: FakeCudart) -> None:

@@ -78,8 +78,8 @@ def test_a_text_without_a_line_is_refused() -> None:
 )
 def test_lengths_are_aligned(precision: Any, step: int) -> None:
     plan = LengthPlan(max_source=101, cache=(1, 9, 10, 33, 128)).fitted(CONFIG, precision)
-    assert plan.max_source == 101 // step * step  # never more than was asked for
-    assert plan.cache == tuple(sorted({-(-size // step) * step for size in (1, 9, 10, 33, 128)}))  # never less
+    assert plan.max_source == -(-101 // step) * step  # never less than was asked for
+    assert plan.cache == tuple(sorted({-(-size // step) * step for size in (1, 9, 10, 33, 128)}))
     item = contract.ITEM_SIZES[precision]
     for length in (plan.max_source, *plan.cache):
         assert CONFIG.d_model * item * length % contract.ALIGNMENT == 0
@@ -92,7 +92,7 @@ def test_nothing_is_planned_beyond_the_model_s_positions() -> None:
         plan = LengthPlan(max_source=128, cache=cache).fitted(config, "float32")
         return plan.max_source, plan.cache
 
-    assert fitted(20, 20, (8, 16, 24, 32, 64)) == (16, (8, 16, 24))  # 24 slots hold all 20 positions
+    assert fitted(20, 20, (8, 16, 24, 32, 64)) == (24, (8, 16, 24))  # 24 hold all 20 positions
     assert fitted(128, 24, (8, 16, 24, 32)) == (128, (8, 16, 24))
     assert fitted(1000, 25, (8, 16, 24, 32)) == (128, (8, 16, 24, 32))
     assert fitted(1000, 1000, (8, 16)) == (128, (8, 16))
@@ -104,16 +104,14 @@ def test_batch_and_beam_are_kept() -> None:
     assert (plan.max_batch, plan.max_beam, plan.max_rows) == (16, 5, 80)
 
 
-def test_a_model_too_short_to_be_aligned_is_refused() -> None:
+def test_sources_are_padded_beyond_the_positions_where_alignment_needs_it() -> None:
     config = CONFIG.replace(d_model=6, max_source_length=63)
-    assert PLAN.fitted(config, "float32").max_source == 32
-    with pytest.raises(EngineError) as caught:
-        PLAN.fitted(config, "float16")
-    assert str(caught.value) == (
-        "d_model 6 in fp16 needs sources padded to 64 ids, and there may be 63. Raise --max-source, use fp32, or decode "
-        "with ort-cuda."
-    )
-    assert PLAN.fitted(config.replace(max_source_length=64), "float16").max_source == 64
+    assert PLAN.fitted(config, "float32").max_source == 64
+    assert PLAN.fitted(config, "float16").max_source == 64
+    assert PLAN.fitted(config.replace(max_source_length=1), "float16").max_source == 64
+    assert PLAN.fitted(config.replace(max_source_length=65), "float16").max_source == 128
+    small = LengthPlan(max_source=16, cache=(16,))
+    assert small.fitted(config.replace(d_model=66), "float16").max_source == 64
 
 
 # --- profiles
