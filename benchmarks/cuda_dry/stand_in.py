@@ -123,6 +123,9 @@ class Cudart:
         (error,) = self._call("cudaStreamEndCapture", _POINTER(stream), ctypes.byref(graph))
         return error, graph.value
 
+    def cudaGetLastError(self) -> tuple[Any]:
+        return self._call("cudaGetLastError")
+
     def cudaGraphInstantiate(self, graph: int, flags: int) -> tuple[Any, Any]:
         return self._made("cudaGraphInstantiate", _POINTER(graph), ctypes.c_ulonglong(flags))
 

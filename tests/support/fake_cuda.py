@@ -31,6 +31,7 @@ class FakeCudart:
         self.queue: list[Callable[[], None]] = []
         self.recording: list[Callable[[], None]] | None = None
         self.graphs: dict[int, list[Callable[[], None]]] = {}
+        self.last_error = SUCCESS
         self.counts = {"malloc": 0, "host_malloc": 0, "launch": 0, "capture": 0, "wait": 0}
 
     def __getattr__(self, name: str) -> Any:
@@ -125,6 +126,10 @@ class FakeCudart:
         number = len(self.graphs) + 1
         self.graphs[number], self.recording = self.recording, None
         return SUCCESS, number
+
+    def cudaGetLastError(self) -> tuple[Any]:
+        error, self.last_error = self.last_error, SUCCESS
+        return (error,)
 
     def cudaGraphInstantiate(self, graph: int, flags: int) -> tuple[Any, int]:
         return SUCCESS, graph

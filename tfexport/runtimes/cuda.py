@@ -110,6 +110,7 @@ class CudaDevice:
             enqueue()
         except BaseException:
             cudart.cudaStreamEndCapture(self.stream)
+            cudart.cudaGetLastError()  # or the next work on the stream would seem to fail
             raise
         finally:
             if collecting:

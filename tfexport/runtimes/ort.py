@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,19 @@ onnxruntime.disable_telemetry_events()  # ONNX Runtime would send usage data to 
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
+SWITCH = "TFEXPORT_CUDA_GRAPHS"
+RECORDERS = ("tfexport", "onnxruntime", "none")
+"""Values of the environment variable `TFEXPORT_CUDA_GRAPHS`: who records CUDA graphs. ONNX Runtime keeps its graphs for each
+calling thread, so every new thread would record again, and nothing of it is freed before the session."""
+
 CACHE_BLOCK = 16
 """Slots by which a cache on the CPU grows. Little, because the kernels read the whole cache, also empty slots."""
 
 CUDA_BATCH = tuple(2**power for power in range(15))
 SRC_BLOCK = 32
+
+ATTEMPTS = 2
+"""To record a graph. ONNX Runtime may allocate in a run that is recorded, which CUDA refuses; the next run need not."""
 
 DISABLED_OPTIMIZERS = ["SkipLayerNormFusion"]
 """Fusions of ONNX Runtime that are slower on its CPU provider: on 128 rows of 256 numbers its SkipLayerNormalization takes
@@ -76,6 +85,7 @@ def ort_cuda(bundle: Bundle, *, precision: Precision = "float32", threads: int |
     from tfexport.runtimes.cuda import CudaDevice
 
     onnxruntime.preload_dlls()  # the libraries of CUDA and cuDNN that pip installed are on no search path
+    _recorder()  # raises if the environment asks for what does not exist
     dialect = bundle.dialect("ort-cuda", precision)
     graphs = OrtGraphs(bundle, precision, CudaDevice(), dialect, cuda_buckets(bundle, precision), threads=threads)
     return LoopRuntime("ort-cuda", bundle.config, graphs)
@@ -183,12 +193,15 @@ class OrtExecutable:
         record: bool = True,
         rounding: bool = False,
     ):
-        self._device = device
-        self._session = _session(graph, device, threads, record=record, rounding=rounding)
+        self._graph, self._device = graph, device
+        recorder = _recorder() if record and device.name == "cuda" else "none"
+        self._session = _session(graph, device, threads, record=recorder == "onnxruntime", rounding=rounding)
         self._inputs = {node.name for node in self._session.get_inputs()}
         self._outputs = {node.name for node in self._session.get_outputs()}
-        self._graph_ids = itertools.count(1) if record else itertools.repeat(-1)
-        report_fallbacks(graph, self._session, CUDA if device.name == "cuda" else CPU)
+        elsewhere = report_fallbacks(graph, self._session, CUDA if device.name == "cuda" else CPU)
+        # A replay would not run nodes of the host again.
+        self._record = recorder == "tfexport" and not elsewhere
+        self._graph_ids = itertools.count(1) if recorder == "onnxruntime" else itertools.repeat(-1)
 
     def bind(self, tensors: Mapping[str, DeviceTensor]) -> Call:
         binding = self._session.io_binding()
@@ -202,11 +215,25 @@ class OrtExecutable:
                 binding.bind_output(name, *arguments)
         if self._device.name == "cpu":
             return lambda: self._session.run_with_iobinding(binding)
-        return _Recorded(self._session, binding, next(self._graph_ids))
+        call = _GpuRun(self._session, binding, next(self._graph_ids))
+        return self._recorded(call) if self._record else call
+
+    def _recorded(self, call: Call) -> Call:
+        """`call` as a CUDA graph, which any thread may enqueue."""
+        for attempt in range(ATTEMPTS):
+            call()  # once before recording, so that lazy setup is not recorded; a second run writes the same values
+            self._device.synchronize()
+            try:
+                return self._device.capture(call)
+            except Exception as error:  # the library's errors have no common base
+                if attempt == ATTEMPTS - 1:
+                    _warn_unrecorded(self._graph, str(error).splitlines()[0])
+        self._record = False
+        return call
 
 
-class _Recorded:
-    """Runs one binding on a GPU, as a CUDA graph that ONNX Runtime records under a number."""
+class _GpuRun:
+    """Enqueues one binding on a GPU; as a CUDA graph that ONNX Runtime records under a number, where that is not -1."""
 
     def __init__(self, session: onnxruntime.InferenceSession, binding: Any, graph_id: int):
         self._session, self._binding, self._graph_id = session, binding, graph_id
@@ -223,8 +250,28 @@ class _Recorded:
             self._session.release_captured_graph(self._graph_id)
 
 
-def report_fallbacks(graph: Path, session: onnxruntime.InferenceSession, provider: str) -> None:
-    """Warn of nodes that run on another provider: each costs copies between GPU and host in every step."""
+def _recorder() -> str:
+    """Who records CUDA graphs, one of `RECORDERS`.
+
+    Raises:
+        RuntimeUnavailable: the environment asks for another one.
+    """
+    found = os.environ.get(SWITCH) or RECORDERS[0]
+    if found not in RECORDERS:
+        raise RuntimeUnavailable(f"{SWITCH} is {found!r}. Set it to one of: {', '.join(RECORDERS)}; or unset it.")
+    return found
+
+
+def _warn_unrecorded(graph: Path, reason: str) -> None:
+    logging.getLogger(__name__).warning("warning: %s is not recorded as a CUDA graph: %s", graph.name, reason)
+
+
+def report_fallbacks(graph: Path, session: onnxruntime.InferenceSession, provider: str) -> list[str]:
+    """Warn of nodes that run on another provider: each costs copies between GPU and host in every step.
+
+    Returns:
+        These nodes.
+    """
     nodes = [
         f"{node.name} ({node.op_type})"
         for part in session.get_provider_graph_assignment_info()
@@ -241,6 +288,7 @@ def report_fallbacks(graph: Path, session: onnxruntime.InferenceSession, provide
             ", ".join(nodes[:5]),
             ", ..." if len(nodes) > 5 else "",
         )
+    return nodes
 
 
 Configure = Callable[[onnxruntime.SessionOptions], None]
@@ -273,6 +321,9 @@ def _session(
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if device.name == "cpu":
         kernels.register(options)
+    else:
+        # With a plan the second run, which is recorded, would allocate otherwise than the first.
+        options.enable_mem_pattern = False
     if configure is not None:
         configure(options)
     providers: list[Any] = [CPU]
@@ -291,7 +342,7 @@ def _session(
         if device.name == "cuda" and record:
             # It refuses to record a graph with a node that does not run on the GPU. Then the graph runs unrecorded, and
             # `report_fallbacks` reports the node.
-            logging.getLogger(__name__).warning("warning: %s is not recorded as a CUDA graph: %s", graph.name, first)
+            _warn_unrecorded(graph, first)
             return _session(graph, device, threads, record=False)
         raise BundleError(f"ONNX Runtime cannot load {graph}: {first} Export again, or upgrade onnxruntime.") from error
     session.disable_fallback()  # or it would change to another provider after a failure
