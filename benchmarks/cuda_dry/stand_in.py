@@ -139,8 +139,13 @@ class Cudart:
         return self._call("cudaGraphExecDestroy", _POINTER(graph))
 
 
+OTHERS = ("libcublasLt.so.13", "libcublas.so.13", "libcurand.so.10", "libcudnn.so.9")
+
+
 def use() -> None:
-    """Let `tfexport`, which must not have been imported, meet the stand-in."""
+    """Let `tfexport`, which must not have been imported, meet the stand-ins."""
+    for name in OTHERS:
+        ctypes.CDLL(name)  # or packages of the real libraries would be found first
     import cuda.bindings
     from cuda.bindings import runtime as real
 

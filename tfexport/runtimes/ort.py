@@ -82,9 +82,9 @@ def ort_cuda(bundle: Bundle, *, precision: Precision = "float32", threads: int |
         BundleError: the bundle has no such graphs, or ONNX Runtime cannot load them.
     """
     require_cuda_provider()
-    from tfexport.runtimes.cuda import CudaDevice
+    from tfexport.runtimes.cuda import CudaDevice, load_libraries
 
-    onnxruntime.preload_dlls()  # the libraries of CUDA and cuDNN that pip installed are on no search path
+    load_libraries()
     _recorder()  # raises if the environment asks for what does not exist
     dialect = bundle.dialect("ort-cuda", precision)
     graphs = OrtGraphs(bundle, precision, CudaDevice(), dialect, cuda_buckets(bundle, precision), threads=threads)
@@ -332,6 +332,8 @@ def _session(
             "user_compute_stream": str(device.stream),
             "enable_cuda_graph": str(int(record)),
             "use_tf32": "0",  # the default rounds float32 factors to 10 bits
+            # Flash and memory-efficient attention. By default cuDNN builds a plan for each shape of fp16 and bf16.
+            "sdpa_kernel": "3",
         }
         providers = [(CUDA, settings), CPU]
     slower = DISABLED_OPTIMIZERS if device.name == "cpu" else []

@@ -99,6 +99,13 @@ def test_a_graph_runs_once_and_is_recorded_once_for_all_threads(gpu: FakeCudart)
     assert (session.runs, session.done, gpu.counts["capture"], gpu.counts["launch"]) == (2, 4, 1, 3)
 
 
+def test_attention_does_not_ask_cudnn(gpu: FakeCudart) -> None:
+    """cuDNN would build a plan for each shape, also in the middle of a run."""
+    flash, memory_efficient = 1, 2
+    _, session, _ = bound()
+    assert session.settings["sdpa_kernel"] == str(flash | memory_efficient)
+
+
 def test_a_graph_with_nodes_of_the_host_is_not_recorded(gpu: FakeCudart, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replay would not run them. Nodes that compute shapes may be there: shapes are those of the binding."""
     monkeypatch.setattr(FakeSession, "nodes", (("node", CUDA), ("other", "CPUExecutionProvider")))
