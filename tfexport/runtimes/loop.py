@@ -105,7 +105,8 @@ class LoopRuntime(BaseRuntime):
     def __init__(self, name: str, config: ModelConfig, graphs: Graphs):
         self._name, self._config, self._graphs = name, config, graphs
         # With buckets the same sizes come again, and each should find its memory. Without, they seldom do.
-        self._pool = MemoryPool(graphs.device, kept=64 if graphs.buckets.batch else 8)
+        bucketed = graphs.buckets.batch is not None
+        self._pool = MemoryPool(graphs.device, kept=64 if bucketed else 8, by_use=bucketed)
         self._calls: OrderedDict[Any, Call] = OrderedDict()
         self._mirrors: OrderedDict[DeviceTensor, Mirror] = OrderedDict()
         self.lock = threading.RLock()
@@ -136,8 +137,7 @@ class LoopRuntime(BaseRuntime):
     def _encode(self, src_ids: IntArray, src_len: IntArray, beam: int, attention: bool) -> LoopState:
         buckets, sentences = self._graphs.buckets, len(src_len)
         batch, src = buckets.batch_for(sentences, beam), buckets.src_for(src_ids.shape[1])
-        inputs = self.region(src_ids=((batch, src), "int64"), src_len=((batch,), "int64"))
-        cross = self.blocks(batch, src)
+        inputs, cross = self.inputs(batch, src), self.blocks("cross", batch, src)
         ids, lengths = self.mirror(inputs["src_ids"]), self.mirror(inputs["src_len"])
         fill_sources(ids.array, lengths.array, src_ids, src_len, pad_id=self._config.pad_id)
         ids.push()
@@ -158,17 +158,21 @@ class LoopRuntime(BaseRuntime):
     def graphs(self) -> Graphs:
         return self._graphs
 
-    def region(self, **tensors: tuple[tuple[int, ...], str]) -> Region:
-        return Region(self._pool, **tensors)
+    def region(self, use: str, **tensors: tuple[tuple[int, ...], str]) -> Region:
+        return Region(self._pool, use, **tensors)
+
+    def inputs(self, batch: int, src: int) -> Region:
+        """The source of a batch; a batch that became smaller has it too, so that `src_len` lies where it always does."""
+        return self.region("inputs", src_len=((batch,), "int64"), src_ids=((batch, src), "int64"))
 
     def mirror(self, tensor: DeviceTensor) -> Mirror:
         return _cached(self._mirrors, tensor, lambda: self._graphs.device.mirror(tensor))
 
-    def blocks(self, rows: int, length: int) -> Region:
+    def blocks(self, use: str, rows: int, length: int) -> Region:
         """Keys and values of all layers in one tensor `all`, [blocks, rows, heads, length, head_dim]."""
         config = self._config
         shape = (2 * config.n_decoder_layers, rows, config.n_heads, length, config.head_dim)
-        return self.region(all=(shape, self._graphs.precision))
+        return self.region(use, all=(shape, self._graphs.precision))
 
     def named(self, kind: Any, blocks: Region) -> dict[str, DeviceTensor]:
         """The tensors of `blocks` by their names in the contract."""
@@ -181,10 +185,10 @@ class LoopRuntime(BaseRuntime):
         """`executable` bound to `tensors`. The call is kept for the next time that they have these addresses and shapes."""
         return _cached(self._calls, (id(executable), *tensors.values()), lambda: executable.bind(tensors))
 
-    def gather(self, blocks: Region, index: DeviceTensor) -> Region:
+    def gather(self, use: str, blocks: Region, index: DeviceTensor) -> Region:
         """The rows `index` of `blocks`, gathered into other memory."""
         n_blocks, rows, heads, length, head_dim = blocks["all"].shape
-        target = self.blocks(index.shape[0], length)
+        target = self.blocks(use, index.shape[0], length)
         width = heads * length * head_dim
         tensors = {
             "tensors": blocks["all"]._replace(shape=(n_blocks, rows, width)),
@@ -218,10 +222,11 @@ class LoopState:
         config = runtime.config
         self._batch = cross["all"].shape[1]
         places = self._batch * slots.beam
-        self._cache = cache or self._empty_cache(runtime.graphs.buckets.cache_for(1))
+        self._cache = cache or self._empty_cache(runtime.graphs.buckets.first_cache(cross["all"].shape[3]))
         self._steps: dict[DeviceTensor, Call] = {}  # the bound step graph for each buffer of the cache
         best = min(BEST, config.tgt_vocab_size)
         self._io = runtime.region(
+            "io",
             tokens=((places,), "int64"),
             position=((places,), "int64"),
             index=((places,), "int64"),
@@ -307,7 +312,7 @@ class LoopState:
     @_locked
     def select(self, rows: IntArray) -> LoopState:
         slots, parents = self._slots.select(rows)
-        batch = self._runtime.graphs.buckets.batch_for(len(slots), slots.beam)
+        batch = self._runtime.graphs.buckets.batch_after(self._batch, len(slots), slots.beam)
         if batch < self._batch:
             return self._smaller(batch, slots, parents)
         self._slots = slots
@@ -318,15 +323,15 @@ class LoopState:
             self._index.array[:] = index
             self._index.push()
             self._index_is_read = False
-            self._cache = self._runtime.gather(self._cache, self._io["index"])
+            self._cache = self._runtime.gather("cache", self._cache, self._io["index"])
         return self
 
     def _smaller(self, batch: int, slots: Slots, parents: IntArray) -> LoopState:
         """This state in buffers for `batch` sentences."""
         runtime = self._runtime
         sentences, rows = slots.compact(parents, batch)
-        index = runtime.region(sentences=((batch,), "int64"), rows=((len(rows),), "int64"))
-        inputs = runtime.region(src_len=((batch,), "int64"))
+        index = runtime.region("smaller", sentences=((batch,), "int64"), rows=((len(rows),), "int64"))
+        inputs = runtime.inputs(batch, self._cross["all"].shape[3])
         lengths = runtime.mirror(inputs["src_len"])
         lengths.array[:] = self._lengths.array[sentences]
         lengths.push()
@@ -336,15 +341,15 @@ class LoopState:
             mirror.array[:] = values
             mirror.push()
             mirrors.append(mirror)  # alive until the copies are done
-        cross = runtime.gather(self._cross, index["sentences"])
-        cache = runtime.gather(self._cache, index["rows"])
+        cross = runtime.gather("cross", self._cross, index["sentences"])
+        cache = runtime.gather("cache", self._cache, index["rows"])
         runtime.graphs.device.synchronize()
         given = (inputs, lengths, cross, cache, self._filled)
         live = Slots.first(len(slots), slots.beam)
         return LoopState(runtime, live, self._src, *given, attention=self._attention is not None)
 
     def _empty_cache(self, size: int) -> Region:
-        cache = self._runtime.blocks(self._batch * self._slots.beam, size)
+        cache = self._runtime.blocks("cache", self._batch * self._slots.beam, size)
         # Slots that were never written are masked, but 0 * NaN is NaN.
         self._runtime.graphs.device.zero(cache["all"])
         return cache

@@ -36,8 +36,10 @@ CACHE_BLOCK = 16
 """Slots by which a cache on the CPU grows. Little, because the kernels read the whole cache, also empty slots."""
 
 CUDA_BATCH = tuple(2**power for power in range(15))
-SRC_BLOCK = 32
-
+CUDA_LENGTH = 64
+"""The shortest source and cache on a GPU. The others are 2, 4, 8, ... times as long."""
+CUDA_SHRINK, CUDA_LEAST = 4, 8
+"""`Buckets.shrink` and `Buckets.least_batch` on a GPU, which takes hardly less time for a step of a few sentences."""
 ATTEMPTS = 2
 """To record a graph. ONNX Runtime may allocate in a run that is recorded, which CUDA refuses; the next run need not."""
 
@@ -107,15 +109,26 @@ def cpu_buckets(max_target_length: int, block: int = CACHE_BLOCK) -> Buckets:
 
 
 def cuda_buckets(bundle: Bundle, precision: Precision) -> Buckets:
-    """Few shapes, so that recorded graphs are reused soon."""
+    """Few shapes, so that few graphs are recorded, and soon reused."""
     config = bundle.config
-    step = max(SRC_BLOCK, aligned_length(config.d_attention, precision))
-    cache = [step]
-    while cache[-1] < config.max_target_length:
-        cache.append(2 * cache[-1])
+    shortest = max(CUDA_LENGTH, aligned_length(config.d_attention, precision))
+
+    def doubled(most: int) -> list[int]:
+        return [shortest * 2**power for power in range(most.bit_length()) if shortest * 2**power < 2 * most] or [
+            shortest
+        ]
+
     longest = config.max_source_length
-    src = (*range(step, longest, step), longest)
-    return Buckets(tuple(cache), CUDA_BATCH, src, remedy="Use a smaller --batch-size, or shorter lines.")
+    src = (*(length for length in doubled(longest) if length < longest), longest)
+    return Buckets(
+        tuple(doubled(config.max_target_length)),
+        CUDA_BATCH,
+        src,
+        remedy="Use a smaller --batch-size, or shorter lines.",
+        shrink=CUDA_SHRINK,
+        least_batch=CUDA_LEAST,
+        cache_as_source=True,
+    )
 
 
 class OrtGraphs:
@@ -142,7 +155,8 @@ class OrtGraphs:
         self.encoder = OrtExecutable(
             bundle.graph("encoder", precision, dialect), device, threads, record=False, rounding=rounding
         )
-        self.select_rows = OrtExecutable(bundle.graph("select_rows", precision), device, threads)
+        # One node, and as many bindings as there are pairs of buffers: a recording would cost more than it saves.
+        self.select_rows = OrtExecutable(bundle.graph("select_rows", precision), device, threads, record=False)
 
     def step(self, cache: int, *, attention: bool = False) -> OrtExecutable:
         if not attention:

@@ -205,6 +205,25 @@ def test_nothing_is_allocated_bound_or_waited_for_twice_in_a_step(
             assert now == ({**warm[0], "wait": warm[0]["wait"] + step}, *warm[1:])
 
 
+def test_batches_that_came_between_change_no_binding(runtime: LoopRuntime, graphs: LateGraphs) -> None:
+    """Each binding is a recorded graph, and is made for the addresses."""
+
+    def decode(count: int, beam: int) -> None:
+        state = runtime.encode(*pad(SOURCES[:count], 1), beam=beam)
+        for step in range(5):
+            _, state = runtime.best(state, np.full(state.rows, 5), 4)
+            if step == 2:
+                state = state.select(np.arange(beam))  # one sentence is left
+
+    batches = [(8, 1), (4, 2), (2, 4), (8, 2), (1, 3)]  # the same rows for different sentences
+    for batch in batches:
+        decode(*batch)
+    bound = [len(step.bound) for step in graphs.steps.values()]
+    for batch in (*reversed(batches), *batches):
+        decode(*batch)
+    assert [len(step.bound) for step in graphs.steps.values()] == bound
+
+
 def test_memory_comes_back_and_is_used_again(runtime: LoopRuntime, gpu: FakeCudart) -> None:
     used = []
     for _ in range(6):
