@@ -34,11 +34,11 @@ def _violations(row: Row) -> float:
 
 
 MEASURES = (
-    Measure("nodes a step", _a_step("kernels", "on_device", "fills")),
-    Measure("launches a step", _a_step("launches")),
-    Measure("copies to the GPU a step", _a_step("to_device")),
-    Measure("copies to the host a step", _a_step("to_host")),
-    Measure("waits a step", _a_step("waits")),
+    Measure("nodes a step", _a_step("kernels", "on_device", "fills"), most=240),
+    Measure("launches a step", _a_step("launches"), most=4),
+    Measure("copies to the GPU a step", _a_step("to_device"), most=1),
+    Measure("copies to the host a step", _a_step("to_host"), most=1),
+    Measure("waits a step", _a_step("waits"), most=1),
     Measure("allocations, second batch", lambda row: row["second"]["total"]["allocations"], most=0),
     Measure("recordings, second batch", lambda row: row["second"]["total"]["recordings"], most=0),
     Measure("recordings, new threads", lambda row: row["threads"]["recordings"], most=0),

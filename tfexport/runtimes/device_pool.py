@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
 
 from tfexport.contract import ALIGNMENT
 from tfexport.errors import DeviceMemoryError
-from tfexport.runtimes.device import Device, DeviceTensor, Memory
+from tfexport.runtimes.device import Device, DeviceTensor, Memory, Mirror
 
 
 class MemoryPool:
@@ -80,3 +83,29 @@ class Region:
 
     def __getitem__(self, name: str) -> DeviceTensor:
         return self.tensors[name]
+
+    def span(self, *names: str) -> DeviceTensor:
+        """The bytes from the first to the last of these tensors, which lie one after the other."""
+        start, last = self.tensors[names[0]].address, self.tensors[names[-1]]
+        return DeviceTensor(start, (last.address + last.nbytes - start,), "uint8")
+
+
+class Mirrored:
+    """A host array beside each of some tensors of a region. One copy moves all of them.
+
+    Args:
+        mirror: of the span of `names`.
+    """
+
+    def __init__(self, mirror: Mirror, region: Region, *names: str):
+        self._mirror = mirror
+        start = region[names[0]].address
+        self._arrays: dict[str, NDArray[Any]] = {}
+        for name in names:
+            address, shape, dtype = region[name]
+            span = mirror.array[address - start : address - start + region[name].nbytes]
+            self._arrays[name] = span.view(dtype).reshape(shape)
+        self.push, self.pull = mirror.push, mirror.pull
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._arrays[name]
