@@ -15,7 +15,7 @@ PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n 2 --dist loadfile
 EXAMPLES = per_head_conv1d tutorial_spacy annotated_transformer base_model_tied attention_and_positions
 KERNELS = setup.py $(wildcard tfexport/kernels/*.h tfexport/kernels/*.cpp)
 
-.PHONY: setup demo test unit check docs engines fuzz faults kills power-loss load gpu examples constraints clean
+.PHONY: setup demo test unit check docs engines cuda-dry fuzz faults kills power-loss load gpu examples constraints clean
 
 # For contributors: the virtual environment, the kernels, and hooks that check each commit (not where git keeps no hooks,
 # as in a folder that was unpacked from an archive).
@@ -37,11 +37,12 @@ test: $(VENV)/dev.done
 unit: $(VENV)/dev.done
 	$(PYTEST) tests/unit
 
-# Everything: `make test`, then the thorough tests, engines, fuzzing, examples, the documentation, kills and losses of power.
+# Everything: `make test`, then the thorough tests, engines, fuzzing, examples, the dry run of
+# ort-cuda, the documentation, kills and losses of power.
 check: test
 	$(PYTEST) -m thorough
 	$(MAKE) --jobs 2 --output-sync=target engines fuzz examples
-	$(MAKE) docs kills power-loss
+	$(MAKE) cuda-dry docs kills power-loss
 
 # The documentation as a site, build/docs/index.html. Broken links and pages that no menu names are errors.
 docs: $(VENV)/docs.done
@@ -51,6 +52,11 @@ docs: $(VENV)/docs.done
 engines: $(VENV)/dev.done
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.engines
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.engines --models $(ENGINES) --gpus portable
+
+# Runs ort-cuda without a GPU, over stand-ins of the CUDA libraries, and counts launches, copies, waits and recordings. It needs
+# g++ and the headers of CUDA 13, downloads onnxruntime-gpu (250 MB) once, and says so where one is missing.
+cuda-dry: $(VENV)/dev.done
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.cuda_dry
 
 # Mutated bytes into every reader of files, and random models through export and decoding; figures are printed.
 fuzz: $(VENV)/dev.done

@@ -218,6 +218,14 @@ def growth_results() -> str:
     return f"{_machine(record['machine'])}\n\nWhere a row changes nothing else: {base}.\n\n{_table(head, rows)}"
 
 
+def cuda_dry_results() -> str:
+    """What benchmarks/cuda_dry counted."""
+    from benchmarks.cuda_dry.report import table
+
+    record = json.loads((RESULTS / "cuda_dry.json").read_text(encoding="utf-8"))
+    return f"Provider: `{record['provider']}`.\n\n{_table(*table(record['rows']))}"
+
+
 def recorded(name: str) -> str:
     """A page of tables from benchmarks/results/records.json."""
     tables = json.loads((RESULTS / "records.json").read_text(encoding="utf-8"))[name]
@@ -262,6 +270,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "cpu-results": cpu_results,
     "hugging-face-results": hugging_face_results,
     "growth-results": growth_results,
+    "cuda-dry-results": cuda_dry_results,
     "precision-results": lambda: recorded("precision"),
     "agreement-results": lambda: recorded("agreement"),
     "memory-results": lambda: recorded("memory"),

@@ -31,6 +31,8 @@ class FakeCudart:
         self.queue: list[Callable[[], None]] = []
         self.recording: list[Callable[[], None]] | None = None
         self.graphs: dict[int, list[Callable[[], None]]] = {}
+        self.last_error = SUCCESS
+        self.copies = {"to_device": 0, "to_host": 0}
         self.counts = {"malloc": 0, "host_malloc": 0, "launch": 0, "capture": 0, "wait": 0}
 
     def __getattr__(self, name: str) -> Any:
@@ -82,7 +84,8 @@ class FakeCudart:
 
     def cudaMemcpyAsync(self, target: int, source: int, nbytes: int, kind: Any, stream: int) -> tuple[Any]:
         assert stream == STREAM
-        assert kind in (real.cudaMemcpyKind.cudaMemcpyHostToDevice, real.cudaMemcpyKind.cudaMemcpyDeviceToHost)
+        kinds = real.cudaMemcpyKind
+        self.copies[{kinds.cudaMemcpyHostToDevice: "to_device", kinds.cudaMemcpyDeviceToHost: "to_host"}[kind]] += 1
         self.enqueue(lambda: ctypes.memmove(target, source, nbytes))
         return (SUCCESS,)
 
@@ -125,6 +128,10 @@ class FakeCudart:
         number = len(self.graphs) + 1
         self.graphs[number], self.recording = self.recording, None
         return SUCCESS, number
+
+    def cudaGetLastError(self) -> tuple[Any]:
+        error, self.last_error = self.last_error, SUCCESS
+        return (error,)
 
     def cudaGraphInstantiate(self, graph: int, flags: int) -> tuple[Any, int]:
         return SUCCESS, graph

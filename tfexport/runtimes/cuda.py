@@ -5,11 +5,36 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+from cuda import pathfinder
 from cuda.bindings import runtime as cudart
 from numpy.typing import NDArray
 
+from tfexport.errors import RuntimeUnavailable
 from tfexport.runtimes.device import Call, DeviceTensor, host_array
 from tfexport.system.gpu import checked, find_gpu
+
+LIBRARIES = ("cudart", "cublasLt", "cublas", "curand", "cudnn")
+"""What ONNX Runtime's CUDA provider is linked with, or loads later. The names are those of `cuda.pathfinder`."""
+COMPILER = "nvrtc"
+"""cuDNN loads it for some of its kernels alone."""
+
+
+def load_libraries() -> None:
+    """Load the libraries of CUDA and cuDNN, wherever they are: those that pip installs are on no search path.
+
+    Raises:
+        RuntimeUnavailable: one is missing.
+    """
+    for name in (*LIBRARIES, COMPILER):
+        try:
+            pathfinder.load_nvidia_dynamic_lib(name)
+        except pathfinder.DynamicLibNotFoundError as error:
+            if name == COMPILER:
+                continue
+            raise RuntimeUnavailable(
+                f"the library {name} of CUDA 13 and cuDNN 9 was not found, which ort-cuda needs: pip install "
+                "'tfexport[cuda]', or add its folder to LD_LIBRARY_PATH."
+            ) from error
 
 
 class CudaMemory:
@@ -110,6 +135,7 @@ class CudaDevice:
             enqueue()
         except BaseException:
             cudart.cudaStreamEndCapture(self.stream)
+            cudart.cudaGetLastError()  # or the next work on the stream would seem to fail
             raise
         finally:
             if collecting:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
 
 from tfexport.contract import ALIGNMENT
 from tfexport.errors import DeviceMemoryError
-from tfexport.runtimes.device import Device, DeviceTensor, Memory
+from tfexport.runtimes.device import Device, DeviceTensor, Memory, Mirror
 
 
 class MemoryPool:
@@ -16,25 +19,31 @@ class MemoryPool:
 
     Args:
         kept: the most free pieces. Of more, the least recently used piece is freed.
+        by_use: a piece serves only the use that it was allocated for. So a batch like an earlier one gets the same
+            addresses, and the graphs recorded for them, whatever came between. Else pieces are shared, which needs less.
     """
 
-    def __init__(self, device: Device, kept: int):
-        self.device, self.kept = device, kept
-        self._free: list[Memory] = []  # the least recently used first
+    def __init__(self, device: Device, kept: int, *, by_use: bool = False):
+        self.device, self.kept, self._by_use = device, kept, by_use
+        self._free: list[tuple[str, Memory]] = []  # with their uses; the least recently used first
         # Reentrant: a piece is given back when its last reference goes, in any thread and at any point of the code.
         self._lock = threading.RLock()
 
-    def take(self, nbytes: int) -> Memory:
+    def take(self, nbytes: int, use: str = "") -> Memory:
         """A free piece of the size class of `nbytes`, or a new one."""
         size = size_class(nbytes)
         with self._lock:
-            fitting = [memory for memory in self._free if memory.nbytes == size]
+            fitting = [
+                (last, memory)
+                for last, memory in self._free
+                if memory.nbytes == size and (last == use or not self._by_use)
+            ]
             if not fitting:
                 return self._allocate(size)
-            # The lowest address: a batch like the last one gets the same addresses, and the graphs recorded for them.
-            memory = min(fitting, key=lambda piece: piece.address)
-            self._free.remove(memory)
-            return memory
+            # The lowest address: a batch like the last one gets the same addresses.
+            chosen = min(fitting, key=lambda piece: piece[1].address)
+            self._free.remove(chosen)
+            return chosen[1]
 
     def _allocate(self, size: int) -> Memory:
         try:
@@ -45,9 +54,9 @@ class MemoryPool:
         self._free.clear()  # free pieces of other sizes may be what is missing
         return self.device.allocate(size)
 
-    def give_back(self, memory: Memory) -> None:
+    def give_back(self, memory: Memory, use: str = "") -> None:
         with self._lock:
-            self._free.append(memory)
+            self._free.append((use, memory))
             del self._free[: -self.kept]
 
 
@@ -60,17 +69,43 @@ def size_class(nbytes: int) -> int:
 class Region:
     """Named tensors in one piece of a pool's memory. The piece is given back when nothing refers to the region."""
 
-    def __init__(self, pool: MemoryPool, **tensors: tuple[tuple[int, ...], str]):
+    def __init__(self, pool: MemoryPool, use: str, **tensors: tuple[tuple[int, ...], str]):
         offsets: dict[str, int] = {}
         end = 0
         for name, (shape, dtype) in tensors.items():
             offsets[name] = end
             end += -(-DeviceTensor(0, shape, dtype).nbytes // ALIGNMENT) * ALIGNMENT
-        memory = pool.take(end)
-        weakref.finalize(self, pool.give_back, memory).atexit = False
+        memory = pool.take(end, use)
+        weakref.finalize(self, pool.give_back, memory, use).atexit = False
         self.tensors: Mapping[str, DeviceTensor] = {
             name: DeviceTensor(memory.address + offsets[name], shape, dtype) for name, (shape, dtype) in tensors.items()
         }
 
     def __getitem__(self, name: str) -> DeviceTensor:
         return self.tensors[name]
+
+    def span(self, *names: str) -> DeviceTensor:
+        """The bytes from the first to the last of these tensors, which lie one after the other."""
+        start, last = self.tensors[names[0]].address, self.tensors[names[-1]]
+        return DeviceTensor(start, (last.address + last.nbytes - start,), "uint8")
+
+
+class Mirrored:
+    """A host array beside each of some tensors of a region. One copy moves all of them.
+
+    Args:
+        mirror: of the span of `names`.
+    """
+
+    def __init__(self, mirror: Mirror, region: Region, *names: str):
+        self._mirror = mirror
+        start = region[names[0]].address
+        self._arrays: dict[str, NDArray[Any]] = {}
+        for name in names:
+            address, shape, dtype = region[name]
+            span = mirror.array[address - start : address - start + region[name].nbytes]
+            self._arrays[name] = span.view(dtype).reshape(shape)
+        self.push, self.pull = mirror.push, mirror.pull
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._arrays[name]

@@ -4,7 +4,8 @@ A library brings `Graphs`: how to run each graph of the contract on tensors at g
 
     encode   source ids ──encoder──> cross keys/values, once for a batch
     step     tokens ──decoder_step──> logits and best tokens; writes one slot of the cache, in place
-    select   a beam reorder gathers the cache into a second buffer, and the two take turns (an identity moves nothing);
+    select   before the next step, a beam reorder gathers the cache into a second buffer, and the two take turns (an identity
+             moves nothing);
              sentences that are done leave their places empty until a smaller batch is to be had for one gather
     growth   a full cache is copied into the next larger bucket
 
@@ -29,7 +30,7 @@ from tfexport.contract import BEST, ITEM_SIZES, Precision, cache_names
 from tfexport.runtimes.base import BaseRuntime, Best, Capacity, FloatArray, IntArray, best_from_logits
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.device import Call, Device, DeviceTensor, Mirror, to_float32
-from tfexport.runtimes.device_pool import MemoryPool, Region
+from tfexport.runtimes.device_pool import MemoryPool, Mirrored, Region
 from tfexport.runtimes.slots import Slots, fill_sources
 
 CACHED = 128
@@ -105,7 +106,8 @@ class LoopRuntime(BaseRuntime):
     def __init__(self, name: str, config: ModelConfig, graphs: Graphs):
         self._name, self._config, self._graphs = name, config, graphs
         # With buckets the same sizes come again, and each should find its memory. Without, they seldom do.
-        self._pool = MemoryPool(graphs.device, kept=64 if graphs.buckets.batch else 8)
+        bucketed = graphs.buckets.batch is not None
+        self._pool = MemoryPool(graphs.device, kept=64 if bucketed else 8, by_use=bucketed)
         self._calls: OrderedDict[Any, Call] = OrderedDict()
         self._mirrors: OrderedDict[DeviceTensor, Mirror] = OrderedDict()
         self.lock = threading.RLock()
@@ -136,15 +138,13 @@ class LoopRuntime(BaseRuntime):
     def _encode(self, src_ids: IntArray, src_len: IntArray, beam: int, attention: bool) -> LoopState:
         buckets, sentences = self._graphs.buckets, len(src_len)
         batch, src = buckets.batch_for(sentences, beam), buckets.src_for(src_ids.shape[1])
-        inputs = self.region(src_ids=((batch, src), "int64"), src_len=((batch,), "int64"))
-        cross = self.blocks(batch, src)
-        ids, lengths = self.mirror(inputs["src_ids"]), self.mirror(inputs["src_len"])
-        fill_sources(ids.array, lengths.array, src_ids, src_len, pad_id=self._config.pad_id)
-        ids.push()
-        lengths.push()
+        inputs, cross = self.inputs(batch, src), self.blocks("cross", batch, src)
+        source = self.mirrored(inputs, "src_len", "src_ids")
+        fill_sources(source["src_ids"], source["src_len"], src_ids, src_len, pad_id=self._config.pad_id)
+        source.push()
         self.call(self._graphs.encoder, {**inputs.tensors, **self.named("cross", cross)})()
         slots = Slots.first(sentences, beam)
-        return LoopState(self, slots, src_ids.shape[1], inputs, lengths, cross, attention=attention)
+        return LoopState(self, slots, src_ids.shape[1], inputs, source, cross, attention=attention)
 
     def step(self, state: LoopState, tokens: IntArray) -> tuple[FloatArray, LoopState]:
         return state.step(tokens), state
@@ -158,17 +158,25 @@ class LoopRuntime(BaseRuntime):
     def graphs(self) -> Graphs:
         return self._graphs
 
-    def region(self, **tensors: tuple[tuple[int, ...], str]) -> Region:
-        return Region(self._pool, **tensors)
+    def region(self, use: str, **tensors: tuple[tuple[int, ...], str]) -> Region:
+        return Region(self._pool, use, **tensors)
+
+    def inputs(self, batch: int, src: int) -> Region:
+        """The source of a batch; a batch that became smaller has it too, so that `src_len` lies where it always does."""
+        return self.region("inputs", src_len=((batch,), "int64"), src_ids=((batch, src), "int64"))
 
     def mirror(self, tensor: DeviceTensor) -> Mirror:
         return _cached(self._mirrors, tensor, lambda: self._graphs.device.mirror(tensor))
 
-    def blocks(self, rows: int, length: int) -> Region:
+    def mirrored(self, region: Region, *names: str) -> Mirrored:
+        """Host arrays beside tensors of `region` that lie one after the other."""
+        return Mirrored(self.mirror(region.span(*names)), region, *names)
+
+    def blocks(self, use: str, rows: int, length: int) -> Region:
         """Keys and values of all layers in one tensor `all`, [blocks, rows, heads, length, head_dim]."""
         config = self._config
         shape = (2 * config.n_decoder_layers, rows, config.n_heads, length, config.head_dim)
-        return self.region(all=(shape, self._graphs.precision))
+        return self.region(use, all=(shape, self._graphs.precision))
 
     def named(self, kind: Any, blocks: Region) -> dict[str, DeviceTensor]:
         """The tensors of `blocks` by their names in the contract."""
@@ -181,10 +189,10 @@ class LoopRuntime(BaseRuntime):
         """`executable` bound to `tensors`. The call is kept for the next time that they have these addresses and shapes."""
         return _cached(self._calls, (id(executable), *tensors.values()), lambda: executable.bind(tensors))
 
-    def gather(self, blocks: Region, index: DeviceTensor) -> Region:
+    def gather(self, use: str, blocks: Region, index: DeviceTensor) -> Region:
         """The rows `index` of `blocks`, gathered into other memory."""
         n_blocks, rows, heads, length, head_dim = blocks["all"].shape
-        target = self.blocks(index.shape[0], length)
+        target = self.blocks(use, index.shape[0], length)
         width = heads * length * head_dim
         tensors = {
             "tensors": blocks["all"]._replace(shape=(n_blocks, rows, width)),
@@ -204,7 +212,7 @@ class LoopState:
         slots: Slots,
         src: int,
         inputs: Region,
-        lengths: Mirror,
+        source: Mirrored,
         cross: Region,
         cache: Region | None = None,
         filled: int = 0,
@@ -213,29 +221,30 @@ class LoopState:
     ):
         self._runtime, self._slots, self._src = runtime, slots, src
         self.lock = runtime.lock
-        self._inputs, self._lengths, self._cross = inputs, lengths, cross
+        self._inputs, self._source, self._cross = inputs, source, cross
         self._filled = filled
+        self._reorder: IntArray | None = None
+        """The rows that the rows of the next step continue, where the cache has them in another order."""
         config = runtime.config
         self._batch = cross["all"].shape[1]
         places = self._batch * slots.beam
-        self._cache = cache or self._empty_cache(runtime.graphs.buckets.cache_for(1))
+        self._cache = cache or self._empty_cache(runtime.graphs.buckets.first_cache(cross["all"].shape[3]))
         self._steps: dict[DeviceTensor, Call] = {}  # the bound step graph for each buffer of the cache
         best = min(BEST, config.tgt_vocab_size)
         self._io = runtime.region(
+            "io",
             tokens=((places,), "int64"),
             position=((places,), "int64"),
             index=((places,), "int64"),
-            logits=((places, config.tgt_vocab_size), "float32"),
             **{"best.log_probs": ((places, best), "float32"), "best.ids": ((places, best), "int64")},
+            logits=((places, config.tgt_vocab_size), "float32"),
             **self._attention_spec(places) if attention else {},
         )
         self._attention = runtime.mirror(self._io["attention"]) if attention else None
-        self._tokens, self._position, self._index, self._log_probs, self._ids = (
-            runtime.mirror(self._io[name]) for name in ("tokens", "position", "index", "best.log_probs", "best.ids")
-        )
+        self._given = runtime.mirrored(self._io, "tokens", "position", "index")
+        self._best = runtime.mirrored(self._io, "best.log_probs", "best.ids")
         self._logits: Mirror | None = None  # allocated at the first `step`: it may be large
-        self._index_is_read = True  # False while the copy to the device may be running
-        self._tokens.array[:] = config.bos_id  # read by empty places
+        self._given["tokens"][:] = config.bos_id  # read by empty places
 
     @property
     def rows(self) -> int:
@@ -265,30 +274,33 @@ class LoopState:
         if self._logits is None:
             self._logits = self._runtime.mirror(self._io["logits"])
         self._run(tokens, self._logits)
-        return self._live_rows(self._logits)
+        return self._live_rows(self._logits.array)
 
     @_locked
     def best(self, tokens: IntArray, count: int) -> Best:
         """The `count` best tokens of each row after `tokens` [rows]; only they leave the device, up to `BEST`."""
         if min(count, self._runtime.config.tgt_vocab_size) > BEST:
             return best_from_logits(self.step(tokens), count)
-        self._run(tokens, self._log_probs, self._ids)
-        return Best(self._live_rows(self._log_probs)[:, :count], self._live_rows(self._ids)[:, :count])
+        self._run(tokens, self._best)
+        return Best(*(self._live_rows(self._best[name])[:, :count] for name in ("best.log_probs", "best.ids")))
 
-    def _run(self, tokens: IntArray, *results: Mirror) -> None:
+    def _run(self, tokens: IntArray, results: Mirror | Mirrored) -> None:
+        self._given["tokens"][self._slots.rows] = tokens
+        self._given["position"][:] = self._filled
+        if self._reorder is not None:
+            self._given["index"][:] = self._reorder
+        self._given.push()
+        if self._reorder is not None:
+            self._cache, self._reorder = self._runtime.gather("cache", self._cache, self._io["index"]), None
         if self._filled == self._cache["all"].shape[3]:
             self._grow()
-        self._tokens.array[self._slots.rows] = tokens
-        self._position.array[:] = self._filled
-        self._tokens.push()
-        self._position.push()
         if self._cache["all"] not in self._steps:
             self._steps[self._cache["all"]] = self._bound_step()
         self._steps[self._cache["all"]]()
-        for result in (*results, *([self._attention] if self._attention else [])):
-            result.pull()
+        results.pull()
+        if self._attention:
+            self._attention.pull()
         self._runtime.graphs.device.synchronize()
-        self._index_is_read = True
         self._filled += 1
 
     def _bound_step(self) -> Call:
@@ -300,51 +312,43 @@ class LoopState:
         step = runtime.graphs.step(self._cache["all"].shape[3], attention=self._attention is not None)
         return runtime.call(step, tensors)
 
-    def _live_rows(self, mirror: Mirror) -> NDArray[Any]:
-        """The rows of the search, copied, because the next step overwrites the mirror."""
-        return mirror.array[self._slots.rows]
+    def _live_rows(self, array: NDArray[Any]) -> NDArray[Any]:
+        """The rows of the search, copied, because the next step overwrites the array of a mirror."""
+        return array[self._slots.rows]
 
     @_locked
     def select(self, rows: IntArray) -> LoopState:
         slots, parents = self._slots.select(rows)
-        batch = self._runtime.graphs.buckets.batch_for(len(slots), slots.beam)
+        batch = self._runtime.graphs.buckets.batch_after(self._batch, len(slots), slots.beam)
         if batch < self._batch:
             return self._smaller(batch, slots, parents)
         self._slots = slots
         index = slots.reorder(parents, self._batch)
         if index is not None:
-            if not self._index_is_read:
-                self._runtime.graphs.device.synchronize()
-            self._index.array[:] = index
-            self._index.push()
-            self._index_is_read = False
-            self._cache = self._runtime.gather(self._cache, self._io["index"])
+            self._reorder = index if self._reorder is None else self._reorder[index]
         return self
 
     def _smaller(self, batch: int, slots: Slots, parents: IntArray) -> LoopState:
         """This state in buffers for `batch` sentences."""
         runtime = self._runtime
         sentences, rows = slots.compact(parents, batch)
-        index = runtime.region(sentences=((batch,), "int64"), rows=((len(rows),), "int64"))
-        inputs = runtime.region(src_len=((batch,), "int64"))
-        lengths = runtime.mirror(inputs["src_len"])
-        lengths.array[:] = self._lengths.array[sentences]
-        lengths.push()
-        mirrors = []
-        for name, values in (("sentences", sentences), ("rows", rows)):
-            mirror = runtime.mirror(index[name])
-            mirror.array[:] = values
-            mirror.push()
-            mirrors.append(mirror)  # alive until the copies are done
-        cross = runtime.gather(self._cross, index["sentences"])
-        cache = runtime.gather(self._cache, index["rows"])
+        index = runtime.region("smaller", sentences=((batch,), "int64"), rows=((len(rows),), "int64"))
+        inputs = runtime.inputs(batch, self._cross["all"].shape[3])
+        source, given = runtime.mirrored(inputs, "src_len"), runtime.mirrored(index, "sentences", "rows")
+        source["src_len"][:] = self._source["src_len"][sentences]
+        given["sentences"][:] = sentences
+        given["rows"][:] = rows if self._reorder is None else self._reorder[rows]
+        source.push()
+        given.push()
+        cross = runtime.gather("cross", self._cross, index["sentences"])
+        cache = runtime.gather("cache", self._cache, index["rows"])
         runtime.graphs.device.synchronize()
-        given = (inputs, lengths, cross, cache, self._filled)
+        buffers = (inputs, source, cross, cache, self._filled)
         live = Slots.first(len(slots), slots.beam)
-        return LoopState(runtime, live, self._src, *given, attention=self._attention is not None)
+        return LoopState(runtime, live, self._src, *buffers, attention=self._attention is not None)
 
     def _empty_cache(self, size: int) -> Region:
-        cache = self._runtime.blocks(self._batch * self._slots.beam, size)
+        cache = self._runtime.blocks("cache", self._batch * self._slots.beam, size)
         # Slots that were never written are masked, but 0 * NaN is NaN.
         self._runtime.graphs.device.zero(cache["all"])
         return cache

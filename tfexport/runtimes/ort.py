@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,21 @@ onnxruntime.disable_telemetry_events()  # ONNX Runtime would send usage data to 
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
+SWITCH = "TFEXPORT_CUDA_GRAPHS"
+RECORDERS = ("tfexport", "onnxruntime", "none")
+"""Values of the environment variable `TFEXPORT_CUDA_GRAPHS`: who records CUDA graphs. ONNX Runtime keeps its graphs for each
+calling thread, so every new thread would record again, and nothing of it is freed before the session."""
+
 CACHE_BLOCK = 16
 """Slots by which a cache on the CPU grows. Little, because the kernels read the whole cache, also empty slots."""
 
 CUDA_BATCH = tuple(2**power for power in range(15))
-SRC_BLOCK = 32
+CUDA_LENGTH = 64
+"""The shortest source and cache on a GPU. The others are 2, 4, 8, ... times as long."""
+CUDA_SHRINK, CUDA_LEAST = 4, 8
+"""`Buckets.shrink` and `Buckets.least_batch` on a GPU, which takes hardly less time for a step of a few sentences."""
+ATTEMPTS = 2
+"""To record a graph. ONNX Runtime may allocate in a run that is recorded, which CUDA refuses; the next run need not."""
 
 DISABLED_OPTIMIZERS = ["SkipLayerNormFusion"]
 """Fusions of ONNX Runtime that are slower on its CPU provider: on 128 rows of 256 numbers its SkipLayerNormalization takes
@@ -73,9 +84,10 @@ def ort_cuda(bundle: Bundle, *, precision: Precision = "float32", threads: int |
         BundleError: the bundle has no such graphs, or ONNX Runtime cannot load them.
     """
     require_cuda_provider()
-    from tfexport.runtimes.cuda import CudaDevice
+    from tfexport.runtimes.cuda import CudaDevice, load_libraries
 
-    onnxruntime.preload_dlls()  # the libraries of CUDA and cuDNN that pip installed are on no search path
+    load_libraries()
+    _recorder()  # raises if the environment asks for what does not exist
     dialect = bundle.dialect("ort-cuda", precision)
     graphs = OrtGraphs(bundle, precision, CudaDevice(), dialect, cuda_buckets(bundle, precision), threads=threads)
     return LoopRuntime("ort-cuda", bundle.config, graphs)
@@ -97,15 +109,26 @@ def cpu_buckets(max_target_length: int, block: int = CACHE_BLOCK) -> Buckets:
 
 
 def cuda_buckets(bundle: Bundle, precision: Precision) -> Buckets:
-    """Few shapes, so that recorded graphs are reused soon."""
+    """Few shapes, so that few graphs are recorded, and soon reused."""
     config = bundle.config
-    step = max(SRC_BLOCK, aligned_length(config.d_attention, precision))
-    cache = [step]
-    while cache[-1] < config.max_target_length:
-        cache.append(2 * cache[-1])
+    shortest = max(CUDA_LENGTH, aligned_length(config.d_attention, precision))
+
+    def doubled(most: int) -> list[int]:
+        return [shortest * 2**power for power in range(most.bit_length()) if shortest * 2**power < 2 * most] or [
+            shortest
+        ]
+
     longest = config.max_source_length
-    src = (*range(step, longest, step), longest)
-    return Buckets(tuple(cache), CUDA_BATCH, src, remedy="Use a smaller --batch-size, or shorter lines.")
+    src = (*(length for length in doubled(longest) if length < longest), longest)
+    return Buckets(
+        tuple(doubled(config.max_target_length)),
+        CUDA_BATCH,
+        src,
+        remedy="Use a smaller --batch-size, or shorter lines.",
+        shrink=CUDA_SHRINK,
+        least_batch=CUDA_LEAST,
+        cache_as_source=True,
+    )
 
 
 class OrtGraphs:
@@ -132,7 +155,8 @@ class OrtGraphs:
         self.encoder = OrtExecutable(
             bundle.graph("encoder", precision, dialect), device, threads, record=False, rounding=rounding
         )
-        self.select_rows = OrtExecutable(bundle.graph("select_rows", precision), device, threads)
+        # One node, and as many bindings as there are pairs of buffers: a recording would cost more than it saves.
+        self.select_rows = OrtExecutable(bundle.graph("select_rows", precision), device, threads, record=False)
 
     def step(self, cache: int, *, attention: bool = False) -> OrtExecutable:
         if not attention:
@@ -183,12 +207,15 @@ class OrtExecutable:
         record: bool = True,
         rounding: bool = False,
     ):
-        self._device = device
-        self._session = _session(graph, device, threads, record=record, rounding=rounding)
+        self._graph, self._device = graph, device
+        recorder = _recorder() if record and device.name == "cuda" else "none"
+        self._session = _session(graph, device, threads, record=recorder == "onnxruntime", rounding=rounding)
         self._inputs = {node.name for node in self._session.get_inputs()}
         self._outputs = {node.name for node in self._session.get_outputs()}
-        self._graph_ids = itertools.count(1) if record else itertools.repeat(-1)
-        report_fallbacks(graph, self._session, CUDA if device.name == "cuda" else CPU)
+        elsewhere = report_fallbacks(graph, self._session, CUDA if device.name == "cuda" else CPU)
+        # A replay would not run nodes of the host again.
+        self._record = recorder == "tfexport" and not elsewhere
+        self._graph_ids = itertools.count(1) if recorder == "onnxruntime" else itertools.repeat(-1)
 
     def bind(self, tensors: Mapping[str, DeviceTensor]) -> Call:
         binding = self._session.io_binding()
@@ -202,11 +229,25 @@ class OrtExecutable:
                 binding.bind_output(name, *arguments)
         if self._device.name == "cpu":
             return lambda: self._session.run_with_iobinding(binding)
-        return _Recorded(self._session, binding, next(self._graph_ids))
+        call = _GpuRun(self._session, binding, next(self._graph_ids))
+        return self._recorded(call) if self._record else call
+
+    def _recorded(self, call: Call) -> Call:
+        """`call` as a CUDA graph, which any thread may enqueue."""
+        for attempt in range(ATTEMPTS):
+            call()  # once before recording, so that lazy setup is not recorded; a second run writes the same values
+            self._device.synchronize()
+            try:
+                return self._device.capture(call)
+            except Exception as error:  # the library's errors have no common base
+                if attempt == ATTEMPTS - 1:
+                    _warn_unrecorded(self._graph, str(error).splitlines()[0])
+        self._record = False
+        return call
 
 
-class _Recorded:
-    """Runs one binding on a GPU, as a CUDA graph that ONNX Runtime records under a number."""
+class _GpuRun:
+    """Enqueues one binding on a GPU; as a CUDA graph that ONNX Runtime records under a number, where that is not -1."""
 
     def __init__(self, session: onnxruntime.InferenceSession, binding: Any, graph_id: int):
         self._session, self._binding, self._graph_id = session, binding, graph_id
@@ -223,8 +264,28 @@ class _Recorded:
             self._session.release_captured_graph(self._graph_id)
 
 
-def report_fallbacks(graph: Path, session: onnxruntime.InferenceSession, provider: str) -> None:
-    """Warn of nodes that run on another provider: each costs copies between GPU and host in every step."""
+def _recorder() -> str:
+    """Who records CUDA graphs, one of `RECORDERS`.
+
+    Raises:
+        RuntimeUnavailable: the environment asks for another one.
+    """
+    found = os.environ.get(SWITCH) or RECORDERS[0]
+    if found not in RECORDERS:
+        raise RuntimeUnavailable(f"{SWITCH} is {found!r}. Set it to one of: {', '.join(RECORDERS)}; or unset it.")
+    return found
+
+
+def _warn_unrecorded(graph: Path, reason: str) -> None:
+    logging.getLogger(__name__).warning("warning: %s is not recorded as a CUDA graph: %s", graph.name, reason)
+
+
+def report_fallbacks(graph: Path, session: onnxruntime.InferenceSession, provider: str) -> list[str]:
+    """Warn of nodes that run on another provider: each costs copies between GPU and host in every step.
+
+    Returns:
+        These nodes.
+    """
     nodes = [
         f"{node.name} ({node.op_type})"
         for part in session.get_provider_graph_assignment_info()
@@ -241,6 +302,7 @@ def report_fallbacks(graph: Path, session: onnxruntime.InferenceSession, provide
             ", ".join(nodes[:5]),
             ", ..." if len(nodes) > 5 else "",
         )
+    return nodes
 
 
 Configure = Callable[[onnxruntime.SessionOptions], None]
@@ -273,6 +335,9 @@ def _session(
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if device.name == "cpu":
         kernels.register(options)
+    else:
+        # With a plan the second run, which is recorded, would allocate otherwise than the first.
+        options.enable_mem_pattern = False
     if configure is not None:
         configure(options)
     providers: list[Any] = [CPU]
@@ -281,6 +346,8 @@ def _session(
             "user_compute_stream": str(device.stream),
             "enable_cuda_graph": str(int(record)),
             "use_tf32": "0",  # the default rounds float32 factors to 10 bits
+            # Flash and memory-efficient attention. By default cuDNN builds a plan for each shape of fp16 and bf16.
+            "sdpa_kernel": "3",
         }
         providers = [(CUDA, settings), CPU]
     slower = DISABLED_OPTIMIZERS if device.name == "cpu" else []
@@ -291,7 +358,7 @@ def _session(
         if device.name == "cuda" and record:
             # It refuses to record a graph with a node that does not run on the GPU. Then the graph runs unrecorded, and
             # `report_fallbacks` reports the node.
-            logging.getLogger(__name__).warning("warning: %s is not recorded as a CUDA graph: %s", graph.name, first)
+            _warn_unrecorded(graph, first)
             return _session(graph, device, threads, record=False)
         raise BundleError(f"ONNX Runtime cannot load {graph}: {first} Export again, or upgrade onnxruntime.") from error
     session.disable_fallback()  # or it would change to another provider after a failure

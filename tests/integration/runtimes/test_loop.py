@@ -138,13 +138,22 @@ def test_an_identity_moves_nothing_and_reorders_take_turns(
     state = runtime.encode(src_ids, src_len, beam=2)
     addresses = []
     for rows in ([0, 1, 2, 3], [1, 0, 2, 3], [0, 1, 2, 3], [0, 0, 3, 2]):  # the cache has 4 slots
-        _, state = runtime.best(state, np.full(4, BOS), 4)
-        before = graphs.select_rows.runs
         state = state.select(np.array(rows))
+        before = graphs.select_rows.runs
+        _, state = runtime.best(state, np.full(4, BOS), 4)
         assert graphs.select_rows.runs == before + (rows != [0, 1, 2, 3])
         addresses.append(state._cache["all"].address)
     assert len(set(addresses)) == 2
     assert addresses[0] == addresses[3] != addresses[1] == addresses[2]
+
+
+def test_a_step_copies_once_each_way(runtime: LoopRuntime, gpu: FakeCudart) -> None:
+    state = runtime.encode(*pad(SOURCES[:2], 1), beam=2)
+    assert gpu.copies == {"to_device": 1, "to_host": 0}
+    for step in range(1, 4):
+        _, state = runtime.best(state, np.full(4, BOS), 4)
+        state = state.select(np.array([1, 0, 3, 2]))
+        assert gpu.copies == {"to_device": 1 + step, "to_host": step}
 
 
 def test_done_sentences_leave_their_places_empty_until_half_is_done(
@@ -194,7 +203,7 @@ def test_nothing_is_allocated_bound_or_waited_for_twice_in_a_step(
     for _ in range(2):  # the second batch meets the memory and the bindings of the first
         state = runtime.encode(src_ids, src_len, beam=2)
         tokens, order = np.full(8, 5), np.array([1, 0, 3, 2, 4, 5, 6, 7])
-        for _ in range(10):
+        for _ in range(11):  # a reorder is done with the next step
             _, state = runtime.best(state, tokens, 5)
             state = state.select(order)
         warm = dict(gpu.counts), sum(len(step.bound) for step in graphs.steps.values()), len(graphs.select_rows.bound)
@@ -203,6 +212,25 @@ def test_nothing_is_allocated_bound_or_waited_for_twice_in_a_step(
             state = state.select(order)
             now = dict(gpu.counts), sum(len(s.bound) for s in graphs.steps.values()), len(graphs.select_rows.bound)
             assert now == ({**warm[0], "wait": warm[0]["wait"] + step}, *warm[1:])
+
+
+def test_batches_that_came_between_change_no_binding(runtime: LoopRuntime, graphs: LateGraphs) -> None:
+    """Each binding is a recorded graph, and is made for the addresses."""
+
+    def decode(count: int, beam: int) -> None:
+        state = runtime.encode(*pad(SOURCES[:count], 1), beam=beam)
+        for step in range(5):
+            _, state = runtime.best(state, np.full(state.rows, 5), 4)
+            if step == 2:
+                state = state.select(np.arange(beam))  # one sentence is left
+
+    batches = [(8, 1), (4, 2), (2, 4), (8, 2), (1, 3)]  # the same rows for different sentences
+    for batch in batches:
+        decode(*batch)
+    bound = [len(step.bound) for step in graphs.steps.values()]
+    for batch in (*reversed(batches), *batches):
+        decode(*batch)
+    assert [len(step.bound) for step in graphs.steps.values()] == bound
 
 
 def test_memory_comes_back_and_is_used_again(runtime: LoopRuntime, gpu: FakeCudart) -> None:

@@ -70,14 +70,30 @@ def cuda(precision: Any, **changes: Any) -> Buckets:
 
 def test_on_cuda_there_are_few_sizes_and_they_hold_all_of_the_model() -> None:
     buckets = cuda("float16", d_model=64, max_source_length=70, max_target_length=100)
-    assert buckets.cache == (32, 64, 128)
-    assert buckets.src == (32, 64, 70)
+    assert buckets.cache == (64, 128)
+    assert buckets.src == (64, 70)
     assert buckets.batch == CUDA_BATCH
     assert buckets.batch_for(33, 4) == 64
-    assert cuda("float16", d_model=64, max_source_length=32, max_target_length=32).cache == (32,)
+    assert cuda("float16", d_model=64, max_source_length=32, max_target_length=32).cache == (64,)
     assert cuda("float16", d_model=64, max_source_length=32, max_target_length=33).src == (32,)
+    long = cuda("float16", d_model=64, max_source_length=1000, max_target_length=1024)
+    assert (long.src, long.cache) == ((64, 128, 256, 512, 1000), (64, 128, 256, 512, 1024))
     with pytest.raises(TfexportError, match=r"Use a smaller --batch-size, or shorter lines\.$"):
         buckets.batch_for(16385, 1)
+
+
+def test_a_batch_becomes_smaller_in_few_steps() -> None:
+    """Each batch has graphs of its own, which are recorded once."""
+    buckets = cuda("float16", d_model=64)
+    assert [buckets.batch_after(128, left, 4) for left in (128, 33, 32, 9, 8, 1)] == [128, 128, 32, 32, 8, 8]
+    assert [buckets.batch_after(4, left, 4) for left in (4, 1)] == [4, 4]
+    assert [BUCKETS.batch_after(4, left, 1) for left in (4, 3, 2, 1)] == [4, 4, 2, 1]
+
+
+def test_a_cache_may_begin_as_long_as_the_source() -> None:
+    buckets = cuda("float16", d_model=64, max_source_length=300, max_target_length=100)
+    assert [buckets.first_cache(src) for src in buckets.src or ()] == [64, 128, 128, 128]
+    assert BUCKETS.first_cache(24) == 16
 
 
 @pytest.mark.parametrize(("precision", "item"), [("float32", 4), ("float16", 2), ("bfloat16", 2)])

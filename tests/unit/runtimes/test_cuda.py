@@ -7,13 +7,16 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from cuda import pathfinder
 from cuda.bindings import runtime as cudart
 
 from tests.support.fake_cuda import FakeCudart, contents, use
 from tfexport.errors import RuntimeUnavailable, TfexportError
-from tfexport.runtimes.cuda import CudaDevice
+from tfexport.runtimes.cuda import CudaDevice, load_libraries
 from tfexport.runtimes.device import DeviceTensor
 from tfexport.system.gpu import find_gpu
+
+KNOWN_LIBRARIES = (*pathfinder.SUPPORTED_NVIDIA_LIBNAMES, "cudnn")
 
 
 @pytest.fixture
@@ -130,6 +133,34 @@ def test_no_gpu_is_one_line_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch
 def test_a_gpu_is_told_by_its_generation(gpu: FakeCudart) -> None:
     found = find_gpu()
     assert (found.name, found.generation, found.memory) == ("A fake GPU", "sm89", 1 << 30)
+
+
+def lose(monkeypatch: pytest.MonkeyPatch, *missing: str) -> list[str]:
+    """Let these libraries be on no path; returns the names that are asked for."""
+    asked = []
+
+    def load(name: str) -> None:
+        asked.append(name)
+        if name in missing:
+            raise pathfinder.DynamicLibNotFoundError(name)
+
+    monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", load)
+    return asked
+
+
+def test_libraries_are_found_wherever_they_are_and_nothing_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    asked = lose(monkeypatch, "nvrtc")  # cuDNN loads it for some of its kernels alone
+    load_libraries()
+    assert {"cublas", "cublasLt", "cudart", "cudnn", "curand"} < set(asked) <= set(KNOWN_LIBRARIES)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_missing_library_is_one_line_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    lose(monkeypatch, "cudnn")
+    with pytest.raises(RuntimeUnavailable, match=r"the library cudnn of CUDA 13 and cuDNN 9 was not found.*LD_LIBRARY"):
+        load_libraries()
 
 
 def test_the_stand_in_has_the_names_of_the_real_api() -> None:

@@ -1,0 +1,74 @@
+"""What a dry run found, as a table, and the limits that it must keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column of the table."""
+
+    name: str
+    value: Callable[[Row], float | None]
+    """None where a case does not measure it."""
+    most: float | None = None
+    """More of it is a failure."""
+
+
+def _a_step(*kinds: str) -> Callable[[Row], float]:
+    """How often these happen in a step of the second batch, the reorder of beams included."""
+    return lambda row: float(sum(row["second"]["step"][kind] for kind in kinds) / row["second"]["steps"])
+
+
+def _in_text(kind: str) -> Callable[[Row], float | None]:
+    return lambda row: row["text"]["total"][kind] if "text" in row else None
+
+
+def _violations(row: Row) -> float:
+    return float(row["all"]["violations"])
+
+
+MEASURES = (
+    Measure("nodes a step", _a_step("kernels", "on_device", "fills"), most=240),
+    Measure("launches a step", _a_step("launches"), most=4),
+    Measure("copies to the GPU a step", _a_step("to_device"), most=1),
+    Measure("copies to the host a step", _a_step("to_host"), most=1),
+    Measure("waits a step", _a_step("waits"), most=1),
+    Measure("allocations, second batch", lambda row: row["second"]["total"]["allocations"], most=0),
+    Measure("recordings, second batch", lambda row: row["second"]["total"]["recordings"], most=0),
+    Measure("recordings, new threads", lambda row: row["threads"]["recordings"], most=0),
+    Measure("recordings, text", _in_text("recordings"), most=12),
+    Measure("cuDNN plans", lambda row: row["all"]["plans"], most=0),
+    Measure("violations", _violations, most=0),
+)
+
+
+def failures(rows: Sequence[Row]) -> list[str]:
+    """What is above its limit."""
+    found = []
+    for row in rows:
+        for measure in MEASURES:
+            value = measure.value(row)
+            if measure.most is not None and value is not None and value > measure.most:
+                case = f"{row['model']} {row['precision']} beam {row['beam']}"
+                found.append(f"{case}: {measure.name}: {value:g} is more than {measure.most:g}")
+    return found
+
+
+def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """The head and the rows of the table; the last row has the limits."""
+    head = ["model", "precision", "beam", *(measure.name for measure in MEASURES)]
+    cells = [
+        [row["model"], row["precision"], str(row["beam"]), *(_text(measure.value(row)) for measure in MEASURES)]
+        for row in rows
+    ]
+    return head, [*cells, ["limit", "", "", *(_text(measure.most) for measure in MEASURES)]]
+
+
+def _text(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}".rstrip("0").rstrip(".")
