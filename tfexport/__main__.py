@@ -29,7 +29,8 @@ def main() -> NoReturn:
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     _let_signals_end()
     try:
-        app(arguments, standalone_mode=True)
+        with standard_streams.guarded():  # help, too
+            app(arguments, standalone_mode=True)
     except BaseException as error:
         number = ending.taken()
         if isinstance(error, SystemExit) and number is not None:  # also where it was lost, and the command went on
@@ -52,11 +53,11 @@ def _let_signals_end() -> None:
     """Let signals end the command by an exception, which removes half-written files."""
     from tfexport.system import ending
 
-    signal.signal(signal.SIGTERM, ending.end)
-    if hasattr(signal, "SIGHUP"):  # not on Windows
-        signal.signal(signal.SIGHUP, ending.end)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as it is for what a shell runs in the background
-        signal.signal(signal.SIGINT, ending.end)
+    for name in ("SIGTERM", "SIGHUP", "SIGINT"):
+        number = getattr(signal, name, None)  # not all are there on Windows
+        # `nohup`, and a shell that runs something in the background, ask for signals to be ignored.
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, ending.end)
 
 
 def _explain(error: BaseException) -> tuple[str, int]:

@@ -321,7 +321,15 @@ def test_members_at_one_place_are_refused(tmp_path: Path) -> None:
 def test_compressed_archives_are_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "model.pt", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", b"\x80\x02X" + struct.pack("<I", 10_000_000) + bytes(10_000_000) + b".")
-    with pytest.raises(CheckpointError, match="its data.pkl is compressed"):
+    with pytest.raises(CheckpointError, match=r"its data\.pkl is compressed"):
+        read_inert(tmp_path / "model.pt")
+
+
+def test_members_beyond_the_end_are_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "model.pt", "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps({"a": 1}, protocol=2))
+        archive.getinfo("archive/data.pkl").file_size = 2**31
+    with pytest.raises(CheckpointError, match=r"its data\.pkl is cut"):
         read_inert(tmp_path / "model.pt")
 
 
