@@ -9,6 +9,9 @@ TYPE_CHECKING = False  # not from typing: until `main` runs, Ctrl-C prints a tra
 if TYPE_CHECKING:
     from typing import NoReturn
 
+SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT")
+"""That end a command."""
+
 
 def main() -> NoReturn:
     """Run the command line; errors of ours become one line on stderr."""
@@ -16,6 +19,20 @@ def main() -> NoReturn:
         # While libraries are imported, Ctrl-C has nothing to undo or to tell.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     import logging
+
+    import tfexport.cli  # noqa: F401 (here, where Ctrl-C has nothing to undo)
+    from tfexport.commands import standard_streams
+
+    standard_streams.prepare()
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    _let_signals_end()
+    try:
+        _run()
+    finally:
+        _let_signals_kill()
+
+
+def _run() -> NoReturn:
     import traceback
 
     from tfexport.cli import app
@@ -23,11 +40,8 @@ def main() -> NoReturn:
     from tfexport.commands.console import say
     from tfexport.system import ending
 
-    standard_streams.prepare()
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    _let_signals_end()
     try:
         with standard_streams.guarded():  # help, too
             app(arguments, standalone_mode=True)
@@ -53,11 +67,21 @@ def _let_signals_end() -> None:
     """Let signals end the command by an exception, which removes half-written files."""
     from tfexport.system import ending
 
-    for name in ("SIGTERM", "SIGHUP", "SIGINT"):
+    for name in SIGNALS:
         number = getattr(signal, name, None)  # not all are there on Windows
         # `nohup`, and a shell that runs something in the background, ask for signals to be ignored.
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, ending.end)
+
+
+def _let_signals_kill() -> None:
+    """When the command has ended nothing is left to undo, and Python would print an exception while it shuts down."""
+    from tfexport.system import ending
+
+    for name in SIGNALS:
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is ending.end:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _explain(error: BaseException) -> tuple[str, int]:

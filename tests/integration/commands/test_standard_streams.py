@@ -68,6 +68,23 @@ def test_signals_that_are_ignored_stay_so() -> None:
     subprocess.run([sys.executable, "-c", IGNORING, "--help"], env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
 
 
+ENDING = """
+import os, signal, threading, time
+def end():
+    threading.main_thread().join()  # Python waits for this thread now
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(9)
+threading.Thread(target=end).start()
+from tfexport.__main__ import main
+main()
+"""
+
+
+def test_a_signal_after_the_end_of_a_command_prints_no_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDING, "--help"], env=ENVIRONMENT, capture_output=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGTERM, b"")
+
+
 def test_no_file_takes_the_place_of_a_closed_stream() -> None:
     """What a library prints would be written into it."""
     code = "import os; from tfexport.commands import standard_streams as s; s.prepare(); exit(os.dup(os.open('/', 0)))"
