@@ -93,7 +93,8 @@ def _explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, DeviceMemoryError):
         return text, 2
     if is_out_of_memory(error):
-        return f"not enough memory: {text.rstrip('.')}. Use a smaller --beam or --batch-size, or end other programs.", 2
+        about = f": {text.rstrip('.')}" if text else ""  # Python's own says nothing
+        return f"not enough memory{about}. Use a smaller --beam or --batch-size, or end other programs.", 2
     if isinstance(error, TfexportError):
         return text, 2
     if isinstance(error, ModuleNotFoundError):

@@ -165,3 +165,11 @@ def test_memory_that_runs_out_is_not_a_missing_library(
     monkeypatch.setattr("tfexport.runtimes._load", fail)
     message = last_error(run("decode", tiny_bundle))
     assert message.startswith("error: not enough memory: onnxruntime cannot be loaded. ")
+
+
+def test_memory_that_runs_out_without_a_word(run: Run, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("tfexport.runtimes._load", fail)
+    assert last_error(run("decode", tiny_bundle)).startswith("error: not enough memory. Use a smaller --beam")
