@@ -9,6 +9,9 @@ TYPE_CHECKING = False  # not from typing: until `main` runs, Ctrl-C prints a tra
 if TYPE_CHECKING:
     from typing import NoReturn
 
+SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT")
+"""That end a command."""
+
 
 def main() -> NoReturn:
     """Run the command line; errors of ours become one line on stderr."""
@@ -16,6 +19,20 @@ def main() -> NoReturn:
         # While libraries are imported, Ctrl-C has nothing to undo or to tell.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     import logging
+
+    import tfexport.cli  # noqa: F401 (here, where Ctrl-C has nothing to undo)
+    from tfexport.commands import standard_streams
+
+    standard_streams.prepare()
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    _let_signals_end()
+    try:
+        _run()
+    finally:
+        _let_signals_kill()
+
+
+def _run() -> NoReturn:
     import traceback
 
     from tfexport.cli import app
@@ -23,13 +40,11 @@ def main() -> NoReturn:
     from tfexport.commands.console import say
     from tfexport.system import ending
 
-    standard_streams.prepare()
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    _let_signals_end()
     try:
-        app(arguments, standalone_mode=True)
+        with standard_streams.guarded():  # help, too
+            app(arguments, standalone_mode=True)
     except BaseException as error:
         number = ending.taken()
         if isinstance(error, SystemExit) and number is not None:  # also where it was lost, and the command went on
@@ -52,11 +67,21 @@ def _let_signals_end() -> None:
     """Let signals end the command by an exception, which removes half-written files."""
     from tfexport.system import ending
 
-    signal.signal(signal.SIGTERM, ending.end)
-    if hasattr(signal, "SIGHUP"):  # not on Windows
-        signal.signal(signal.SIGHUP, ending.end)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as it is for what a shell runs in the background
-        signal.signal(signal.SIGINT, ending.end)
+    for name in SIGNALS:
+        number = getattr(signal, name, None)  # not all are there on Windows
+        # `nohup`, and a shell that runs something in the background, ask for signals to be ignored.
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, ending.end)
+
+
+def _let_signals_kill() -> None:
+    """When the command has ended nothing is left to undo, and Python would print an exception while it shuts down."""
+    from tfexport.system import ending
+
+    for name in SIGNALS:
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is ending.end:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _explain(error: BaseException) -> tuple[str, int]:
@@ -68,7 +93,8 @@ def _explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, DeviceMemoryError):
         return text, 2
     if is_out_of_memory(error):
-        return f"not enough memory: {text.rstrip('.')}. Use a smaller --beam or --batch-size, or end other programs.", 2
+        about = f": {text.rstrip('.')}" if text else ""  # Python's own says nothing
+        return f"not enough memory{about}. Use a smaller --beam or --batch-size, or end other programs.", 2
     if isinstance(error, TfexportError):
         return text, 2
     if isinstance(error, ModuleNotFoundError):

@@ -8,7 +8,7 @@ import functools
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TextIO, TypeVar, cast
 
 from tfexport.errors import TfexportError
@@ -73,16 +73,54 @@ class Stdout(io.TextIOBase):
 
     def _give_up(self) -> None:
         """What could not be written is still in the buffer, and Python would fail on it once more when it ends."""
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._file.fileno())
-        os.close(nowhere)
+        _write_nowhere(self._file)
+
+    def under(self) -> TextIO:
+        """Where it writes."""
+        return self._file
+
+
+class Stderr:
+    """Stderr that loses what it cannot write: a note that nobody can read ends no command."""
+
+    def __init__(self, file: TextIO):
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, text: str) -> int:
+        with self._lost():
+            self._file.write(text)
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        with self._lost():
+            self._file.flush()
+
+    @contextlib.contextmanager
+    def _lost(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            _write_nowhere(self._file)
+
+
+def _write_nowhere(file: TextIO) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, file.fileno())
+    os.close(nowhere)
 
 
 def prepare() -> None:
     """Let nothing that is printed go astray: call this before anything else is opened.
 
-    Where stderr is closed, notes go nowhere; Python would print them to stdout. A path that is not UTF-8 is printed as its
-    bytes.
+    Where stderr is closed, full or unread, notes go nowhere; Python would print them to stdout, or end the command. A path
+    that is not UTF-8 is printed as its bytes.
     """
     for descriptor in range(3):  # or the next file that is opened takes the place, and gets what libraries print
         try:
@@ -91,6 +129,8 @@ def prepare() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (for as long as the process lives)
+    elif not isinstance(sys.stderr, Stderr):
+        sys.stderr = cast(TextIO, Stderr(sys.stderr))
     if sys.stdout is None:
         sys.stdout = cast(TextIO, ClosedStdout())
     elif isinstance(sys.stdout, io.TextIOWrapper):
@@ -114,17 +154,26 @@ def closed_error() -> TfexportError:
 def guarded(*, verdict: bool = False) -> Iterator[None]:
     """Print results in this block; they are on their way when it ends.
 
+    Blocks in this block print for themselves.
+
     Raises:
         SystemExit: nobody reads on.
         TfexportError: they cannot be written.
     """
-    stdout = Stdout(sys.stdout, verdict=verdict)
+    if isinstance(sys.stdout, ClosedStdout):
+        yield
+        return
+    stdout = Stdout(sys.stdout.under() if isinstance(sys.stdout, Stdout) else sys.stdout, verdict=verdict)
     try:
         with contextlib.redirect_stdout(cast(TextIO, stdout)):
             try:
                 yield
             finally:
                 stdout.flush()
+    except SystemExit:
+        if isinstance(stdout.failure, BrokenPipeError):  # which Typer takes for an exit with 1
+            raise SystemExit(BROKEN_PIPE) from None
+        raise
     except OSError as error:
         if error is not stdout.failure:
             raise  # of another file

@@ -32,6 +32,67 @@ def test_with_stderr_closed_notes_go_nowhere(tiny_bundle: Path, tiny_checkpoint:
     assert (done.code, done.stdout, done.stderr) == (0, wanted_text(tiny_checkpoint), "")
 
 
+@pytest.mark.parametrize("stderr", ["2>/dev/full", "2> >(true)"])
+def test_notes_that_cannot_be_written_end_no_command(
+    tiny_bundle: Path, tiny_checkpoint: TinyCheckpoint, stderr: str
+) -> None:
+    # The reader is gone before the first note: libraries are loaded until then.
+    done = shell(f"$TFEXPORT decode {tiny_bundle} {stderr}")
+    assert (done.code, done.stdout) == (0, wanted_text(tiny_checkpoint))
+    assert shell(f"$TFEXPORT decode {tiny_bundle}/none {stderr}").code == 2
+
+
+@pytest.mark.parametrize(("command", "code"), [("--help | true", 141), ("--help >/dev/full", 2), ("--help >&-", 2)])
+def test_help_that_cannot_be_printed(command: str, code: int) -> None:
+    done = shell(f"$TFEXPORT {command}; exit ${{PIPESTATUS[0]}}")
+    assert done.code == code
+    assert done.stderr.count("\n") == (0 if code == 141 else 1)
+    assert done.stderr.startswith("" if code == 141 else "error: ")
+
+
+IGNORING = """
+import signal
+numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP")]
+for number in numbers:
+    signal.signal(number, signal.SIG_IGN)
+from tfexport.__main__ import main
+try:
+    main()
+except SystemExit:
+    assert all(signal.getsignal(number) is signal.SIG_IGN for number in numbers)
+"""
+
+
+def test_signals_that_are_ignored_stay_so() -> None:
+    """As `nohup` asks for, and a shell for what it runs in the background."""
+    subprocess.run([sys.executable, "-c", IGNORING, "--help"], env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
+
+
+ENDING = """
+import os, signal, threading, time
+def end():
+    threading.main_thread().join()  # Python waits for this thread now
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(9)
+threading.Thread(target=end).start()
+from tfexport.__main__ import main
+main()
+"""
+
+
+def test_a_signal_after_the_end_of_a_command_prints_no_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDING, "--help"], env=ENVIRONMENT, capture_output=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGTERM, b"")
+
+
+def test_no_file_takes_the_place_of_a_closed_stream() -> None:
+    """What a library prints would be written into it."""
+    code = "import os; from tfexport.commands import standard_streams as s; s.prepare(); exit(os.dup(os.open('/', 0)))"
+    for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
+        done = subprocess.run(["bash", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code])
+        assert done.returncode > 3
+
+
 def test_with_stdout_closed_nothing_is_begun(tiny_bundle: Path, tmp_path: Path) -> None:
     done = shell(f"$TFEXPORT decode {tiny_bundle} >&-")
     assert last_error(done) == "error: stdout is closed. Redirect it to a file, or to /dev/null."
@@ -104,3 +165,11 @@ def test_memory_that_runs_out_is_not_a_missing_library(
     monkeypatch.setattr("tfexport.runtimes._load", fail)
     message = last_error(run("decode", tiny_bundle))
     assert message.startswith("error: not enough memory: onnxruntime cannot be loaded. ")
+
+
+def test_memory_that_runs_out_without_a_word(run: Run, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("tfexport.runtimes._load", fail)
+    assert last_error(run("decode", tiny_bundle)).startswith("error: not enough memory. Use a smaller --beam")

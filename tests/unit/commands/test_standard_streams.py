@@ -6,13 +6,13 @@ import io
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 import pytest
 import typer
 
 from tfexport.commands import standard_streams
-from tfexport.commands.standard_streams import ClosedStdout, printing
+from tfexport.commands.standard_streams import ClosedStdout, Stderr, guarded, printing
 from tfexport.errors import TfexportError
 
 
@@ -98,3 +98,50 @@ def test_paths_are_printed_as_their_bytes(monkeypatch: pytest.MonkeyPatch, text:
     standard_streams.prepare()
     print(text, end="", flush=True)
     assert raw.getvalue() == written
+
+
+@pytest.mark.parametrize("is_buffered", [False, True])
+def test_notes_that_nobody_reads_are_lost(is_buffered: bool) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with io.TextIOWrapper(open(writing, "wb"), write_through=not is_buffered) as file, redirect_stderr(file):
+        standard_streams.prepare()
+        assert isinstance(sys.stderr, Stderr)
+        for _ in range(2):
+            print("a note", file=sys.stderr, flush=True)
+            sys.stderr.writelines(["one\n", "two\n"])
+        assert not sys.stderr.isatty()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no such device")
+def test_notes_that_have_no_room_are_lost() -> None:
+    with open("/dev/full", "w", encoding="utf-8") as file, redirect_stderr(file):
+        standard_streams.prepare()
+        print("a note", file=sys.stderr, flush=True)
+
+
+def test_who_ends_by_itself_when_nobody_reads_ends_as_by_sigpipe() -> None:
+    """As Typer does while it prints help."""
+
+    def print_and_exit() -> None:
+        try:
+            print("help", flush=True)
+        except BrokenPipeError:
+            sys.exit(1)
+
+    with unread(is_buffered=False), pytest.raises(SystemExit) as caught, guarded():
+        print_and_exit()
+    assert caught.value.code == 141
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_verdict_within_another_block_is_the_exit_code(code: int) -> None:
+    with unread(is_buffered=False), pytest.raises(typer.Exit) as caught, guarded():
+        printing(say, verdict=True)(code)
+    assert caught.value.exit_code == code
+
+
+def test_within_another_block_a_closed_stdout_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", ClosedStdout())
+    with pytest.raises(TfexportError, match="stdout is closed"), guarded():
+        printing(say)()

@@ -325,6 +325,14 @@ def test_compressed_archives_are_refused(tmp_path: Path) -> None:
         read_inert(tmp_path / "model.pt")
 
 
+def test_members_beyond_the_end_are_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "model.pt", "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps({"a": 1}, protocol=2))
+        archive.getinfo("archive/data.pkl").file_size = 2**31
+    with pytest.raises(CheckpointError, match=r"its data\.pkl is cut"):
+        read_inert(tmp_path / "model.pt")
+
+
 @pytest.mark.thorough
 def test_what_holds_itself_or_has_no_end_is_no_argument() -> None:
     itself: dict[str, Any] = {}
