@@ -38,7 +38,7 @@ def read_folder(path: Path, options: TextOptions) -> ToolkitCheckpoint:
     generation_path = path / "generation_config.json"
     settings = Settings(path, config, _json(generation_path) if generation_path.is_file() else {})
     model_type = config.get("model_type")
-    if model_type in NOT_SUPPORTED:
+    if isinstance(model_type, str) and model_type in NOT_SUPPORTED:
         raise ConfigError(
             f"{path / CONFIG} has model_type {model_type!r}, which is not supported: {NOT_SUPPORTED[model_type]}."
         )

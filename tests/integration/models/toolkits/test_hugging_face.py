@@ -302,6 +302,7 @@ def test_text_through_a_bundle_is_what_the_library_makes_of_it(
     ("settings", "message"),
     [
         ({"model_type": "umt5"}, "model_type 'umt5'"),
+        ({"model_type": ["bart"]}, r"model_type \['bart'\], which is not supported"),
         (
             {"model_type": "blenderbot-small"},
             "'blenderbot-small', which is not supported: its decoder norms",
