@@ -54,7 +54,7 @@ engines: $(VENV)/dev.done
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.engines --models $(ENGINES) --gpus portable
 
 # Runs ort-cuda without a GPU, over stand-ins of the CUDA libraries, and counts launches, copies, waits and recordings. It needs
-# g++ and the headers of CUDA 13, downloads onnxruntime-gpu (250 MB) once, and says so where one is missing.
+# g++, downloads onnxruntime-gpu (250 MB) and CUDA's headers once, and says so where they cannot be had.
 cuda-dry: $(VENV)/dev.done
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.cuda_dry
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -13,7 +12,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "cuda-dry"
 SITE, LIBRARIES = FOLDER / "site", FOLDER / "lib"
+HEADERS = FOLDER / "headers"
 WHEEL = "onnxruntime-gpu==1.31.1"
+HEADER_WHEELS = ("nvidia-cuda-runtime==13.0.96", "nvidia-cuda-crt==13.0.88")
 SOURCES = Path(__file__).parent
 
 HEADER_ROOTS = ("CUDA_HOME", "CUDA_PATH")
@@ -33,7 +34,7 @@ def prepare(*, download: bool) -> None:
     """Unpack the provider and compile the stand-ins, unless that is done.
 
     Args:
-        download: get the wheel of the provider (250 MB) from PyPI where it is not here.
+        download: get the wheel of the provider (250 MB), and CUDA's headers (2 MB), from PyPI where they are not here.
 
     Raises:
         Missing: there are no CUDA headers, no C++ compiler or no wheel. The message says what to do.
@@ -41,7 +42,7 @@ def prepare(*, download: bool) -> None:
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None or shutil.which("nm") is None:
         raise Missing("there is no C++ compiler, or no nm: install g++ and binutils.")
-    headers = _headers()
+    headers = _headers(download)
     _unpack(download)
     _compile(compiler, headers)
 
@@ -52,18 +53,20 @@ def environment() -> dict[str, str]:
     return {**os.environ, "LD_LIBRARY_PATH": str(LIBRARIES), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-def _headers() -> Path:
-    """The folder with CUDA's headers: of a CUDA toolkit, or of the package nvidia-cuda-runtime."""
+def _headers(download: bool) -> Path:
+    """The folder with CUDA's headers: of a CUDA toolkit, or of NVIDIA's packages."""
     roots = [Path(os.environ[name]) for name in HEADER_ROOTS if name in os.environ]
-    roots += [Path("/usr/local/cuda-13.0"), Path("/usr/local/cuda")]
-    nvidia = importlib.util.find_spec("nvidia")
-    roots += [Path(path) / "cu13" for path in (nvidia.submodule_search_locations or [] if nvidia else [])]
+    roots += [Path("/usr/local/cuda-13.0"), Path("/usr/local/cuda"), HEADERS / "nvidia" / "cu13"]
     for root in roots:
         if "CUDART_VERSION  13" in _text(root / "include" / "cuda_runtime_api.h"):
             return root / "include"
-    raise Missing(
-        "there are no headers of CUDA 13: install the CUDA toolkit, or pip install nvidia-cuda-runtime==13.*."
-    )
+    if download:
+        wheels = [_wheel(requirement, download=True) for requirement in HEADER_WHEELS]
+        if None not in wheels:
+            for wheel in filter(None, wheels):
+                _extract(wheel, HEADERS)
+            return _headers(download=False)
+    raise Missing("there are no headers of CUDA 13: install the CUDA toolkit, or run make cuda-dry with a network.")
 
 
 def _text(path: Path) -> str:
@@ -73,18 +76,27 @@ def _text(path: Path) -> str:
 def _unpack(download: bool) -> None:
     if (SITE / "unpacked").exists():
         return
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    wheels = sorted(FOLDER.glob("onnxruntime_gpu-*.whl"))
-    if not wheels and download:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(FOLDER), WHEEL]
-        subprocess.run(command, check=False)
-        wheels = sorted(FOLDER.glob("onnxruntime_gpu-*.whl"))
-    if not wheels:
+    wheel = _wheel(WHEEL, download=download)
+    if wheel is None:
         raise Missing(f"the wheel of {WHEEL} is not here: put it into {FOLDER}, or run make cuda-dry with a network.")
     shutil.rmtree(SITE, ignore_errors=True)
-    with zipfile.ZipFile(wheels[-1]) as wheel:
-        wheel.extractall(SITE)
+    _extract(wheel, SITE)
     (SITE / "unpacked").touch()
+
+
+def _wheel(requirement: str, *, download: bool) -> Path | None:
+    """The wheel of `name==version` in `FOLDER`; None if it is not there, and cannot be downloaded."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    pattern = requirement.replace("-", "_").replace("==", "-") + "-*.whl"
+    if download and not any(FOLDER.glob(pattern)):
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(FOLDER), requirement]
+        subprocess.run(command, check=False)
+    return next(FOLDER.glob(pattern), None)
+
+
+def _extract(path: Path, folder: Path) -> None:
+    with zipfile.ZipFile(path) as wheel:
+        wheel.extractall(folder)
 
 
 def _compile(compiler: str, headers: Path) -> None:

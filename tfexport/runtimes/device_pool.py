@@ -26,6 +26,7 @@ class MemoryPool:
     def __init__(self, device: Device, kept: int, *, by_use: bool = False):
         self.device, self.kept, self._by_use = device, kept, by_use
         self._free: list[tuple[str, Memory]] = []  # with their uses; the least recently used first
+        self._numbers: dict[int, int] = {}  # in the order of allocation, by address
         # Reentrant: a piece is given back when its last reference goes, in any thread and at any point of the code.
         self._lock = threading.RLock()
 
@@ -39,11 +40,18 @@ class MemoryPool:
                 if memory.nbytes == size and (last == use or not self._by_use)
             ]
             if not fitting:
-                return self._allocate(size)
-            # The lowest address: a batch like the last one gets the same addresses.
-            chosen = min(fitting, key=lambda piece: piece[1].address)
+                memory = self._allocate(size)
+                if self._by_use:
+                    self._numbers[memory.address] = max(self._numbers.values(), default=0) + 1
+                return memory
+            # A batch like the last one gets the same addresses, in the same order.
+            chosen = min(fitting, key=self._order)
             self._free.remove(chosen)
             return chosen[1]
+
+    def _order(self, piece: tuple[str, Memory]) -> int:
+        address = piece[1].address
+        return self._numbers[address] if self._by_use else address
 
     def _allocate(self, size: int) -> Memory:
         try:
@@ -66,6 +74,21 @@ def size_class(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
+class Lane:
+    """The number of a batch under way, the lowest that no other has: batches at the same time keep to memory of their own.
+
+    The number is free again when nothing refers to the lane.
+
+    Args:
+        taken: the numbers of others, to which this adds its own.
+    """
+
+    def __init__(self, taken: set[int]):
+        self.number = next(number for number in range(len(taken) + 1) if number not in taken)
+        taken.add(self.number)
+        weakref.finalize(self, taken.discard, self.number).atexit = False
+
+
 class Region:
     """Named tensors in one piece of a pool's memory. The piece is given back when nothing refers to the region."""
 
@@ -75,6 +98,7 @@ class Region:
         for name, (shape, dtype) in tensors.items():
             offsets[name] = end
             end += -(-DeviceTensor(0, shape, dtype).nbytes // ALIGNMENT) * ALIGNMENT
+        use = f"{use} {list(tensors.values())}"
         memory = pool.take(end, use)
         weakref.finalize(self, pool.give_back, memory, use).atexit = False
         self.tensors: Mapping[str, DeviceTensor] = {

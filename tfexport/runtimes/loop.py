@@ -30,7 +30,7 @@ from tfexport.contract import BEST, ITEM_SIZES, Precision, cache_names
 from tfexport.runtimes.base import BaseRuntime, Best, Capacity, FloatArray, IntArray, best_from_logits
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.device import Call, Device, DeviceTensor, Mirror, to_float32
-from tfexport.runtimes.device_pool import MemoryPool, Mirrored, Region
+from tfexport.runtimes.device_pool import Lane, MemoryPool, Mirrored, Region
 from tfexport.runtimes.slots import Slots, fill_sources
 
 CACHED = 128
@@ -107,7 +107,8 @@ class LoopRuntime(BaseRuntime):
         self._name, self._config, self._graphs = name, config, graphs
         # With buckets the same sizes come again, and each should find its memory. Without, they seldom do.
         bucketed = graphs.buckets.batch is not None
-        self._pool = MemoryPool(graphs.device, kept=64 if bucketed else 8, by_use=bucketed)
+        self._pool = MemoryPool(graphs.device, kept=256 if bucketed else 8, by_use=bucketed)
+        self._lanes: set[int] = set()
         self._calls: OrderedDict[Any, Call] = OrderedDict()
         self._mirrors: OrderedDict[DeviceTensor, Mirror] = OrderedDict()
         self.lock = threading.RLock()
@@ -138,13 +139,14 @@ class LoopRuntime(BaseRuntime):
     def _encode(self, src_ids: IntArray, src_len: IntArray, beam: int, attention: bool) -> LoopState:
         buckets, sentences = self._graphs.buckets, len(src_len)
         batch, src = buckets.batch_for(sentences, beam), buckets.src_for(src_ids.shape[1])
-        inputs, cross = self.inputs(batch, src), self.blocks("cross", batch, src)
+        lane = Lane(self._lanes)
+        inputs, cross = self.inputs(lane, batch, src), self.blocks(lane, "cross", batch, src)
         source = self.mirrored(inputs, "src_len", "src_ids")
         fill_sources(source["src_ids"], source["src_len"], src_ids, src_len, pad_id=self._config.pad_id)
         source.push()
         self.call(self._graphs.encoder, {**inputs.tensors, **self.named("cross", cross)})()
         slots = Slots.first(sentences, beam)
-        return LoopState(self, slots, src_ids.shape[1], inputs, source, cross, attention=attention)
+        return LoopState(self, lane, slots, src_ids.shape[1], inputs, source, cross, attention=attention)
 
     def step(self, state: LoopState, tokens: IntArray) -> tuple[FloatArray, LoopState]:
         return state.step(tokens), state
@@ -158,12 +160,12 @@ class LoopRuntime(BaseRuntime):
     def graphs(self) -> Graphs:
         return self._graphs
 
-    def region(self, use: str, **tensors: tuple[tuple[int, ...], str]) -> Region:
-        return Region(self._pool, use, **tensors)
+    def region(self, lane: Lane, use: str, **tensors: tuple[tuple[int, ...], str]) -> Region:
+        return Region(self._pool, f"{use} {lane.number}", **tensors)
 
-    def inputs(self, batch: int, src: int) -> Region:
+    def inputs(self, lane: Lane, batch: int, src: int) -> Region:
         """The source of a batch; a batch that became smaller has it too, so that `src_len` lies where it always does."""
-        return self.region("inputs", src_len=((batch,), "int64"), src_ids=((batch, src), "int64"))
+        return self.region(lane, "inputs", src_len=((batch,), "int64"), src_ids=((batch, src), "int64"))
 
     def mirror(self, tensor: DeviceTensor) -> Mirror:
         return _cached(self._mirrors, tensor, lambda: self._graphs.device.mirror(tensor))
@@ -172,11 +174,11 @@ class LoopRuntime(BaseRuntime):
         """Host arrays beside tensors of `region` that lie one after the other."""
         return Mirrored(self.mirror(region.span(*names)), region, *names)
 
-    def blocks(self, use: str, rows: int, length: int) -> Region:
+    def blocks(self, lane: Lane, use: str, rows: int, length: int) -> Region:
         """Keys and values of all layers in one tensor `all`, [blocks, rows, heads, length, head_dim]."""
         config = self._config
         shape = (2 * config.n_decoder_layers, rows, config.n_heads, length, config.head_dim)
-        return self.region(use, all=(shape, self._graphs.precision))
+        return self.region(lane, use, all=(shape, self._graphs.precision))
 
     def named(self, kind: Any, blocks: Region) -> dict[str, DeviceTensor]:
         """The tensors of `blocks` by their names in the contract."""
@@ -189,10 +191,10 @@ class LoopRuntime(BaseRuntime):
         """`executable` bound to `tensors`. The call is kept for the next time that they have these addresses and shapes."""
         return _cached(self._calls, (id(executable), *tensors.values()), lambda: executable.bind(tensors))
 
-    def gather(self, use: str, blocks: Region, index: DeviceTensor) -> Region:
+    def gather(self, lane: Lane, use: str, blocks: Region, index: DeviceTensor) -> Region:
         """The rows `index` of `blocks`, gathered into other memory."""
         n_blocks, rows, heads, length, head_dim = blocks["all"].shape
-        target = self.blocks(use, index.shape[0], length)
+        target = self.blocks(lane, use, index.shape[0], length)
         width = heads * length * head_dim
         tensors = {
             "tensors": blocks["all"]._replace(shape=(n_blocks, rows, width)),
@@ -209,6 +211,7 @@ class LoopState:
     def __init__(
         self,
         runtime: LoopRuntime,
+        lane: Lane,
         slots: Slots,
         src: int,
         inputs: Region,
@@ -219,7 +222,7 @@ class LoopState:
         *,
         attention: bool = False,
     ):
-        self._runtime, self._slots, self._src = runtime, slots, src
+        self._runtime, self._lane, self._slots, self._src = runtime, lane, slots, src
         self.lock = runtime.lock
         self._inputs, self._source, self._cross = inputs, source, cross
         self._filled = filled
@@ -232,6 +235,7 @@ class LoopState:
         self._steps: dict[DeviceTensor, Call] = {}  # the bound step graph for each buffer of the cache
         best = min(BEST, config.tgt_vocab_size)
         self._io = runtime.region(
+            lane,
             "io",
             tokens=((places,), "int64"),
             position=((places,), "int64"),
@@ -291,7 +295,7 @@ class LoopState:
             self._given["index"][:] = self._reorder
         self._given.push()
         if self._reorder is not None:
-            self._cache, self._reorder = self._runtime.gather("cache", self._cache, self._io["index"]), None
+            self._cache, self._reorder = self._reordered(), None
         if self._filled == self._cache["all"].shape[3]:
             self._grow()
         if self._cache["all"] not in self._steps:
@@ -302,6 +306,10 @@ class LoopState:
             self._attention.pull()
         self._runtime.graphs.device.synchronize()
         self._filled += 1
+
+    def _reordered(self) -> Region:
+        """The cache in the order of `index`."""
+        return self._runtime.gather(self._lane, "cache", self._cache, self._io["index"])
 
     def _bound_step(self) -> Call:
         """The step graph bound to the buffers of this state; past and present are the same buffer."""
@@ -332,23 +340,23 @@ class LoopState:
         """This state in buffers for `batch` sentences."""
         runtime = self._runtime
         sentences, rows = slots.compact(parents, batch)
-        index = runtime.region("smaller", sentences=((batch,), "int64"), rows=((len(rows),), "int64"))
-        inputs = runtime.inputs(batch, self._cross["all"].shape[3])
+        index = runtime.region(self._lane, "smaller", sentences=((batch,), "int64"), rows=((len(rows),), "int64"))
+        inputs = runtime.inputs(self._lane, batch, self._cross["all"].shape[3])
         source, given = runtime.mirrored(inputs, "src_len"), runtime.mirrored(index, "sentences", "rows")
         source["src_len"][:] = self._source["src_len"][sentences]
         given["sentences"][:] = sentences
         given["rows"][:] = rows if self._reorder is None else self._reorder[rows]
         source.push()
         given.push()
-        cross = runtime.gather("cross", self._cross, index["sentences"])
-        cache = runtime.gather("cache", self._cache, index["rows"])
+        cross = runtime.gather(self._lane, "cross", self._cross, index["sentences"])
+        cache = runtime.gather(self._lane, "cache", self._cache, index["rows"])
         runtime.graphs.device.synchronize()
         buffers = (inputs, source, cross, cache, self._filled)
         live = Slots.first(len(slots), slots.beam)
-        return LoopState(runtime, live, self._src, *buffers, attention=self._attention is not None)
+        return LoopState(runtime, self._lane, live, self._src, *buffers, attention=self._attention is not None)
 
     def _empty_cache(self, size: int) -> Region:
-        cache = self._runtime.blocks("cache", self._batch * self._slots.beam, size)
+        cache = self._runtime.blocks(self._lane, "cache", self._batch * self._slots.beam, size)
         # Slots that were never written are masked, but 0 * NaN is NaN.
         self._runtime.graphs.device.zero(cache["all"])
         return cache

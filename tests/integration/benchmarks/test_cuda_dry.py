@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.cuda_dry import build
-from benchmarks.cuda_dry.__main__ import run_cases
+from benchmarks.cuda_dry.__main__ import main, run_cases
 from benchmarks.cuda_dry.report import MEASURES, failures, table
 
 
@@ -23,6 +23,15 @@ def test_the_provider_decodes_over_the_stand_ins_within_the_limits() -> None:
     (row,) = found["rows"]
     assert row["text"]["lines"] == 64
     assert row["second"]["total"]["replays"] > row["second"]["steps"] / 2
+
+
+def test_what_is_missing_is_named_and_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr("sys.argv", ["cuda_dry", "--short"])
+    assert main() == 0
+    assert capsys.readouterr().out.startswith("SKIPPED: the dry run of ort-cuda was not done: there is no C++ compiler")
 
 
 def counted(**changes: int) -> dict[str, Any]:

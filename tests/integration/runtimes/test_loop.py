@@ -233,6 +233,23 @@ def test_batches_that_came_between_change_no_binding(runtime: LoopRuntime, graph
     assert [len(step.bound) for step in graphs.steps.values()] == bound
 
 
+def test_batches_under_way_at_once_keep_to_bindings_of_their_own(runtime: LoopRuntime, graphs: LateGraphs) -> None:
+    """Else each pair of their buffers would be bound, and recorded, some day."""
+    order = np.array([1, 0, 3, 2])
+
+    def decode(*turns: int) -> None:
+        states = [runtime.encode(*pad(SOURCES[:2], 1), beam=2) for _ in range(3)]
+        for turn in turns:
+            _, states[turn] = runtime.best(states[turn], np.full(4, 5), 4)
+            states[turn] = states[turn].select(order)
+
+    decode(*(0, 1, 2) * 3)
+    bound = [len(step.bound) for step in graphs.steps.values()]
+    for turns in ((0, 0, 0, 1, 2), (2, 2, 1, 0, 1), (1, 1, 0, 2, 2)):
+        decode(*turns)
+    assert [len(step.bound) for step in graphs.steps.values()] == bound
+
+
 def test_memory_comes_back_and_is_used_again(runtime: LoopRuntime, gpu: FakeCudart) -> None:
     used = []
     for _ in range(6):

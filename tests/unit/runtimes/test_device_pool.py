@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 from tfexport.runtimes.device import HostDevice
-from tfexport.runtimes.device_pool import MemoryPool, size_class
+from tfexport.runtimes.device_pool import Lane, MemoryPool, size_class
 
 
 class SlowPiece:
@@ -42,3 +44,32 @@ def test_memory_may_be_kept_for_its_use() -> None:
         assert (other is first) is not by_use
         pool.give_back(other, "cross")
         assert pool.take(1000, "cache") is first
+
+
+class Downwards(HostDevice):
+    """Its memory comes at falling addresses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next = 1 << 20
+
+    def allocate(self, nbytes: int) -> Any:
+        self._next -= nbytes
+        return SimpleNamespace(address=self._next, nbytes=nbytes)
+
+
+def test_memory_for_a_use_comes_in_the_order_in_which_it_was_allocated() -> None:
+    """So the next batch gets what the first one got, wherever that lies."""
+    pool = MemoryPool(Downwards(), kept=8, by_use=True)
+    pieces = [pool.take(1000, "cache") for _ in range(3)]
+    for index in (2, 0, 1):
+        pool.give_back(pieces[index], "cache")
+    assert [pool.take(1000, "cache") for _ in range(3)] == pieces
+
+
+def test_lanes_are_the_lowest_that_nobody_has() -> None:
+    taken: set[int] = set()
+    first, second, third = (Lane(taken) for _ in range(3))
+    assert [lane.number for lane in (first, second, third)] == [0, 1, 2]
+    del second
+    assert (Lane(taken).number, first.number) == (1, 0)
