@@ -219,57 +219,7 @@ API void dry_forget_kernels() {
   state().names.clear();
 }
 
-// How compiled CUDA code registers and launches its kernels.
-API void** __cudaRegisterFatBinary(void*) { return static_cast<void**>(std::malloc(8)); }
-API void __cudaRegisterFatBinaryEnd(void**) {}
-API void __cudaUnregisterFatBinary(void**) {}
-API void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
-API void __cudaRegisterFunction(void**, const char* host, char*, const char* name, int, void*, void*, void*, void*, int*) {
-  state().kernels[host] = name;  // names stay mangled: there are tens of thousands
-}
-API unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, void* stream) {
-  configuration = {grid, block, shared, stream};
-  return 0;
-}
-API cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared, void* stream) {
-  *grid = configuration.grid, *block = configuration.block, *shared = configuration.shared;
-  *static_cast<void**>(stream) = configuration.stream;
-  return cudaSuccess;
-}
-API cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* host) {
-  *kernel = reinterpret_cast<cudaKernel_t>(const_cast<void*>(host));
-  return cudaSuccess;
-}
-API cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3, dim3, void**, size_t, cudaStream_t stream) {
-  return launch(kernel, stream);
-}
-API cudaError_t cudaLaunchKernel(const void* kernel, dim3, dim3, void**, size_t, cudaStream_t stream) {
-  return launch(kernel, stream);
-}
-API cudaError_t cudaLaunchCooperativeKernel(const void* kernel, dim3, dim3, void**, size_t, cudaStream_t stream) {
-  return launch(kernel, stream);
-}
-API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void**) {
-  return launch(kernel, config->stream);
-}
-API cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
-  Lock lock(state().mutex);
-  // ONNX Runtime frees host memory so. A replay would free it again.
-  if (state().recordings.count(stream)) return violation("a function of the host");
-  function(data);
-  return cudaSuccess;
-}
-API cudaError_t cudaLibraryLoadData(
-    cudaLibrary_t* library, const void*, cudaJitOption*, void**, unsigned, cudaLibraryOption*, void**, unsigned) {
-  return make(library);
-}
-API cudaError_t cudaLibraryUnload(cudaLibrary_t) { return cudaSuccess; }
-API cudaError_t cudaLibraryGetKernel(cudaKernel_t* kernel, cudaLibrary_t, const char* name) {
-  Lock lock(state().mutex);
-  make(kernel);
-  state().kernels[*kernel] = name;
-  return cudaSuccess;
-}
+#include "launches.h"
 
 // Memory.
 API cudaError_t cudaMalloc(void** pointer, size_t bytes) { return allocate(pointer, bytes, false); }
@@ -404,79 +354,8 @@ API cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
   return cudaSuccess;
 }
 
-// The device: an H100, as far as the provider asks.
-API cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
-  return cudaSuccess;
-}
-API cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
-  return cudaSuccess;
-}
-API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
-  std::memset(properties, 0, sizeof *properties);
-  std::strcpy(properties->name, "stand-in for an H100");
-  properties->major = 9;
-  properties->totalGlobalMem = size_t{80} << 30;
-  properties->multiProcessorCount = 132;
-  properties->warpSize = 32;
-  properties->maxThreadsPerBlock = 1024;
-  properties->maxThreadsPerMultiProcessor = 2048;
-  properties->maxThreadsDim[0] = properties->maxThreadsDim[1] = 1024, properties->maxThreadsDim[2] = 64;
-  properties->maxGridSize[0] = 0x7fffffff, properties->maxGridSize[1] = properties->maxGridSize[2] = 65535;
-  properties->regsPerBlock = properties->regsPerMultiprocessor = 65536;
-  properties->sharedMemPerBlock = 48 << 10;
-  properties->sharedMemPerBlockOptin = 227 << 10;
-  properties->sharedMemPerMultiprocessor = 228 << 10;
-  properties->l2CacheSize = 50 << 20;
-  properties->concurrentKernels = properties->cooperativeLaunch = properties->unifiedAddressing = 1;
-  properties->textureAlignment = 512;
-  return cudaSuccess;
-}
-API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  cudaDeviceProp device;
-  cudaGetDeviceProperties(&device, 0);
-  switch (attribute) {
-    case cudaDevAttrComputeCapabilityMajor: *value = device.major; break;
-    case cudaDevAttrComputeCapabilityMinor: *value = device.minor; break;
-    case cudaDevAttrMultiProcessorCount: *value = device.multiProcessorCount; break;
-    case cudaDevAttrWarpSize: *value = device.warpSize; break;
-    case cudaDevAttrMaxThreadsPerBlock: *value = device.maxThreadsPerBlock; break;
-    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = device.maxThreadsPerMultiProcessor; break;
-    case cudaDevAttrMaxSharedMemoryPerBlock: *value = device.sharedMemPerBlock; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = device.sharedMemPerBlockOptin; break;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = device.sharedMemPerMultiprocessor; break;
-    case cudaDevAttrL2CacheSize: *value = device.l2CacheSize; break;
-    case cudaDevAttrMaxGridDimX: *value = device.maxGridSize[0]; break;
-    case cudaDevAttrMaxGridDimY: *value = device.maxGridSize[1]; break;
-    case cudaDevAttrMaxGridDimZ: *value = device.maxGridSize[2]; break;
-    default: *value = 1;
-  }
-  return cudaSuccess;
-}
-API cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
-  *attributes = {};
-  attributes->maxThreadsPerBlock = 1024;
-  attributes->binaryVersion = attributes->ptxVersion = 90;
-  attributes->numRegs = 64;
-  attributes->maxDynamicSharedSizeBytes = 227 << 10;
-  return cudaSuccess;
-}
-API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*, int, size_t, unsigned) {
-  *blocks = 1;
-  return cudaSuccess;
-}
-API cudaError_t cudaDriverGetVersion(int* version) {
-  *version = 13000;
-  return cudaSuccess;
-}
-API cudaError_t cudaRuntimeGetVersion(int* version) { return cudaDriverGetVersion(version); }
-API cudaError_t cudaGetDriverEntryPointByVersion(
-    const char*, void** function, unsigned, unsigned long long, cudaDriverEntryPointQueryResult* result) {
-  *function = nullptr;
-  if (result) *result = cudaDriverEntryPointSymbolNotFound;
-  return cudaSuccess;
-}
+#include "device.h"
+
 API const char* cudaGetErrorName(cudaError_t error) {
   return error == cudaErrorStreamCaptureUnsupported ? "cudaErrorStreamCaptureUnsupported" : "cudaErrorOfAStandIn";
 }
