@@ -36,8 +36,6 @@ def interrupted(path: Path, flags: list[str], number: int) -> subprocess.Complet
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=ENVIRONMENT,
-        # A shell lets what it runs in the background ignore Ctrl-C, and these tests may be run so.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         for _ in range(30_000):
@@ -248,11 +246,8 @@ def test_a_signal_that_a_library_takes_for_its_own_failure_ends_the_command(
         except BaseException as error:
             raise ImportError("numpy is not installed") from error
 
-    before = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     monkeypatch.setattr("tfexport.bundle.reader.open_bundle", interrupted_import)
     outcome = run("decode", tiny_bundle)
-    signal.signal(signal.SIGINT, before)
     assert (outcome.code, outcome.stderr) == (128 + number, "")
 
 
@@ -273,12 +268,9 @@ def test_a_signal_whose_exception_is_lost_ends_the_export_before_its_result_is_t
         Last()
         return whole(*arguments, **options)
 
-    before = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever runs the tests
     monkeypatch.setattr("sys.unraisablehook", lambda _: None)
     monkeypatch.setattr(pipeline, step, losing)
     outcome = run("export", here, *tiny_checkpoint.flags, "--no-parity")
-    signal.signal(signal.SIGINT, before)
     assert (outcome.code, outcome.raw) == (128 + number, b"")
     assert [path.name for path in here.parent.iterdir()] == ["tiny.pt"]
 
