@@ -54,6 +54,7 @@ def test_the_command_measures_in_processes_of_their_own(tiny_bundle: Path, tmp_p
     assert "warning: 1.5 CPUs are at work already" in done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("known_machine")
 def test_the_command_reads_sentences_and_gives_json(tiny_bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "input.ids").write_text("4 5 6\nno\n7\n")
@@ -96,6 +97,7 @@ def test_where_nothing_can_be_measured_the_command_says_why(
         CliRunner().invoke(app, ["bench", str(tiny_bundle), "--beam", "0"], catch_exceptions=False)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("known_machine")
 def test_the_matrix_is_measured_and_what_has_no_folder_is_a_row(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -755,6 +755,7 @@ def test_a_full_disk_is_told_and_left_as_it_was(
     assert not leftovers(folder)
 
 
+@pytest.mark.thorough
 def test_a_disk_that_holds_one_bundle_keeps_the_old_one(
     disk: Callable[[int], Path], tiny_bundle: Path, tiny_checkpoint: TinyCheckpoint
 ) -> None:

@@ -75,13 +75,14 @@ def replace(place: Path, other: Path) -> None:
     shutil.rmtree(place.with_name("old"))
 
 
+@pytest.mark.thorough
 def test_the_other_bundle_decodes_otherwise(
     decode: Callable[..., tuple[int, str, list[str]]], other_bundle: Path, whole: list[str]
 ) -> None:
     assert decode(other_bundle, lambda: None, 1)[2] != whole
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_bundle_that_is_replaced_meanwhile_changes_nothing(
     decode: Callable[..., tuple[int, str, list[str]]],
@@ -95,7 +96,7 @@ def test_a_bundle_that_is_replaced_meanwhile_changes_nothing(
     assert lines == whole
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.thorough
 @pytest.mark.parametrize(("workers", "cut"), [(1, False), (2, False), (2, True)])
 def test_weights_that_are_written_into_are_told_before_a_line_of_them(
     decode: Callable[..., tuple[int, str, list[str]]],

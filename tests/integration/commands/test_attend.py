@@ -60,6 +60,7 @@ def test_the_command_draws_given_outputs(run: Run, aligned_bundle: Path) -> None
         assert text.count("<figcaption>layer 0, head 1<") == text.count("<figcaption>") == 2
 
 
+@pytest.mark.thorough
 def test_the_command_writes_pictures(run: Run, aligned_bundle: Path) -> None:
     pytest.importorskip("matplotlib")
     assert run(aligned_bundle, "in", "-o", "a.png", "--beam", 3)[0] == 0

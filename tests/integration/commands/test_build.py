@@ -78,6 +78,7 @@ def test_full_tensorrt_builds_for_no_gpu_elsewhere_and_a_dry_run_says_so(build: 
     assert f"not ahead of time for {gpu}. Use --gpu here, or --library tensorrt_rtx." in line
 
 
+@pytest.mark.thorough
 def test_building_without_onnx_names_the_extra_that_brings_it(tiny_bundle: Path) -> None:
     command = "import sys; sys.modules['onnx'] = None; from tfexport.__main__ import main; main()"
     for arguments, extra in ((["build", tiny_bundle], "tensorrt-rtx"), (["export", "missing.pt"], "export")):

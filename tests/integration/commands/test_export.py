@@ -139,7 +139,7 @@ def test_without_vocabularies_the_bundle_holds_ids_and_says_so(
     assert "no target vocabulary" in one_error(wrong)
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.thorough
 @pytest.mark.parametrize("given", ["fp16", "fp32,fp16", " fp16 , bf16"])
 def test_export_in_half_precision(
     run: Run,
@@ -221,7 +221,7 @@ def test_a_new_bundle_cannot_be_served_with_tensorrt(run: Run, here: Path, tiny_
     assert [path.name for path in here.parent.iterdir()] == ["tiny.pt"]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.thorough
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_during_export_leaves_nothing(
     here: Path, tiny_checkpoint: TinyCheckpoint, number: int, code: int
@@ -251,6 +251,7 @@ def test_a_signal_that_a_library_takes_for_its_own_failure_ends_the_command(
     assert (outcome.code, outcome.stderr) == (128 + number, "")
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("step", ["write_variant", "write_manifest"])
 def test_a_signal_whose_exception_is_lost_ends_the_export_before_its_result_is_there(

@@ -141,6 +141,7 @@ def test_parity_compares_settings_with_those_of_a_configuration(
     assert "Give --checkpoint CKPT too" in outcome.stderr
 
 
+@pytest.mark.thorough
 def test_parity_fails_for_a_file_alone(run: Run, own_bundle: Path, tiny_checkpoint: TinyCheckpoint) -> None:
     """A row of a table that nothing decodes: outputs say nothing of it."""
     path = own_bundle / "weights.safetensors"

@@ -27,11 +27,13 @@ def shell(command: str, **environment: str) -> Outcome:
     return Outcome(done.returncode, done.stdout, done.stderr.decode())
 
 
+@pytest.mark.thorough
 def test_with_stderr_closed_notes_go_nowhere(tiny_bundle: Path, tiny_checkpoint: TinyCheckpoint) -> None:
     done = shell(f"$TFEXPORT decode {tiny_bundle} --workers 1 2>&-")
     assert (done.code, done.stdout, done.stderr) == (0, wanted_text(tiny_checkpoint), "")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stderr", ["2>/dev/full", "2> >(true)"])
 def test_notes_that_cannot_be_written_end_no_command(
     tiny_bundle: Path, tiny_checkpoint: TinyCheckpoint, stderr: str
@@ -98,6 +100,7 @@ def test_with_stdout_closed_nothing_is_begun(tiny_bundle: Path, tmp_path: Path) 
     assert last_error(done) == "error: stdout is closed. Redirect it to a file, or to /dev/null."
 
 
+@pytest.mark.thorough
 def test_what_is_written_to_a_file_needs_no_stdout(
     tiny_bundle: Path, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:

@@ -67,6 +67,7 @@ def test_a_bundle_with_engines_is_served_with_them(
     assert "no TensorRT fp32 engines" in one_error(wrong)
 
 
+@pytest.mark.thorough
 def test_a_model_repository_is_written_without_pytorch(tiny_bundle: Path, tmp_path: Path) -> None:
     modules, _ = modules_after(["triton", tiny_bundle, "-o", tmp_path / "models"])
     assert not modules & {"torch", "onnx", "onnxruntime"}

@@ -51,6 +51,7 @@ MAKE: dict[str, Callable[[Bundle], Any]] = {
 }
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("beam", [1, 4])
 @pytest.mark.parametrize("name", MAKE)
 def test_real_runtimes_tell_what_pytorch_computes(bundle: Bundle, model: Transformer, name: str, beam: int) -> None:

@@ -83,6 +83,7 @@ def test_flags_that_do_not_go_with_a_stream(
     assert message in err
 
 
+@pytest.mark.thorough
 def test_a_reader_that_goes_away_and_an_interruption_end_a_stream_in_silence(tiny_bundle: Path) -> None:
     decode = [sys.executable, "-m", "tfexport", "decode", str(tiny_bundle), "--stream", "--threads", "1"]
     for ends in ("reader", "interrupt"):

@@ -120,6 +120,7 @@ def test_engines_of_other_gpus_and_precisions_stay_and_the_same_ones_are_replace
     assert not (own / "decoder_step.fp32.cache32.sm89.tensorrt_rtx.engine").exists()
 
 
+@pytest.mark.thorough
 def test_a_failing_build_leaves_the_bundle_as_it_was(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(own, gpus=["sm89"])
     before = {path.name: path.read_bytes() for path in own.iterdir()}

@@ -90,6 +90,7 @@ def test_a_tied_output_is_exported_right(tmp_path: Path) -> None:
     assert 0 < self_check(model, [spec], tmp_path) < 1
 
 
+@pytest.mark.thorough
 def test_nothing_is_exported_of_a_model_that_cannot_be_halved(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     weights = torch.load(tiny_checkpoint.path, weights_only=True)
     weights["encoder.tok_embedding.weight"][5, 0] = 70000.0

@@ -131,6 +131,7 @@ def external(graph: onnx.GraphProto) -> dict[str, dict[str, str]]:
 # --- the graphs
 
 
+@pytest.mark.sampled(every=4)
 def test_graph_is_valid(path: Path) -> None:
     onnx.checker.check_model(path, full_check=True)
 
@@ -376,6 +377,7 @@ def test_a_graph_that_computes_something_else_is_not_exported(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("change", [other_weight, other_operator, swapped_operands, no_number])
 def test_a_half_precision_graph_that_computes_something_else_is_not_exported(
     altered_export: Callable, tmp_path: Path, change: Callable[[onnx.GraphProto], None]
@@ -450,7 +452,7 @@ def other_scale(graph: onnx.GraphProto) -> None:
     tensors[one].external_data.extend(place)
 
 
-@pytest.mark.sampled(every=5)
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize(
     ("change", "role"),
@@ -600,6 +602,7 @@ def test_tensors_that_share_memory_in_the_checkpoint_are_exported(tmp_path: Path
     assert set(load_file(tmp_path / "bundle" / "weights.safetensors")) == set(checkpoint.weights)
 
 
+@pytest.mark.thorough
 def test_a_model_of_one_position_is_exported(tmp_path: Path, tiny_checkpoint: TinyCheckpoint) -> None:
     """PyTorch's exporter takes a size of 1 for a constant; batches and caches must stay free all the same."""
     limits = {"max_source_length": 1, "max_target_length": 1}

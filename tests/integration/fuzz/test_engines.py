@@ -45,6 +45,7 @@ def test_a_graph_that_computes_something_else_is_found(tmp_path: Path, monkeypat
     assert {"encoder.fp16.onnx: cross.0.key", "decoder_step.fp16.onnx: logits"} <= found
 
 
+@pytest.mark.thorough
 def test_engines_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -79,7 +79,7 @@ def test_clean_graphs_of_any_model_have_no_fault(
 KINDS = [*ONE_CHANGE, {"positions": "relative", "max_distance": 6, "norm": "rms"}, {"gated": True, "d_head": 5}]
 
 
-@pytest.mark.sampled(every=12)
+@pytest.mark.sampled(every=99)
 @pytest.mark.parametrize(("index", "changes"), list(enumerate(KINDS)), ids=str)
 def test_clean_graphs_of_each_kind_of_model(tmp_path: Path, index: int, changes: dict[str, Any]) -> None:
     """In float32 and one other precision, in turn. What comes out of every linear layer and norm is compared."""
@@ -634,7 +634,7 @@ def test_a_planted_fault_in_what_decodes_here_shows_in_its_outputs(
     assert failed == {"encoder.ort": {1, 3}, "decoder_step.ort": {1}, "beam_step.ort": {3}}[name]
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["greedy_step.ort", "decoder_step", "select_rows"])
 def test_a_fault_in_a_graph_that_is_not_decoded_with_fails_parity(plain: Bundle, tmp_path: Path, name: str) -> None:
     """Standard graphs are for other runtimes, and `parity` decodes with scores, which greedy search does not tell."""

@@ -160,6 +160,7 @@ def test_they_are_the_weights_that_the_attention_itself_used(tmp_path: Path, pre
                 np.testing.assert_allclose(mixed.reshape(theirs.shape), theirs, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.thorough
 def test_the_self_check_compares_attention(tmp_path: Path) -> None:
     """A graph that tells what it did not use is not exported."""
     model, graphs = written(CONFIG, tmp_path)

@@ -381,6 +381,7 @@ def operators_as_run(path: Path, folder: Path) -> Counter[str]:
     return Counter(node.op_type for node in onnx.load(optimized, load_external_data=False).graph.node)
 
 
+@pytest.mark.thorough
 def test_relu_becomes_a_part_of_a_product_and_gelu_does_not(emit: Callable[..., Emitted], tmp_path: Path) -> None:
     for activation in ("relu", "gelu"):
         for role, graph in emit(activation=activation).items():

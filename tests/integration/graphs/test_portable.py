@@ -187,6 +187,7 @@ def test_nodes_are_named_by_modules_of_the_model(tmp_path: Path, role: str) -> N
         assert {name.rpartition("/")[0] for name in names} <= modules | {"shape", "mask", "output"}
 
 
+@pytest.mark.thorough
 def test_a_model_is_not_touched_by_its_export(tmp_path: Path) -> None:
     model = random_model(CONFIG)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

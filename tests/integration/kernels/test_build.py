@@ -111,7 +111,7 @@ def test_commands_print_one_note_where_kernels_are_missing(
     assert "kernels" not in other
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("major", "reason", "message"),
     [

@@ -100,6 +100,7 @@ def test_a_size_that_is_computed_while_the_graph_is_loaded_is_refused(own_bundle
         load_runtime("ort-cpu", altered(own_bundle, enlarge), threads=1)
 
 
+@pytest.mark.thorough
 def test_parity_tells_of_a_graph_that_no_export_writes(own_bundle: Path) -> None:
     """Also where no runtime that is compared loads it."""
     change = onnx.load(own_bundle / "encoder.onnx", load_external_data=False)

@@ -98,7 +98,7 @@ def test_every_module_is_imported() -> None:
     assert int(done.stdout) > 100
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("flags", [[], ["--beam", "2", "--workers", "2"]])
 def test_a_file_is_decoded(tiny_bundle: Path, tmp_path: Path, flags: list[str]) -> None:
     lines, output = tmp_path / "in", tmp_path / "out"

@@ -19,10 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-pytest.importorskip("lightning", reason="the train extra is not installed")
-
-from lightning.pytorch.utilities.exceptions import SIGTERMException
-
+from tests.support.training import OPTIONS, PAIRS, options, train
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.line_reader import Reader
 from tfexport.decoding.search import SearchOptions
@@ -33,25 +30,6 @@ from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.runtimes import load_runtime
 from tfexport.system.atomic_files import lock_folder
 from tfexport.training.data import TextPair
-from tfexport.training.options import TrainOptions
-from tfexport.training.train import TranslationTask, train
-
-SUBJECTS = {"ein Mann": "a man", "eine Frau": "a woman", "ein Hund": "a dog", "das Kind": "the child"}
-VERBS = {"sieht": "sees", "ruft": "calls", "malt": "paints"}
-OBJECTS = {"das Haus": "the house", "den Ball": "the ball", "einen Baum": "a tree"}
-PAIRS = [
-    TextPair(f"{s} {v} {o} .", f"{SUBJECTS[s]} {VERBS[v]} {OBJECTS[o]} .")
-    for s in SUBJECTS
-    for v in VERBS
-    for o in OBJECTS
-]
-OPTIONS = TrainOptions(
-    preset="tiny", vocabulary="word", min_frequency=1, epochs=2, max_tokens=64, max_length=16, accelerator="cpu"
-)
-
-
-def options(**changes: object) -> TrainOptions:
-    return TrainOptions(**{**vars(OPTIONS), **changes})
 
 
 @pytest.mark.thorough
@@ -87,6 +65,7 @@ def test_resumed_training_gives_the_numbers_of_an_uninterrupted_one(tmp_path: Pa
     assert whole.keys() == parts.keys()
 
 
+@pytest.mark.thorough
 def test_other_seed_other_weights(tmp_path: Path) -> None:
     runs = [train(PAIRS, PAIRS, tmp_path / str(seed), options(epochs=1, seed=seed)) for seed in (0, 0, 1)[1:]]
     one, other = (load_file(run) for run in runs)
@@ -158,6 +137,7 @@ def same(run: Path, whole: Path) -> None:
 @contextmanager
 def ending(by: Callable[[], object], *, epoch: int, batch: int) -> Iterator[None]:
     """Let something happen after a step of an epoch; both are counted from 0."""
+    from tfexport.training.train import TranslationTask
 
     def hook(self: TranslationTask, outputs: object, data: object, index: int) -> None:
         if (self.current_epoch, index) == (epoch, batch):
@@ -195,6 +175,8 @@ def test_a_signal_amid_an_epoch_keeps_the_best_one_and_costs_no_bit(
 @pytest.mark.thorough
 def test_lightnings_own_way_of_ending_by_a_signal_has_the_same_exit_code(tmp_path: Path) -> None:
     """It takes this way when the exception of our handler was lost, as those are that come up in a destructor."""
+
+    from lightning.pytorch.utilities.exceptions import SIGTERMException
 
     def end() -> None:
         raise SIGTERMException

@@ -98,6 +98,7 @@ def test_clean_bundles_of_other_models(tmp_path: Path, changes: Mapping[str, Any
     assert weights_mismatches(bundle, model) == manifest_mismatches(bundle) == []
 
 
+@pytest.mark.thorough
 def test_clean_bundles_that_an_export_wrote(
     half_bundle: Path, quantized_bundle: Path, aligned_bundle: Path, tiny_checkpoint: TinyCheckpoint
 ) -> None:

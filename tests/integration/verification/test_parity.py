@@ -50,6 +50,7 @@ def test_clean_bundle_passes_and_counts_what_it_compared(tiny_bundle: Path) -> N
     assert notes == ["note: 1 lines cannot be decoded (empty, too long, ...) and are not compared"]
 
 
+@pytest.mark.thorough
 def test_checkpoint_read_afresh_is_the_reference(tiny_bundle: Path, tiny_checkpoint: TinyCheckpoint) -> None:
     comparison = check(tiny_bundle, LINES, ["ort-cpu"], checkpoint=tiny_checkpoint.path, say=silent)
     assert comparison.reports[0].passed

@@ -178,7 +178,7 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("mistake", ["norms of the encoder", "norms of the decoder"])
 def test_untrained_norms_hide_no_mistake(untrained: Path, mistake: str) -> None:
     right = probe(untrained, HINTS, family=(OWN,))
@@ -204,6 +204,7 @@ def test_a_module_with_weights_from_elsewhere_is_compared_as_it_is(path: Path) -
     )
 
 
+@pytest.mark.thorough
 def test_a_module_that_is_made_once_is_compared_with_each_of_its_weights(path: Path) -> None:
     module = tiny_transformer()
 
@@ -480,7 +481,7 @@ def recognised(path: Path) -> Family:
     return family
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MODELS)
 def test_layers_of_torch_are_held_against_pytorch_s_own(tmp_path: Path, name: str) -> None:
     torch.save(made(name).state_dict(), tmp_path / "ckpt.pt")
@@ -568,6 +569,7 @@ def test_the_tutorial_s_checkpoint_needs_one_line(tmp_path: Path) -> None:
     assert "--embedding-scale is 'root'" in str(wrong.exception)
 
 
+@pytest.mark.thorough
 def test_names_of_layers_are_flags(tmp_path: Path) -> None:
     weights = {
         name.replace("src_tok_emb", "a").replace("tgt_tok_emb", "b"): t for name, t in Tutorial().state_dict().items()

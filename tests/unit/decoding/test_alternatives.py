@@ -30,6 +30,7 @@ def steps_of(model: Model, source: Ids, ids: Ids) -> list[float]:
     return [float(log_softmax(model(source, ids[:at])[None])[0, token]) for at, token in enumerate(ids)]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("seed", range(4))
 def test_each_alternative_has_its_best_continuation_and_the_likeliest_comes_first(seed: int) -> None:
     """Against all outputs there are of up to five tokens."""

@@ -78,6 +78,7 @@ def test_coverage_is_what_the_paper_says() -> None:
     assert coverage(np.full((4, 2), 0.5)) == 0  # more than 1 is no better than 1
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("beta", [0.2, 3.0])
 def test_a_wide_beam_finds_the_best_of_all_outputs(beta: float) -> None:
     """Scored one by one, by the definition."""

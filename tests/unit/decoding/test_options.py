@@ -163,6 +163,7 @@ def assert_is(found: Hypothesis, ids: Ids, steps: Sequence[float], subject: Subj
     assert found.finished == (ids[-1] == subject.eos)
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("rules", RULES, ids=str)
 def test_a_wide_beam_lists_the_best_of_all_outputs(subject: Subject, rules: dict[str, Any]) -> None:
     options = options_of(subject, rules, beam=260, nbest=12)
@@ -235,6 +236,7 @@ def test_alternatives_are_the_best_outputs_with_each_of_the_likeliest_words(
             assert_is(found, ids, steps, subject, options)
 
 
+@pytest.mark.thorough
 def test_the_subjects_try_the_rules(subject: Subject) -> None:
     """Each rule changes what is found."""
     plain = [

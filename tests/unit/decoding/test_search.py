@@ -100,6 +100,7 @@ def naive_beam(model: Model, source: Ids, **options: Any) -> tuple[list[tuple[Id
 # --- against every sequence there is
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("length_penalty", [0.0, 0.6, 2.0, -1.0])
 @pytest.mark.parametrize("min_length", [0, 2])
 def test_a_beam_wide_enough_finds_exactly_the_best_of_all_sequences(length_penalty: float, min_length: int) -> None:

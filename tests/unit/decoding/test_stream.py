@@ -156,6 +156,7 @@ TOKENIZERS: dict[str, Callable[[], TextTokenizer]] = {
 }
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(data=st.data())
 @settings(max_examples=80, deadline=None, derandomize=True)

@@ -65,6 +65,7 @@ RULES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("rules", RULES[:-1], ids=str)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_wide_beam_finds_the_best_of_all_outputs_that_keep_the_rules(seed: int, rules: dict[str, Any]) -> None:

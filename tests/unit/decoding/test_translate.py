@@ -364,6 +364,7 @@ def test_a_window_of_one_answers_each_line_before_it_reads_the_next() -> None:
         assert result.line == number == len(read)
 
 
+@pytest.mark.thorough
 def test_a_hundred_thousand_lines_stream() -> None:
     """No line is read before the window that it belongs to is due."""
     count, batch_size, read = 100_000, 512, 0
@@ -383,6 +384,7 @@ def test_a_hundred_thousand_lines_stream() -> None:
     assert last == read == count
 
 
+@pytest.mark.thorough
 def test_memory_does_not_grow_with_the_input() -> None:
     reader = Reader(CONFIG, None, "ids")
 

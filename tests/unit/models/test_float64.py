@@ -47,6 +47,7 @@ def computed(model: Transformer) -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("changes", KINDS, ids=str)
 @torch.inference_mode()
 def test_every_kind_of_model_gives_what_its_copy_in_float64_gives(changes: dict[str, Any]) -> None:

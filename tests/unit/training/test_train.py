@@ -7,31 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.training import PAIRS, options, train
 from tfexport.errors import TfexportError
-from tfexport.training.data import TextPair
-from tfexport.training.options import TrainOptions
-from tfexport.training.train import noam_factor, train
-
-SUBJECTS = {"ein Mann": "a man", "eine Frau": "a woman", "ein Hund": "a dog", "das Kind": "the child"}
-VERBS = {"sieht": "sees", "ruft": "calls", "malt": "paints"}
-OBJECTS = {"das Haus": "the house", "den Ball": "the ball", "einen Baum": "a tree"}
-PAIRS = [
-    TextPair(f"{s} {v} {o} .", f"{SUBJECTS[s]} {VERBS[v]} {OBJECTS[o]} .")
-    for s in SUBJECTS
-    for v in VERBS
-    for o in OBJECTS
-]
-
-OPTIONS = TrainOptions(
-    preset="tiny", vocabulary="word", min_frequency=1, epochs=2, max_tokens=64, max_length=16, accelerator="cpu"
-)
-
-
-def options(**changes: object) -> TrainOptions:
-    return TrainOptions(**{**vars(OPTIONS), **changes})
 
 
 def test_noam_factor_rises_to_the_end_of_warmup_and_falls_as_the_root() -> None:
+    from tfexport.training.train import noam_factor
+
     rates = [noam_factor(step, 512, 4000) for step in (1, 2000, 4000, 16000)]
     assert rates == pytest.approx([512**-0.5 * 4000**-1.5, rates[2] / 2, (512 * 4000) ** -0.5, rates[2] / 2])
 

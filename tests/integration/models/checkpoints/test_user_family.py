@@ -73,6 +73,7 @@ def test_the_example_decodes_as_its_own_module(example: Path, run: Any) -> None:
     assert compared.exit_code == 0
 
 
+@pytest.mark.thorough
 def test_probe_finds_wrong_heads(run: Any) -> None:
     done = run("probe", "ckpt.pt", "--family", "my_family.py", "--heads", 8, *VOCABULARIES)
     assert done.exit_code == 1

@@ -277,6 +277,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_is_only_declared_is_refused_and_not_made_room_for(tmp_path: Path, name: str) -> None:
     raw, telling = HOSTILE[name]

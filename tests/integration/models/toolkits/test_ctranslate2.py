@@ -384,6 +384,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("change", CHANGES)
 def test_settings_change_what_they_change_in_ctranslate2(plain: Path, tmp_path: Path, change: str) -> None:
     model = Path(shutil.copytree(plain, tmp_path / "changed"))

@@ -582,6 +582,7 @@ def test_a_graph_is_loaded_once_by_threads_that_ask_together(
     assert sorted(loaded) == ["beam_step.ort.onnx", "decoder_step.ort.onnx", "encoder.ort.onnx"]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 @pytest.mark.parametrize("positions", ["sinusoidal", "relative"])
 def test_a_beam_is_the_same_alone_and_in_a_batch_to_the_last_bit(
