@@ -17,7 +17,7 @@ from tfexport.models.transformer import Transformer
 from tfexport.runtimes.base import FloatArray, IntArray, Runtime
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.verification.bleu_chrf import Quality
-from tfexport.verification.compare import as_inputs
+from tfexport.verification.expected import as_inputs
 from tfexport.verification.report import kl_divergence
 
 Metric = Literal["bleu", "chrf", "top1", "identical"]
