@@ -298,8 +298,11 @@ def groups_queries(config: ModelConfig) -> bool:
     return config.head_dim % 8 == 0 and config.positions != "relative"
 
 
-def precisions_of(given: str) -> tuple[Precision, ...]:
+def precisions_of(given: str, called: str = "") -> tuple[Precision, ...]:
     """`fp32,fp16` to the precisions, each once.
+
+    Args:
+        called: the argument or flag that has them, for errors.
 
     Raises:
         TfexportError: there is no such precision.
@@ -307,7 +310,8 @@ def precisions_of(given: str) -> tuple[Precision, ...]:
     names = [name.strip() for name in given.split(",")]
     wrong = [name for name in names if name not in PRECISIONS]
     if wrong:
-        raise TfexportError(f"there is no precision {wrong[0]!r}. Give one or more of {', '.join(PRECISIONS)}.")
+        where = f"{called} is {given!r}, and " if called else ""
+        raise TfexportError(f"{where}there is no precision {wrong[0]!r}. Give one or more of {', '.join(PRECISIONS)}.")
     return tuple(PRECISIONS[name] for name in dict.fromkeys(names))
 
 

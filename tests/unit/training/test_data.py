@@ -160,7 +160,13 @@ def test_pairs_with_a_word_that_cannot_be_split_are_too_long() -> None:
     pytest.importorskip("subword_nmt")
     by_codes = replace(WORDS, subwords=Subwords("#version: 0.2\na b\n"))
     long = "a" * (LONGEST_WORD + 1)
-    texts = [TextPair("a", "b"), TextPair(long, "b"), TextPair("a", f"b {long}"), TextPair(long, long), TextPair("b", "a")]
+    texts = [
+        TextPair("a", "b"),
+        TextPair(long, "b"),
+        TextPair("a", f"b {long}"),
+        TextPair(long, long),
+        TextPair("b", "a"),
+    ]
     encoded = encode_pairs(texts, by_codes, by_codes, tiny_config())
     assert encoded.pairs == [IdPair([4, EOS], [BOS, 5, EOS]), IdPair([5, EOS], [BOS, 4, EOS])]
     assert (encoded.empty, encoded.too_long) == (0, 3)
