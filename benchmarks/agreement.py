@@ -16,7 +16,7 @@ from tfexport.decoding.token_rules import log_softmax
 from tfexport.graph_checks.rounding import Rounding
 from tfexport.runtimes.base import FloatArray, IntArray
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.verification.compare import as_inputs
+from tfexport.verification.expected import as_inputs
 from tfexport.verification.report import LIMITS
 
 BATCH = 32

@@ -33,7 +33,8 @@ from tfexport.bench.peers import TARGET_LIMIT
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.models.checkpoints.load import build_model
-from tfexport.models.transformer import Attention, FeedForward, Layer, Stack, Transformer
+from tfexport.models.layers import Attention, FeedForward, Layer
+from tfexport.models.transformer import Stack, Transformer
 
 OPTIMUM_REQUIREMENTS = Path(__file__).with_name("optimum.txt")
 HUGGING_FACE_EPS = 1e-5

@@ -16,7 +16,8 @@ from tfexport.config import ModelConfig
 from tfexport.contract import Precision
 from tfexport.decoding.search import SearchOptions, pad
 from tfexport.errors import TfexportError
-from tfexport.models.transformer import Attention, FeedForward, Layer, Stack, Transformer
+from tfexport.models.layers import Attention, FeedForward, Layer
+from tfexport.models.transformer import Stack, Transformer
 
 
 def convert(model: Transformer) -> Any:

@@ -43,7 +43,7 @@ def prepare(folder: Path) -> None:
     from tfexport.models.checkpoints.load import load_checkpoint
     from tfexport.models.formats import native
     from tfexport.models.transformer import Transformer
-    from tfexport.text.tokenizers import read_vocabulary
+    from tfexport.text.vocabularies import read_vocabulary
     from tfexport.verification.certificates import certify, write_certificates
 
     vocabulary = folder / "words.json"
@@ -90,7 +90,8 @@ def readers(folder: Path) -> list[Reader]:
     from tests.support.torch_models import Tutorial
     from tfexport.decoding.alignments import read_dictionary
     from tfexport.models.checkpoints.load import inspect_checkpoint, load_checkpoint, read_hints
-    from tfexport.text.tokenizers import TextTokenizer, read_vocabulary, word_tokenizer
+    from tfexport.text.tokenizers import TextTokenizer, word_tokenizer
+    from tfexport.text.vocabularies import read_vocabulary
 
     bundle = folder / "bundle"
 
@@ -182,7 +183,7 @@ def _readers_of_lines(bundle: Path) -> list[Reader]:
     from tfexport.decoding.translate import Writer, scored, translate
     from tfexport.models.checkpoints.load import load_checkpoint
     from tfexport.runtimes import load_runtime
-    from tfexport.verification.budget import Text
+    from tfexport.verification.budget_text import Text
 
     opened = open_bundle(bundle)
     runtime = load_runtime("ort-cpu", opened, threads=1)

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from tfexport.config import ModelConfig
 from tfexport.models.formats import native
 from tfexport.models.transformer import Transformer
-from tfexport.text.tokenizers import read_vocabulary
+from tfexport.text.vocabularies import read_vocabulary
 
 SPECIALS = ["<unk>", "<pad>", "<sos>", "<eos>"]
 UNK, PAD, BOS, EOS = range(4)

@@ -195,7 +195,8 @@ def _in_folder(bases: list[Path], file: str, given: str) -> Callable[[Path], Non
     from tfexport.decoding.line_reader import Reader, Unreadable
     from tfexport.decoding.translate import Writer
     from tfexport.models.checkpoints.load import inspect_checkpoint, load_checkpoint
-    from tfexport.text.tokenizers import TextTokenizer, read_vocabulary
+    from tfexport.text.tokenizers import TextTokenizer
+    from tfexport.text.vocabularies import read_vocabulary
 
     kinds = {base: base.name.encode() for base in bases}
 

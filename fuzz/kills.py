@@ -40,7 +40,7 @@ from tfexport.errors import TfexportError
 from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.models.formats import native
 from tfexport.models.transformer import Transformer
-from tfexport.text.tokenizers import read_vocabulary
+from tfexport.text.vocabularies import read_vocabulary
 
 SIGNALS = (signal.SIGKILL,) * 6 + (signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGINT)
 AIMED = 0.5

@@ -49,13 +49,6 @@ what is rounded does not depend on the neighbours of a sentence in a batch."""
 FLOATS: dict[str, Precision] = {short: name for short, name in PRECISIONS.items() if name not in QUANTIZED}
 """The precisions that GPUs compute in, by their short names."""
 
-DIALECTS: dict[Dialect, str] = {
-    "onnx24": "standard operators of opset 24; attention reads the cache under a boolean mask",
-    "onnx24-lengths": "the same, with attention told the number of valid keys: the form that flash kernels take",
-    "ort": "ONNX Runtime's own operators, shaped for its CPU provider, some in functions that have kernels; beams share a "
-    "cache that never moves",
-}
-
 ITEM_SIZES = {"int64": 8, "int32": 4, "float32": 4, "float16": 2, "bfloat16": 2, "bool": 1, "int8": 1, "uint8": 1}
 
 ALIGNMENT = 256
@@ -297,41 +290,6 @@ def graphs_of(
     )
 
 
-RUNTIME_DIALECTS: dict[str, tuple[Dialect, ...]] = {
-    "ort-cpu": ("ort", "onnx24"),
-    "ort-cuda": ("onnx24-lengths",),
-    "tensorrt": ("onnx24",),
-}
-"""The dialects that each runtime takes, the one that it is fastest with first. ONNX Runtime's CUDA provider prefers flash
-attention in half precision, which takes lengths and no mask; TensorRT ignores such lengths without a word."""
-
-
-def runtime_dialects(graphs: Iterable[GraphSpec]) -> dict[str, dict[str, Dialect]]:
-    """The dialect that each runtime uses of `graphs`, by their precision."""
-    there = {(graph.dialect, graph.precision) for graph in graphs}
-    return {
-        runtime: {
-            precision: next(dialect for dialect in dialects if (dialect, precision) in there)
-            for precision in PRECISIONS.values()
-            if any((dialect, precision) in there for dialect in dialects)
-        }
-        for runtime, dialects in RUNTIME_DIALECTS.items()
-    }
-
-
-LARGEST_KERNEL_HEAD = 128
-"""Numbers of a head that the attention kernels take at most."""
-
-
-def calls_attention_functions(config: ModelConfig) -> bool:
-    """Whether the graphs of the dialect `ort` call functions for attention, for which there are kernels.
-
-    They do with heads of the sizes that the kernels take (`has_kernel` in kernels/attention.h), and without relative
-    positions, because these functions add no bias to the scores.
-    """
-    return config.head_dim % 16 == 0 and config.head_dim <= LARGEST_KERNEL_HEAD and config.positions != "relative"
-
-
 def groups_queries(config: ModelConfig) -> bool:
     """Whether ONNX Runtime's GroupQueryAttention takes these heads; if not, greedy search is a beam of one.
 
@@ -340,8 +298,11 @@ def groups_queries(config: ModelConfig) -> bool:
     return config.head_dim % 8 == 0 and config.positions != "relative"
 
 
-def precisions_of(given: str) -> tuple[Precision, ...]:
+def precisions_of(given: str, called: str = "") -> tuple[Precision, ...]:
     """`fp32,fp16` to the precisions, each once.
+
+    Args:
+        called: the argument or flag that has them, for errors.
 
     Raises:
         TfexportError: there is no such precision.
@@ -349,7 +310,8 @@ def precisions_of(given: str) -> tuple[Precision, ...]:
     names = [name.strip() for name in given.split(",")]
     wrong = [name for name in names if name not in PRECISIONS]
     if wrong:
-        raise TfexportError(f"there is no precision {wrong[0]!r}. Give one or more of {', '.join(PRECISIONS)}.")
+        where = f"{called} is {given!r}, and " if called else ""
+        raise TfexportError(f"{where}there is no precision {wrong[0]!r}. Give one or more of {', '.join(PRECISIONS)}.")
     return tuple(PRECISIONS[name] for name in dict.fromkeys(names))
 
 

@@ -48,9 +48,9 @@ class Option:
     """Ids of target tokens, which are also given as text: tokens of the target vocabulary, separated by spaces."""
     repeated: bool = False
     """Its flag may be given several times; in Python one value stands for a list of one."""
-    parse: Callable[[str], Any] | None = None
+    parse: Callable[[str, str], Any] | None = None
     """Turns text into the value, where text is not the value itself, as in `1,4` for two numbers. Of an option that is given
-    several times: into one of its values."""
+    several times: into one of its values. Gets what errors call the option, its name or its flag, and the text."""
     also: tuple[str, ...] = ()
     """What other libraries call it, for the hint at a wrong name."""
     gives: tuple[str, ...] = ()
@@ -161,13 +161,16 @@ class Options:
         return []
 
 
-def checked(group: type, given: Mapping[str, Any], *, others: Sequence[str] = ()) -> dict[str, Any]:
+def checked(
+    group: type, given: Mapping[str, Any], *, others: Sequence[str] = (), as_flags: bool = False
+) -> dict[str, Any]:
     """Values that someone gives by name, in the types of their options.
 
     Whole numbers stand for floating-point numbers, strings for paths, lists for tuples, and strings for `tokens`.
 
     Args:
         others: names that the caller takes beside them, for the hint at a misspelt one.
+        as_flags: values come from the command line, where an option is known by its flag.
 
     Raises:
         TfexportError: there is no such option, or its value has another type.
@@ -181,24 +184,28 @@ def checked(group: type, given: Mapping[str, Any], *, others: Sequence[str] = ()
             near = near or difflib.get_close_matches(name, [*known, *others], n=1, cutoff=0.5)
             hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(known)}."
             raise TfexportError(f"there is no option {name!r}. {hint}")
-    return {name: _converted(known[name], value) for name, value in given.items()}
+    return {name: _converted(known[name], value, as_flags=as_flags) for name, value in given.items()}
 
 
-def _converted(found: Declared, value: Any) -> Any:
+def _converted(found: Declared, value: Any, *, as_flags: bool) -> Any:
     if value is None:
         return value  # it stands for the default, as if it were not given
+    called, parse = found.flag if as_flags else found.name, found.about.parse
     if found.about.repeated and isinstance(value, str):
         value = [value]
-    if found.about.parse is not None:
+    if parse is not None:
         if found.about.repeated and isinstance(value, Sequence):
-            value = [found.about.parse(one) if isinstance(one, str) else one for one in value]
+            value = [parse(called, one) if isinstance(one, str) else one for one in value]
         elif isinstance(value, str):
-            return found.about.parse(value)
+            return parse(called, value)
     for hint in _alternatives(found.hint):
         converted = _as(hint, value, tokens=found.about.tokens)
         if converted is not None:
             return converted
-    raise TfexportError(f"{found.name} is {value!r}. Give {_said(found)}.")
+    is_list = isinstance(value, Sequence) and value and all(isinstance(one, str) for one in value)
+    if parse is not None and is_list and not found.about.repeated:
+        return parse(called, ",".join(value))  # a list of what the text has with commas
+    raise TfexportError(f"{called} is {value!r}. Give {_said(found)}.")
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
@@ -258,9 +265,12 @@ def _said(found: Declared) -> str:
             said.append(_said_of_list(hint))
         else:
             said.append(words[hint])
-    if found.about.tokens:
+    if found.about.tokens and not said[-1].startswith(_PAIRS):
         said.append("tokens separated by spaces" + " for each list" * found.about.repeated)
     return " or ".join(said)
+
+
+_PAIRS = "a list of pairs"
 
 
 def _said_of_list(hint: Any) -> str:
@@ -268,20 +278,24 @@ def _said_of_list(hint: Any) -> str:
     parts = get_args(hint)
     inner = parts[0]
     if get_origin(inner) is tuple:
-        pairs = get_args(inner)[1:] == (float,)
-        return "a list of pairs: a list of whole numbers, and a number" if pairs else "a list of lists of whole numbers"
+        if get_args(inner)[1:] == (float,):
+            return f"{_PAIRS} of tokens and a number: the tokens are ids, as in [4, 5], or text, as in 'w1 w2'"
+        return "a list of lists of whole numbers"
     return "a list of " + {int: "whole numbers"}.get(inner, "strings")
 
 
-def numbers(flag: str, given: str) -> tuple[int, ...]:
+def numbers(called: str, given: str) -> tuple[int, ...]:
     """`1,8` to numbers above 0.
+
+    Args:
+        called: the argument or flag that has them, for errors.
 
     Raises:
         TfexportError: it is something else.
     """
     words = [word.strip() for word in given.split(",")]
     if not all(word.isascii() and word.isdecimal() and len(word) < 10 and int(word) > 0 for word in words):
-        raise TfexportError(f"{flag} is {given!r}, not numbers above 0. Give them as in 1,8.")
+        raise TfexportError(f"{called} is {given!r}, not numbers above 0. Give them as in 1,8.")
     return tuple(dict.fromkeys(int(word) for word in words))
 
 

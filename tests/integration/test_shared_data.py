@@ -25,7 +25,7 @@ from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Runtime
 from tfexport.runtimes.ort import ort_cpu_portable
 from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
-from tfexport.text.tokenizers import read_vocabulary
+from tfexport.text.vocabularies import read_vocabulary
 from tfexport.verification.parity import check
 
 TUTORIAL = SHARED / "checkpoints" / "tutorial-de-en"

@@ -15,6 +15,7 @@ from tfexport.decoding.line_reader import Reader
 from tfexport.models.checkpoints.load import Checkpoint
 from tfexport.models.formats.native import Tokenizers
 from tfexport.text.tokenizers import TextTokenizer
+from tfexport.text.vocabularies import read_vocabulary
 from tfexport.training.vocabulary import train_bpe
 
 WORDS = (
@@ -50,3 +51,13 @@ TEXTS = ["a dog runs", "the dog sleeps , the dog sleeps", "größer als 3 Hunde"
 @cache
 def trained_bpe() -> TextTokenizer:
     return train_bpe(TEXTS, vocab_size=290)
+
+
+def vocabulary(folder: Path, content: object, *, name: str = "vocab.json", **options: Any) -> TextTokenizer:
+    """What is read from a file of these bytes, this text, or this value as JSON."""
+    path = folder / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8", newline="")
+    return read_vocabulary(path, **options)

@@ -12,7 +12,7 @@ from torch import nn
 from tests.support.references.tutorial import TutorialClassifier, TutorialTransformer
 from tfexport.models.checkpoints.load import Checkpoint, load_checkpoint
 from tfexport.models.formats.native import Tokenizers
-from tfexport.text.tokenizers import read_vocabulary
+from tfexport.text.vocabularies import read_vocabulary
 
 SRC_VOCAB, TGT_VOCAB, HEADS, MAX_LENGTH = 31, 37, 3, 20
 UNK, PAD, BOS, EOS = range(4)

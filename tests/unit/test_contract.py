@@ -10,6 +10,7 @@ import pytest
 from tests.support.fakes import tiny_config
 from tfexport import contract
 from tfexport.bundle.writer import float32_islands
+from tfexport.dialects import DIALECTS, runtime_dialects
 
 CONFIG = tiny_config(d_model=24, n_heads=3, n_decoder_layers=2, tgt_vocab_size=100)
 CLASSIFIER = tiny_config(
@@ -19,7 +20,7 @@ ORT_ROLES = ("encoder", "decoder_step", "beam_step", "greedy_step")
 
 
 def every_graph() -> Iterator[contract.GraphSpec]:
-    dialects: tuple[contract.Dialect, ...] = tuple(contract.DIALECTS)
+    dialects: tuple[contract.Dialect, ...] = tuple(DIALECTS)
     for precision in contract.PRECISIONS.values():
         for dialect in dialects:
             yield from contract.graphs_of(CONFIG, precision, dialect)
@@ -158,13 +159,13 @@ def test_an_aligned_length_is_the_smallest_that_ends_on_the_alignment(d_model: i
 
 def test_each_runtime_takes_the_first_of_its_dialects_that_there_is() -> None:
     everything = list(every_graph())
-    found = contract.runtime_dialects(everything)
+    found = runtime_dialects(everything)
     assert found["ort-cpu"] == {
         **dict.fromkeys(("float32", "int8", "int4"), "ort"),
         **dict.fromkeys(("float16", "bfloat16"), "onnx24"),
     }
-    without = contract.runtime_dialects(graph for graph in everything if graph.dialect != "ort")
+    without = runtime_dialects(graph for graph in everything if graph.dialect != "ort")
     assert without["ort-cpu"] == dict.fromkeys(("float32", "float16", "bfloat16"), "onnx24")
     for runtime in ("ort-cuda", "tensorrt"):
         assert without[runtime] == found[runtime]
-    assert contract.runtime_dialects([]) == {"ort-cpu": {}, "ort-cuda": {}, "tensorrt": {}}
+    assert runtime_dialects([]) == {"ort-cpu": {}, "ort-cuda": {}, "tensorrt": {}}

@@ -25,9 +25,7 @@ class Group(Options):
     mode: Literal["false", "true", "never"] = option("false", help="A mode.")
     scores: bool = option(True, flag="", help="Scores.")
     suppress: tuple[int, ...] = option((), tokens=True, help="Tokens.")
-    widths: tuple[int, ...] = option(
-        (1,), flag="--width", parse=lambda given: numbers("--width", given), help="Widths."
-    )
+    widths: tuple[int, ...] = option((1,), flag="--width", parse=numbers, help="Widths.")
     file: Path | None = option(None, help="A file.")
 
     def conflicts(self) -> list[str]:
@@ -75,6 +73,7 @@ def test_several_problems_are_named_together() -> None:
         ({"suppress": "ein Hund"}, {"suppress": "ein Hund"}),
         ({"widths": "1,4"}, {"widths": (1, 4)}),
         ({"widths": 4}, {"widths": (4,)}),
+        ({"widths": ["1", "4"]}, {"widths": (1, 4)}),
         ({"file": "x.txt"}, {"file": Path("x.txt")}),
     ],
 )
@@ -95,7 +94,9 @@ def test_values_are_taken_in_the_forms_people_write(given: dict[str, Any], wante
         ({"scores": 1}, "scores is 1. Give True or False."),
         ({"suppress": [1.5]}, "suppress is [1.5]. Give a list of whole numbers or tokens separated by spaces."),
         ({"file": 3}, "file is 3. Give a path."),
-        ({"widths": "1,x"}, "--width is '1,x', not numbers above 0. Give them as in 1,8."),
+        ({"widths": "1,x"}, "widths is '1,x', not numbers above 0. Give them as in 1,8."),
+        ({"widths": ["x"]}, "widths is 'x', not numbers above 0. Give them as in 1,8."),
+        ({"widths": [1, "x"]}, "widths is [1, 'x']. Give a list of whole numbers."),
         ({"beam_size": 4}, "there is no option 'beam_size'. Did you mean 'beam'?"),
         ({"precison": 4}, "there is no option 'precison'. Did you mean 'precision'?"),
     ],
@@ -104,6 +105,13 @@ def test_wrong_values_and_names_say_what_to_give(given: dict[str, Any], message:
     with pytest.raises(TfexportError) as error:
         checked(Group, given, others=["precision"])
     assert str(error.value) == message
+
+
+def test_the_command_line_names_an_option_by_its_flag() -> None:
+    for given, message in (({"widths": "1,x"}, "--width is '1,x'"), ({"suppress": [1.5]}, "--suppress is [1.5]")):
+        with pytest.raises(TfexportError) as error:
+            checked(Group, given, as_flags=True)
+        assert str(error.value).startswith(message)
 
 
 def test_groups_inherit_options_and_their_checks() -> None:
@@ -156,7 +164,10 @@ def test_lists_of_lists_become_tuples(given: dict[str, Any], wanted: Any) -> Non
             "words is [[4.5]]. Give a list of lists of whole numbers or tokens separated by spaces for",
         ),
         ({"biases": [[4, 5]]}, ""),
-        ({"biases": [[[4], "x"]]}, "Give a list of pairs: a list of whole numbers, and a number"),
+        (
+            {"biases": [[[4], "x"]]},
+            "Give a list of pairs of tokens and a number: the tokens are ids, as in [4, 5], or text",
+        ),
         ({"biases": [[[4]]]}, "Give a list of pairs"),
         ({"bad_words_ids": [[4]]}, "there is no option 'bad_words_ids'. Did you mean 'words'?"),
     ],

@@ -97,7 +97,7 @@ def precision_of(given: Any) -> Precision | None:
     if given is None:
         return None
     require(str, "precision", given, "Give a string such as int8.")
-    chosen, *more = precisions_of(given)
+    chosen, *more = precisions_of(given, "precision")
     if more:
         raise TfexportError(f"a model is loaded in one precision, not {given}. Give one, or load it twice.")
     return chosen

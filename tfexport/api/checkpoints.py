@@ -93,7 +93,7 @@ def export(
     return run_export(
         loaded,
         place,
-        precisions=precisions_of(names),
+        precisions=precisions_of(names, "precision"),
         choosers=choosers_of(loaded, automatic, budgets, _note),
         **graphs,
         force=force,

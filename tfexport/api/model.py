@@ -6,17 +6,14 @@ PyTorch is not needed.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import tee
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
 from numpy.typing import NDArray
 
 from tfexport.api.arguments import (
-    MOST_THREADS,
     count_of,
     flag_of,
     id_sources_of,
@@ -30,23 +27,21 @@ from tfexport.api.arguments import (
     require_several,
     sources_of,
 )
-from tfexport.api.results import Translation, translation_of
+from tfexport.api.line_decoder import LineDecoder, require_shortlist
+from tfexport.api.results import Translation
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision, short_name
-from tfexport.decoding.generation_config import options_with_defaults
-from tfexport.decoding.line_reader import Reader, TargetReader
+from tfexport.decoding.line_reader import Reader
 from tfexport.decoding.options import SearchOptions
-from tfexport.decoding.request_options import AlignmentOptions, BatchLimits, InputFormat
+from tfexport.decoding.request_options import AlignmentOptions, BatchLimits
 from tfexport.decoding.shortlist import BEST, FIRST, Shortlist, read_shortlist
 from tfexport.decoding.stream import Step, Streamed, refuse_several, stream_lines
-from tfexport.decoding.translate import Result, Writer, scored, translate, with_alignments
+from tfexport.decoding.translate import scored
 from tfexport.errors import TfexportError
-from tfexport.option import checked, declared, with_keywords
-from tfexport.runtimes import load_runtime, require_workers
+from tfexport.option import with_keywords
+from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Runtime
-
-_log = logging.getLogger("tfexport")
 
 __all__ = ["Model", "load"]
 
@@ -59,6 +54,7 @@ class Model:
 
     def __init__(self, bundle: Bundle, runtime: Runtime[Any]):
         self._bundle, self._runtime = bundle, runtime
+        self._lines = LineDecoder(bundle, runtime)
         for side in ("source", "target"):
             bundle.tokenizer(side)  # now: another bundle may come to its place
 
@@ -84,7 +80,7 @@ class Model:
             TfexportError: one of them is not in the vocabulary, or there is none.
         """
         require(str, "tokens", tokens, "Give tokens in one string, separated by spaces.")
-        return self._writer().token_ids(tokens)
+        return self._lines.token_ids(tokens)
 
     @overload
     def translate(  # type: ignore[overload-overlap]  # a string is many strings to the type checker
@@ -144,8 +140,8 @@ class Model:
         outputs = None
         if prefix is not None:
             prefixes = [prefix] * len(lines) if isinstance(prefix, str) else prefix
-            outputs = self._writer().reader(lines=lines_of("prefix", prefixes))
-        return list(self._decoded(lines, format, outputs, shortlist, batch_size, workers, options))
+            outputs = self._lines.writer().reader(lines=lines_of("prefix", prefixes))
+        return list(self._lines.decoded(lines, format, outputs, shortlist, batch_size, workers, options))
 
     @with_keywords(SearchOptions, AlignmentOptions, BatchLimits)
     def iterate(
@@ -160,6 +156,8 @@ class Model:
     ) -> Iterator[Translation]:
         """`translate` for more sentences than fit into memory, or that come one after the other: results come in order.
 
+        The first of `texts` tells whether all are strings or lists of tokens.
+
         No result waits for sentences that are not there yet. A thread reads `texts`, at most some batches ahead, and what is
         there is decoded together; a list is decoded in whole batches. An error of `texts` is raised after the results of the
         sentences before it. Close the iterator, or drop it, to stop early.
@@ -169,7 +167,7 @@ class Model:
         if prefix is not None:
             prefixes = line_of("prefix", prefix) if isinstance(prefix, str) else lines_of("prefix", prefix)
         live = not isinstance(texts, Sequence) or not (prefix is None or isinstance(prefix, Sequence))
-        decode = self._decoder(prefix is not None, shortlist, batch_size, workers, options, live=live)
+        decode = self._lines.decoder(prefix is not None, shortlist, batch_size, workers, options, live=live)
         Reader.of(self._bundle, "text")  # without a vocabulary nothing is read
 
         def results() -> Iterator[Translation]:
@@ -177,9 +175,9 @@ class Model:
             outputs = None
             if isinstance(prefixes, bytes):
                 lines, again = tee(lines)
-                outputs = self._writer().reader(lines=_repeated(prefixes, again))
+                outputs = self._lines.writer().reader(lines=_repeated(prefixes, again))
             elif prefixes is not None:
-                outputs = self._writer().reader(lines=prefixes)
+                outputs = self._lines.writer().reader(lines=prefixes)
             yield from decode(lines, format, outputs)
 
         return results()
@@ -200,7 +198,7 @@ class Model:
             sources: the ids of each sentence, integers: lists, arrays of NumPy or tensors of PyTorch.
         """
         lines = id_sources_of(sources)
-        return list(self._decoded(lines, "ids", None, shortlist, batch_size, workers, options))
+        return list(self._lines.decoded(lines, "ids", None, shortlist, batch_size, workers, options))
 
     @overload
     def score(  # type: ignore[overload-overlap]
@@ -223,14 +221,14 @@ class Model:
             raise TfexportError("texts and targets are two strings, or two lists of strings. Give the same of both.")
         if isinstance(texts, str) and isinstance(targets, str):
             return self.score([texts], [targets], batch_size=batch_size, workers=workers)[0]
-        reader = self._writer().reader(whole=True, lines=lines_of("targets", targets))
+        reader = self._lines.writer().reader(whole=True, lines=lines_of("targets", targets))
         search = {
             "length_penalty": 0.0,
             "max_length": self.config.max_target_length,
             "token_scores": True,
         }
         lines = lines_of("texts", texts)
-        return list(self._decoded(lines, "text", reader, None, batch_size, workers, search, scored))
+        return list(self._lines.decoded(lines, "text", reader, None, batch_size, workers, search, scored))
 
     @with_keywords(SearchOptions)
     def stream(
@@ -247,10 +245,10 @@ class Model:
         Raises:
             TfexportError: the sentence cannot be read, or the options ask for more than one output.
         """
-        require(Shortlist, "shortlist", shortlist, _SHORTLIST)
-        reader, writer = Reader.of(self._bundle, "text"), self._writer()
+        require_shortlist(shortlist)
+        reader, writer = Reader.of(self._bundle, "text"), self._lines.writer()
         outputs = None if prefix is None else writer.reader(lines=[line_of("prefix", prefix)])
-        options = self._options(search)
+        options = self._lines.options(search)
         refuse_several(options)
         line = line_of("text", text)
         events = stream_lines(self._runtime, reader, [line], options, writer, outputs=outputs, shortlist=shortlist)
@@ -266,91 +264,6 @@ class Model:
         tokenizers = (self._bundle.tokenizer("source"), self._bundle.tokenizer("target"))
         first, best = count_of("first", first, minimum=0), count_of("best", best)
         return read_shortlist(path_of("path", path), self.config, *tokenizers, first=first, best=best)
-
-    def _decoded(
-        self,
-        lines: Iterable[bytes],
-        format: InputFormat,
-        outputs: TargetReader | None,
-        shortlist: Shortlist | None,
-        batch_size: int,
-        workers: int,
-        given: Mapping[str, Any],
-        finish: Callable[[Result], Result] = lambda result: result,
-    ) -> Iterator[Translation]:
-        decode = self._decoder(outputs is not None, shortlist, batch_size, workers, given, finish)
-        return decode(lines, format, outputs)
-
-    def _decoder(
-        self,
-        begins: bool,
-        shortlist: Shortlist | None,
-        batch_size: int,
-        workers: int,
-        given: Mapping[str, Any],
-        finish: Callable[[Result], Result] = lambda result: result,
-        live: bool = False,
-    ) -> Callable[[Iterable[bytes], InputFormat, TargetReader | None], Iterator[Translation]]:
-        """What decodes lines of a format, all arguments checked.
-
-        Args:
-            begins: outputs begin with a prefix.
-        """
-        batch_size, workers = count_of("batch_size", batch_size), count_of("workers", workers, maximum=MOST_THREADS)
-        require(Shortlist, "shortlist", shortlist, _SHORTLIST)
-        asked, limits = _group(AlignmentOptions, given), _group(BatchLimits, given)
-        beside = (*declared(AlignmentOptions), *declared(BatchLimits))
-        search = {name: value for name, value in given.items() if name not in beside}
-        options = self._options({**search, "attention": True} if asked else search)
-        if begins:
-            options = replace(options, scores=True)  # what begins with a prefix needs their graph
-        require_workers(self._runtime.name, self._bundle, self._runtime.precision, workers)
-
-        def decode(lines: Iterable[bytes], format: InputFormat, outputs: TargetReader | None) -> Iterator[Translation]:
-            reader, writer = with_alignments(asked, Reader.of(self._bundle, format), Writer.of(self._bundle, "jsonl"))
-            results = translate(
-                self._runtime,
-                replace(reader, tells_tokens=options.attention),
-                lines,
-                options,
-                batch_size=batch_size,
-                max_batch_tokens=limits.max_batch_tokens,
-                workers=workers,
-                outputs=outputs,
-                shortlist=shortlist,
-                live=live,
-            )
-            return (translation_of(finish(result), writer) for result in results)
-
-        return decode
-
-    def _options(self, search: Mapping[str, Any]) -> SearchOptions:
-        checked(SearchOptions, search, others=_OTHERS)
-        options, defaults = options_with_defaults(search, self._bundle.generation_config, self.config, self.token_ids)
-        for line in defaults.notes():
-            _log.info(line)
-        return options
-
-    def _writer(self) -> Writer:
-        return Writer.of(self._bundle, "text")
-
-
-_SHORTLIST = "Give what Model.read_shortlist returns."
-
-_OTHERS = (
-    *("batch_size", "workers", "prefix", "shortlist"),
-    *declared(AlignmentOptions),
-    *declared(BatchLimits),
-)
-"""Arguments of the methods beside options of a search."""
-
-Group = TypeVar("Group")
-
-
-def _group(group: type[Group], given: Mapping[str, Any]) -> Group:
-    """The options of a group that are among those `given`."""
-    own = {name: given[name] for name in declared(group) if given.get(name) is not None}
-    return group(**checked(group, own))
 
 
 def _repeated(prefix: bytes, lines: Iterable[bytes]) -> Iterator[bytes]:

@@ -10,8 +10,8 @@ from tfexport.option import Options, numbers, option
 _CELLS = "What is measured"
 
 
-def _batches(given: str) -> tuple[int, ...]:
-    return tuple(0 if one.strip() == "best" else numbers("--batch-size", one)[0] for one in given.split(","))
+def _batches(called: str, given: str) -> tuple[int, ...]:
+    return tuple(0 if one.strip() == "best" else numbers(called, one)[0] for one in given.split(","))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,14 +21,14 @@ class BenchOptions(Options):
     precisions: tuple[Precision, ...] = option(
         ("float32",),
         flag="--precision",
-        parse=precisions_of,
+        parse=lambda called, given: precisions_of(given, called),
         default_text="fp32",
         help="One or more precisions, such as fp32,int8.",
         panel=_CELLS,
     )
     threads: tuple[int, ...] = option(
         (1,),
-        parse=lambda given: numbers("--threads", given),
+        parse=numbers,
         default_text="1",
         help="One or more numbers of CPU threads.",
         panel=_CELLS,
@@ -45,7 +45,7 @@ class BenchOptions(Options):
     beams: tuple[int, ...] = option(
         (1,),
         flag="--beam",
-        parse=lambda given: numbers("--beam", given),
+        parse=numbers,
         default_text="1",
         help="One or more beam widths.",
         panel=_CELLS,

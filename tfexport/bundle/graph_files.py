@@ -60,7 +60,9 @@ _MOST_PARTS = 16
 """Of a shape, those counted that it is computed from."""
 _ITEM_SIZES = {1: 4, 2: 1, 3: 1, 6: 4, 7: 8, 9: 1, 10: 2, 16: 2}
 """Bytes of a number by ONNX's number of its type: float32, uint8, int8, int32, int64, bool, float16 and bfloat16."""
-_INT64, _EXTERNAL = 7, 1
+_FLOAT, _INT64, _EXTERNAL = 1, 7, 1
+_SENTENCES = "src_len"
+"""The input of a graph whose size is the number of sentences, which is never 0."""
 
 _FIELDS: Mapping[str, str] = {
     "Model": "graph=7:Graph training_info=20:Other* functions=25:Function* configuration=26:Other*",
@@ -72,7 +74,8 @@ _FIELDS: Mapping[str, str] = {
     "Tensor": "dims=1:int64* data_type=2:int32 segment=3:Other name=8:string raw_data=9:bytes external_data=13:Entry* "
     "data_location=14:int32",
     "Entry": "key=1:string value=2:string",
-    "Function": "name=1:string node=7:Node* attribute_proto=11:Attribute* domain=10:string overload=13:string",
+    "Function": "name=1:string input=4:string* node=7:Node* attribute_proto=11:Attribute* domain=10:string "
+    "overload=13:string",
     "Other": "",
 }
 """The part of ONNX's messages that is read: name=number:type, with a star where there may be several."""
@@ -120,21 +123,25 @@ def _check(model: Any, weights: Mapping[str, int]) -> None:
             raise _Refused(f"it defines the function {function.name} twice")
         functions[function.name] = len(function.node)
         _check_attributes(function.attribute_proto)
-        _check_nodes(function.node, {}, ())
+        _check_nodes(function.node, {}, (), function.input)
     _check_nodes(model.graph.node, dict(_initializers(model.graph, weights)), functions)
     expanded = sum(functions.get(node.op_type, 1) if node.domain == OWN else 1 for node in model.graph.node)
     if expanded > model.ByteSize() / BYTES_OF_A_NODE:
         raise _Refused(f"it has {expanded} nodes when its functions are expanded")
 
 
-def _check_nodes(nodes: Iterable[Any], constants: Mapping[str, Any], functions: Collection[str]) -> None:
+def _check_nodes(
+    nodes: Iterable[Any], constants: Mapping[str, Any], functions: Collection[str], given: Iterable[str] = ()
+) -> None:
     """Check nodes, of which each may read values that those before it compute.
 
     Args:
         constants: the initializers, by name.
         functions: the names of functions that may be called.
+        given: the inputs of a function, which may be anything.
     """
-    makers: dict[str, Any] = {}
+    nodes, makers = list(nodes), dict[str, Any]()
+    made = {*given, *(name for node in nodes for name in node.output)}
     callable_names = frozenset(functions)
     known = {**constants}
     padded: set[str] = set()
@@ -151,6 +158,8 @@ def _check_nodes(nodes: Iterable[Any], constants: Mapping[str, Any], functions: 
                 known.update(dict.fromkeys(node.output, attribute.t))
         if node.op_type == "Pad":
             _check_padding(node, known, makers, padded)
+        if node.op_type == "Div":
+            _check_division(node, known, makers, made)
         _check_growth(node, known, makers)
         makers.update(dict.fromkeys(node.output, node))
 
@@ -179,6 +188,26 @@ def _check_growth(node: Any, constants: Mapping[str, Any], makers: Mapping[str, 
             raise _Refused(f"{node.name[:80]} begins or goes on by a number that is computed")
         for name in node.input:
             _check_shape(node, name, constants, makers)
+
+
+def _check_division(node: Any, constants: Mapping[str, Any], makers: Mapping[str, Any], made: Collection[str]) -> None:
+    """Check that a division is one of floating-point numbers, or of a size by the number of sentences.
+
+    Others of whole numbers end the process where they have no result: n / 0, and the least whole number by -1.
+
+    Args:
+        made: the names of all values that are no inputs of the graph.
+    """
+    by = makers.get(node.input[1]) if len(node.input) == 2 else None
+    if by is not None and by.op_type in ("Mul", "Max"):  # whose inputs and output have one type
+        if any(name in constants and constants[name].data_type == _FLOAT for name in by.input):
+            return
+    elif by is not None and by.op_type == "Shape":
+        divided = makers.get(node.input[0])
+        is_size = divided is not None and divided.op_type == "Shape"
+        if is_size and list(by.input) == [_SENTENCES] and _SENTENCES not in {*made, *constants}:
+            return
+    raise _Refused(f"{node.name[:80]} divides by a number that may be 0 or -1")
 
 
 def _check_padding(node: Any, constants: Mapping[str, Any], makers: Mapping[str, Any], padded: set[str]) -> None:

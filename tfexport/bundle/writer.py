@@ -17,6 +17,7 @@ from tfexport import contract
 from tfexport.bundle.reader import CERTIFICATES, MANIFEST, TOKENIZER_FILES, Bundle, Engine, file_sha256, require_utf8
 from tfexport.config import ModelConfig
 from tfexport.contract import FORMAT
+from tfexport.dialects import runtime_dialects
 from tfexport.errors import BundleError
 from tfexport.system.atomic_files import exchange, make_folder, partial_folder, sync_folder, sync_tree
 from tfexport.system.ending import end_if_asked
@@ -53,7 +54,7 @@ def write_manifest(
         for graph in graphs
     ]
     tokenizers = {side: name for side, name in TOKENIZER_FILES.items() if (folder / name).exists()}
-    runtimes = contract.runtime_dialects(graphs)
+    runtimes = runtime_dialects(graphs)
     facts = {**facts, "config": config.to_dict(), "graphs": entries, "engines": [], "runtimes": runtimes}
     facts["tokenizers"] = tokenizers
     _write(folder, facts, {})

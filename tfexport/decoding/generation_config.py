@@ -103,7 +103,24 @@ def options_with_defaults(
     if content is None or given.get("profile") != "hf":
         return SearchOptions.of(given, token_ids), NO_DEFAULTS
     defaults = generation_defaults(content, config, given)
-    return SearchOptions.of({**defaults.options, **_said(given)}, token_ids), defaults
+    try:
+        return SearchOptions.of({**defaults.options, **_said(given)}, token_ids), defaults
+    except TfexportError as error:
+        if str(error) == _fault(given, token_ids):
+            raise  # the file has no part in it
+        taken = ", ".join(f"{name} {_shown(value)}" for name, value in defaults.options.items())
+        raise TfexportError(
+            f"{error} Of these, {FILE} of this bundle gives {taken}: what you give yourself comes first."
+        ) from error
+
+
+def _fault(given: Mapping[str, Any], token_ids: Callable[[str], tuple[int, ...]]) -> str | None:
+    """What is wrong with options alone."""
+    try:
+        SearchOptions.of(given, token_ids)
+    except TfexportError as error:
+        return str(error)
+    return None
 
 
 def generation_defaults(
@@ -121,6 +138,11 @@ def generation_defaults(
     found |= _lengths(said, config, mine)
     found |= _tokens(said, config, unsupported)
     found |= _outputs(said, mine, unsupported)
+    if "sequence_bias" in found and "sequence_bias" not in mine and not _has_pairs(found["sequence_bias"]):
+        raise TfexportError(
+            f"{FILE} of this bundle has sequence_bias {_shown(found['sequence_bias'])}, not a list of [ids, number]. "
+            "Correct the file and export again, or give sequence_bias yourself."
+        )
     try:
         converted = checked(SearchOptions, {name: value for name, value in found.items() if name not in mine})
     except TfexportError as error:
@@ -172,6 +194,12 @@ def _tokens(said: Mapping[str, Any], config: ModelConfig, unsupported: list[str]
     if "suppress_tokens" in said and config.eos_id in _ids(said, "suppress_tokens"):
         unsupported.append("suppress_tokens")
     return found
+
+
+def _has_pairs(value: Any) -> bool:
+    """Whether a bias is written as the library writes it: the file names no tokens by their text."""
+    pairs = isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
+    return pairs and all(isinstance(ids, list) and all(type(index) is int for index in ids) for ids, _ in value)
 
 
 def _outputs(said: Mapping[str, Any], mine: Mapping[str, Any], unsupported: list[str]) -> dict[str, Any]:

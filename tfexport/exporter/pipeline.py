@@ -18,6 +18,7 @@ from tfexport.bundle.reader import GENERATION_CONFIG, TOKENIZER_FILES
 from tfexport.bundle.writer import new_bundle, write_manifest
 from tfexport.config import ModelConfig
 from tfexport.contract import short_name
+from tfexport.dialects import DIALECTS, RUNTIME_DIALECTS
 from tfexport.errors import TfexportError
 from tfexport.graph_checks.cases_portable import Model
 from tfexport.graph_checks.check import Compared, check_graph
@@ -203,9 +204,7 @@ def _chosen(model: Model, precision: contract.Precision, folder: Path, chooser: 
     write_variant(
         model, precision, folder, [path for path, _ in model.named_modules()] if precision == "float16" else ()
     )
-    dialects = [
-        dialect for dialect in contract.RUNTIME_DIALECTS["ort-cpu"] if dialect == "ort" or precision == "float16"
-    ]
+    dialects = [dialect for dialect in RUNTIME_DIALECTS["ort-cpu"] if dialect == "ort" or precision == "float16"]
     return chooser(
         model, precision, folder, lambda keep: write_graphs(model.config, precision, folder, keep, dialects=dialects)
     )
@@ -243,7 +242,7 @@ def write_graphs(
     folder: Path,
     keep: Collection[str] = (),
     *,
-    dialects: Sequence[contract.Dialect] = tuple(contract.DIALECTS),
+    dialects: Sequence[contract.Dialect] = tuple(DIALECTS),
     alignments: bool = False,
     shortlist: bool = False,
 ) -> list[contract.GraphSpec]:

@@ -15,7 +15,8 @@ from tfexport import contract
 from tfexport.graph_checks.cases_portable import Arrays, Case, Model, Outputs
 from tfexport.graphs.linear_quantized import from_blocks, quantize
 from tfexport.graphs.projections import Projection
-from tfexport.models.transformer import KeyValue, Transformer
+from tfexport.models.layers import KeyValue
+from tfexport.models.transformer import Transformer
 from tfexport.shortlist_contract import LISTED
 
 

@@ -20,8 +20,8 @@ from tfexport.graph_checks.cases_portable import Case, Model, Outputs
 from tfexport.graph_checks.definition import Definition, projections_of
 from tfexport.graph_checks.rounding import Rounding
 from tfexport.models.float64 import InFloat64, WithRandomRounding
+from tfexport.models.layers import PointwiseConv
 from tfexport.models.positions import PositionTable
-from tfexport.models.transformer import PointwiseConv
 
 COMPARED = (nn.Linear, PointwiseConv, nn.LayerNorm, nn.RMSNorm, PositionTable)
 

@@ -1,6 +1,6 @@
 """The layers that the graphs of all dialects share: embeddings, norms, feed-forward blocks and residual branches.
 
-They follow `models.transformer`, module by module. Attention is in the modules of the dialects.
+They follow `models.layers`, module by module. Attention is in the modules of the dialects.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def output_attention(emitter: Emitter, weights: Sequence[Value]) -> None:
 
 
 def _stack(emitter: Emitter, side: str, n_layers: int, states: Value, sublayers: Sequence[Sublayer]) -> Value:
-    """The layers of a side and the norm after them, as in `models.transformer.Layer`: pre-norm or post-norm."""
+    """The layers of a side and the norm after them, as in `models.layers.Layer`: pre-norm or post-norm."""
     config = emitter.config
     last = f"{side}.norm" if config.final_norm else None
     branches = [

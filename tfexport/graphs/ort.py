@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from tfexport import contract
 from tfexport.config import ModelConfig
+from tfexport.dialects import calls_attention_functions
 from tfexport.graphs import layers
 from tfexport.graphs.emitter import CONTRIB, Emitter, Linear, Value
 from tfexport.graphs.linear_float32 import float32_linear, matmul_linear
@@ -236,7 +237,7 @@ def _call_attention(
     emitter: Emitter, name: str, *inputs: Value, body: Callable[..., Sequence[Value]], outputs: Sequence[str]
 ) -> Sequence[Value]:
     """The outputs of `body(emitter, *inputs)`, in a function where there may be a kernel for it; see `Emitter.call`."""
-    if contract.calls_attention_functions(emitter.config):
+    if calls_attention_functions(emitter.config):
         return emitter.call(name, *inputs, body=body, outputs=outputs)
     found = body(emitter, *inputs)
     for value, output in zip(found, outputs, strict=True):

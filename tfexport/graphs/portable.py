@@ -214,7 +214,7 @@ def _mask(emitter: Emitter, length: Value, keys: Value, queries: Value | None) -
 
 
 def _best_tokens(emitter: Emitter, logits: Value) -> None:
-    """The best tokens of each row of `logits` and their log-probabilities, as `models.transformer.best_tokens`."""
+    """The best tokens of each row of `logits` and their log-probabilities, as `models.layers.best_tokens`."""
     count, last = emitter.sizes(min(contract.BEST, emitter.config.tgt_vocab_size)), emitter.sizes(-1)
     values, _ = emitter.nodes("TopK", logits, count, outputs=("", "best.ids"))
     peak = emitter.node("Slice", values, emitter.sizes(0), emitter.sizes(1), last)  # out of the sum: nothing overflows

@@ -8,194 +8,15 @@ bool with True for what may be attended to.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tfexport.config import Activation, ModelConfig
+from tfexport.config import ModelConfig
+from tfexport.models.layers import DecoderLayer, EncoderLayer, KeyValue, WriteCache, norm_of, write_cache
 from tfexport.models.positions import DistanceTable, PositionTable
-
-
-class KeyValue(NamedTuple):
-    """Keys and values of one attention, each [batch or rows, heads, length, head_dim]."""
-
-    key: Tensor
-    value: Tensor
-
-
-def write_cache(cache: Tensor, update: Tensor, position: Tensor) -> Tensor:
-    """A copy of `cache` [rows, heads, cache, head_dim] with `update` [rows, heads, 1, head_dim] at `position` [rows]."""
-    written = cache.clone()
-    written[torch.arange(len(cache), device=cache.device), :, position] = update[:, :, 0]
-    return written
-
-
-def write_in_place(cache: Tensor, update: Tensor, position: Tensor) -> Tensor:
-    """`write_cache` into `cache` itself, for PyTorch's own decoding with a static cache."""
-    cache[torch.arange(len(cache), device=cache.device), :, position] = update[:, :, 0]
-    return cache
-
-
-WriteCache = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-def best_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` best tokens of each row of `logits` [rows, vocab]: log-probabilities and ids, each [rows, count]."""
-    values, ids = logits.topk(count)
-    peak = values[:, :1]  # out of the sum, so that no exponential overflows
-    return values - peak - (logits - peak).exp().sum(-1, keepdim=True).log(), ids
-
-
-class Attention(nn.Module):
-    """Multi-head scaled dot-product attention (section 3.2); keys and values are projected apart so they can be kept."""
-
-    def __init__(self, config: ModelConfig):
-        super().__init__()
-        d, inner, bias = config.d_model, config.d_attention, config.attention_bias
-        self.n_heads, self.head_dim = config.n_heads, config.head_dim
-        self.query = nn.Linear(d, inner, bias=bias)
-        self.key = nn.Linear(d, inner, bias=bias)
-        self.value = nn.Linear(d, inner, bias=bias)
-        self.output = nn.Linear(inner, d, bias=bias)
-
-    def _heads(self, states: Tensor) -> Tensor:
-        return states.reshape(*states.shape[:2], self.n_heads, self.head_dim).transpose(
-            1, 2
-        )  # [batch, heads, length, head_dim]
-
-    def key_value(self, states: Tensor) -> KeyValue:
-        """Project `states` [batch, length, d_model] to keys and values."""
-        return KeyValue(self._heads(self.key(states)), self._heads(self.value(states)))
-
-    def forward(self, states: Tensor, memory: KeyValue, mask: Tensor) -> Tensor:
-        """`states` [batch, queries, d_model] attend to `memory`.
-
-        `mask` broadcasts to [batch, heads, queries, keys]: bool, or float to be added to the scores.
-        """
-        query = self._heads(self.query(states))
-        mixed = F.scaled_dot_product_attention(query, *memory, attn_mask=mask, scale=self.head_dim**-0.5)
-        return self.output(mixed.transpose(1, 2).flatten(2))
-
-    def weights(self, states: Tensor, memory: KeyValue, mask: Tensor) -> Tensor:
-        """The attention weights [batch, heads, queries, keys] that `forward` mixes the values with."""
-        scores = self._heads(self.query(states)) @ memory.key.transpose(-1, -2) * self.head_dim**-0.5
-        return scores.masked_fill(~mask, -math.inf).softmax(-1)
-
-
-class PointwiseConv(nn.Conv1d):
-    """A Conv1d of kernel 1 over [batch, length, channels], computed as the matrix product that it is."""
-
-    def forward(self, states: Tensor) -> Tensor:
-        return F.linear(states, self.weight.squeeze(-1), self.bias)
-
-
-_ACTIVATIONS: dict[Activation, Callable[[], nn.Module]] = {
-    "relu": nn.ReLU,
-    "gelu": nn.GELU,
-    "gelu_tanh": partial(nn.GELU, approximate="tanh"),
-    "silu": nn.SiLU,
-}
-
-
-class FeedForward(nn.Module):
-    """Position-wise feed-forward network (section 3.3), [batch, length, d_model] to the same."""
-
-    def __init__(self, config: ModelConfig):
-        super().__init__()
-        d, d_ff, bias = config.d_model, config.d_ff, config.feed_forward_bias
-        if config.feed_forward == "conv1d":
-            self.hidden: nn.Module = PointwiseConv(d, d_ff, 1, bias=bias)
-            self.output: nn.Module = PointwiseConv(d_ff, d, 1, bias=bias)
-        else:
-            self.hidden = nn.Linear(d, d_ff, bias=bias)
-            self.output = nn.Linear(d_ff, d, bias=bias)
-        self.gate = nn.Linear(d, d_ff, bias=bias) if config.gated else None
-        self.activation = _ACTIVATIONS[config.activation]()
-
-    def forward(self, states: Tensor) -> Tensor:
-        hidden = self.activation(self.hidden(states))
-        return self.output(hidden if self.gate is None else hidden * self.gate(states))
-
-
-def _norm(config: ModelConfig) -> nn.Module:
-    kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
-    return kind(config.d_model, config.norm_eps)
-
-
-class Layer(nn.Module):
-    """What encoder and decoder layers share: where the norms of the `n_sublayers` residual branches stand."""
-
-    def __init__(self, config: ModelConfig, n_sublayers: int):
-        super().__init__()
-        n_norms = 1 if config.shared_norm else n_sublayers
-        self.norms = nn.ModuleList(_norm(config) for _ in range(n_norms))
-        self.dropout = nn.Dropout(config.dropout)
-        self.norm_first = config.norm_first
-
-    def _norm(self, sublayer: int, states: Tensor) -> Tensor:
-        return self.norms[sublayer % len(self.norms)](states)
-
-    def enter(self, sublayer: int, states: Tensor) -> Tensor:
-        """What the sublayer reads."""
-        return self._norm(sublayer, states) if self.norm_first else states
-
-    def leave(self, sublayer: int, states: Tensor, branch: Tensor) -> Tensor:
-        """The residual sum of `states` and what the sublayer made of them."""
-        states = states + self.dropout(branch)
-        return states if self.norm_first else self._norm(sublayer, states)
-
-
-class EncoderLayer(Layer):
-    def __init__(self, config: ModelConfig):
-        super().__init__(config, n_sublayers=2)
-        self.self_attention = Attention(config)
-        self.feed_forward = FeedForward(config)
-
-    def forward(self, states: Tensor, mask: Tensor) -> Tensor:
-        """`states` [batch, src, d_model], `mask` [batch, 1, 1, src]."""
-        inner = self.enter(0, states)
-        states = self.leave(0, states, self.self_attention(inner, self.self_attention.key_value(inner), mask))
-        return self.leave(1, states, self.feed_forward(self.enter(1, states)))
-
-
-class DecoderLayer(Layer):
-    def __init__(self, config: ModelConfig):
-        super().__init__(config, n_sublayers=3)
-        self.self_attention = Attention(config)
-        self.cross_attention = Attention(config)
-        self.feed_forward = FeedForward(config)
-
-    def forward(
-        self,
-        states: Tensor,
-        mask: Tensor,
-        cross: KeyValue,
-        cross_mask: Tensor,
-        past: KeyValue | None,
-        position: Tensor,
-        write: WriteCache,
-    ) -> tuple[Tensor, KeyValue, Tensor]:
-        """One layer over whole targets (`past` None) or over one new token a row, added to `past` by `write`.
-
-        Returns the states, the self-attention keys and values, and the queries of the cross-attention (for its maps).
-        """
-        inner = self.enter(0, states)
-        present = self.self_attention.key_value(inner)
-        if past is not None:
-            present = KeyValue(*(write(old, new, position) for old, new in zip(past, present, strict=True)))
-        states = self.leave(0, states, self.self_attention(inner, present, mask))
-
-        # The beams of a sentence are so many queries to its one set of cross keys and values: [batch, beam, d_model].
-        inner = self.enter(1, states)
-        queries = inner.reshape(cross.key.shape[0], -1, inner.shape[-1])
-        attended = self.cross_attention(queries, cross, cross_mask).reshape(inner.shape)
-        states = self.leave(1, states, attended)
-
-        return self.leave(2, states, self.feed_forward(self.enter(2, states))), present, queries
 
 
 def _embedding(vocab_size: int, d_model: int) -> nn.Embedding:
@@ -213,8 +34,8 @@ class Stack(nn.Module):
         self.positions = (
             DistanceTable(config, both_ways=both_ways) if self.is_relative else PositionTable(config, max_length)
         )
-        self.embedding_norm = _norm(config) if config.embedding_norm else nn.Identity()
-        self.norm = _norm(config) if config.final_norm else nn.Identity()
+        self.embedding_norm = norm_of(config) if config.embedding_norm else nn.Identity()
+        self.norm = norm_of(config) if config.final_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
         self.scale = config.embedding_scale
 

@@ -20,8 +20,9 @@ from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.models.checkpoints.load import build_model
 from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.float64 import InFloat64, WithRandomRounding
+from tfexport.models.layers import KeyValue
 from tfexport.models.precision import in_precision
-from tfexport.models.transformer import KeyValue, Transformer
+from tfexport.models.transformer import Transformer
 from tfexport.runtimes.base import BaseRuntime, Best, Capacity, FloatArray, IntArray, best_from_logits
 from tfexport.runtimes.pytorch_in_place import StaticDecoder, StaticState, full_memory_is_an_error
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from tfexport.config import ModelConfig
 from tfexport.contract import BEST
 from tfexport.errors import TfexportError
-from tfexport.models.transformer import KeyValue, Transformer, best_tokens, write_in_place
+from tfexport.models.layers import KeyValue, best_tokens, write_in_place
+from tfexport.models.transformer import Transformer
 from tfexport.runtimes.base import Best, FloatArray, IntArray, best_from_logits
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.slots import Slots, fill_sources

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,9 +13,7 @@ from typing import Any, Literal, get_args
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from tfexport.errors import TfexportError, TokenizerError
-from tfexport.system.regular_files import read_text
-from tfexport.system.yaml_files import read_words, read_yaml_file
-from tfexport.text.sentencepiece import PieceModel, Pieces
+from tfexport.text.sentencepiece import Pieces
 from tfexport.text.spacy_words import spacy_tokenizer
 from tfexport.text.subword_nmt import SEPARATOR, Subwords, has_subwords
 from tfexport.text.tokenizer_parts import library_tokenizer, telling_of_panics
@@ -28,9 +25,6 @@ SPECIAL_NAMES = {
     "eos": ("<eos>", "</s>", "[EOS]", "<EOS>"),
 }
 """How vocabularies name their special tokens; looked for only where the user has not said the ids."""
-
-FAIRSEQ_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
-"""Ids 0 to 3 of every dictionary of fairseq."""
 
 Spaces = Literal["single", "between", "all"]
 """Spaces of readable text; see `TextTokenizer.spaces`."""
@@ -260,128 +254,6 @@ class TextTokenizer:
     @cached_property
     def _spacy(self) -> Any:
         return spacy_tokenizer(self.spacy_language)
-
-
-def read_vocabulary(
-    path: Path, *, lowercase: bool = False, spacy_language: str | None = None, unk_id: int | None = None
-) -> TextTokenizer:
-    """Read a vocabulary file: a `tokenizer.json`, a JSON list or dict of words, a YAML dict, one word a line, fairseq's
-    dictionary, or a SentencePiece model (.spm, .model), whose pieces have the ids that it gives them.
-
-    Words are looked up in text split at whitespace, or by spaCy's rules. `lowercase` and `unk_id`, the
-    id of the unknown word where its name does not tell, apply to word vocabularies.
-
-    Raises:
-        TokenizerError: the file is none of these.
-        RuntimeUnavailable: a library that it needs is not installed, or spaCy does not know the language.
-    """
-    is_pieces = path.suffix in (".spm", ".model")
-    content = None if is_pieces else _content(path)
-    if is_pieces or (isinstance(content, dict) and isinstance(content.get("model"), dict)):
-        if lowercase or spacy_language:
-            raise TokenizerError(f"{path} has its own normalisation: leave out --lowercase and the spaCy tokeniser.")
-        if is_pieces:
-            return TextTokenizer.from_inner(PieceModel.read(path).tokenizer(), skips_special=True)
-        return TextTokenizer.from_dict({"tokenizer": content}, where=str(path))
-    words = _word_ids(content, path)
-    try:
-        unknown = next((word for word, index in words.items() if index == unk_id), None)
-        # fairseq writes text without its bos, which is a word like others to its models.
-        hidden = FAIRSEQ_SPECIALS[:1] if isinstance(content, _Dictionary) else ()
-        tokenizer = word_tokenizer(
-            words, lowercase=lowercase, spacy_language=spacy_language, unknown=unknown, hidden=hidden
-        )
-        tokenizer.encode("")  # a spaCy language that does not exist is better told now than at the first sentence
-        return tokenizer
-    except TypeError:  # a lone surrogate, which JSON can spell
-        raise TokenizerError(f"{path} is not a vocabulary: a word is not valid Unicode. Correct it.") from None
-
-
-def vocabulary_words(path: Path) -> dict[str, int]:
-    """The words and ids of a vocabulary file that is no tokenizer.
-
-    Raises:
-        TokenizerError: the file is not such a vocabulary.
-        RuntimeUnavailable: it is YAML, and PyYAML is not installed.
-    """
-    return _word_ids(_content(path), path)
-
-
-def _content(path: Path) -> Any:
-    """What a vocabulary file of text holds: values of JSON, the words and ids of YAML, or its lines."""
-    if path.suffix in (".yml", ".yaml"):
-        return read_words(read_yaml_file(path, TokenizerError), str(path))
-    try:
-        text = read_text(path, "utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TokenizerError(
-            f"cannot read the vocabulary {path}: {error}. Give a UTF-8 text or JSON file, or a SentencePiece model named "
-            ".model or .spm."
-        ) from error
-    try:
-        return json.loads(text, object_pairs_hook=_unique_keys)
-    except _KeyTwice as twice:
-        raise TokenizerError(f"{path} has the word {str(twice)!r} twice. Make its words unique.") from None
-    except (ValueError, RecursionError):
-        if path.suffix == ".json":
-            raise TokenizerError(f"{path} is not valid JSON. Give a JSON list or dict, or one token a line.") from None
-        lines = text.removesuffix("\n").split("\n") if text else []
-        return _counted(lines, path) or lines
-
-
-class _KeyTwice(Exception):
-    pass
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        raise _KeyTwice(next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1))
-    return content
-
-
-_COUNTED = re.compile(r"(.+) \d+( #fairseq:overwrite)?")
-
-
-class _Dictionary(dict[str, int]):
-    """The words of a dictionary of fairseq."""
-
-
-def _counted(lines: list[str], path: Path) -> _Dictionary:
-    """The words of fairseq's `dict.xx.txt`: a word and its count a line, after special tokens that it leaves out.
-
-    Empty where a line has no count. `#fairseq:overwrite` lets a word that was there before have this place.
-    """
-    found = [_COUNTED.fullmatch(line.rstrip()) for line in lines]
-    words = _Dictionary({word: index for index, word in enumerate(FAIRSEQ_SPECIALS)})
-    for index, match in enumerate(found, len(words)):
-        if match is None:
-            return _Dictionary()
-        if match[1] in words and not match[2]:
-            raise TokenizerError(f"{path} has the word {match[1]!r} twice. Make its words unique.")
-        words[match[1]] = index
-    return words if found else _Dictionary()
-
-
-def _word_ids(content: Any, path: Path) -> dict[str, int]:
-    if isinstance(content, list) and content and all(isinstance(word, str) for word in content):
-        words = {word: index for index, word in enumerate(content)}
-        if len(words) < len(content):
-            twice = sorted(word for word, count in Counter(content).items() if count > 1)[:5]
-            raise TokenizerError(f"{path} has words twice: {twice}. Make its lines unique: the position is the id.")
-        return words
-    if (
-        isinstance(content, dict)
-        and content
-        and all(type(index) is int and 0 <= index < 2**31 for index in content.values())
-    ):
-        if len(set(content.values())) < len(content):
-            raise TokenizerError(f"{path} gives one id to several words. Make the ids unique.")
-        return content
-    raise TokenizerError(
-        f"{path} is not a vocabulary. Give a tokenizer.json, a JSON list or dict of words, one word a line, a "
-        "SentencePiece model named .model or .spm, or a dict.xx.txt of fairseq."
-    )
 
 
 def word_tokenizer(

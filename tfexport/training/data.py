@@ -16,7 +16,7 @@ from tfexport.config import ModelConfig
 from tfexport.decoding.search import pad
 from tfexport.errors import TfexportError
 from tfexport.system.regular_files import read_bytes
-from tfexport.text.tokenizers import TextTokenizer
+from tfexport.text.tokenizers import TextTokenizer, WordTooLong
 
 POOL_BATCHES = 100
 """Batches whose sentences are sorted together: enough to waste little padding, few enough to keep batches random."""
@@ -94,15 +94,21 @@ class Encoded:
     pairs: list[IdPair]
     empty: int
     too_long: int
+    """Also those with a word that is too long to be split."""
 
 
 def encode_pairs(
     texts: Sequence[TextPair], source: TextTokenizer, target: TextTokenizer, config: ModelConfig
 ) -> Encoded:
-    """Encode `texts`, leaving out pairs with an empty side or longer than the model's positions."""
+    """Encode `texts`, leaving out pairs with an empty side, longer than the model's positions, or with a word that is too
+    long to be split (`WordTooLong`)."""
     pairs, empty, too_long = [], 0, 0
     for text in texts:
-        given, wanted = source.encode(text.source), target.encode(text.target)
+        try:
+            given, wanted = source.encode(text.source), target.encode(text.target)
+        except WordTooLong:
+            too_long += 1
+            continue
         ids = IdPair(
             [config.bos_id] * config.source_bos + given + [config.eos_id] * config.source_eos,
             [config.bos_id, *wanted, config.eos_id],

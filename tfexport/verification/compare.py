@@ -17,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
-from tfexport.decoding.search import Hypothesis, SearchOptions, pad, search
+from tfexport.decoding.search import Hypothesis, SearchOptions, search
 from tfexport.decoding.token_rules import log_softmax, suppressed_ids
 from tfexport.errors import TfexportError
 from tfexport.graph_checks.rounding import EPS, SAMPLES
 from tfexport.runtimes.base import FloatArray, IntArray, Runtime
 from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.verification.expected import Along, Expected, Memory
 from tfexport.verification.report import LIMITS, Divergence, Errors, ParityReport, Position
 
 
@@ -79,15 +80,15 @@ def compare_all(
         for runtime in runtimes:
             batch_size = runtime.capacity.batch_size(batch_size, options.beam)
     for batch in _batches(sources, batch_size):
-        memories: dict[tuple[int, int], _Memory] = {}
+        memories: dict[tuple[int, int], Memory] = {}
         for index, options in enumerate(searches):
             best = [hypotheses[0] for hypotheses in search(reference, batch, options)]
             these = list(zip(runtimes, reports[index :: len(searches)], strict=True))
             outputs = [_decoded(runtime, batch, options, report) for runtime, report in these]
             for part in _parts(reference.config, best):
                 place = part.start, part.stop
-                memory = memories.get(place) or memories.setdefault(place, _Memory.of(reference, batch[part]))
-                expected = _Expected.of(reference, memory, best[part], options)
+                memory = memories.get(place) or memories.setdefault(place, Memory.of(reference, batch[part]))
+                expected = Expected.of(reference, memory, best[part], options)
                 for (runtime, report), found in zip(these, outputs, strict=True):
                     if index == 0:
                         _compare_cross(reference, runtime, memory, report)
@@ -131,79 +132,10 @@ def _parts(config: ModelConfig, best: Sequence[Hypothesis]) -> Iterator[slice]:
         yield slice(start, start + size)
 
 
-@dataclass(frozen=True)
-class _Memory:
-    """Sources, and what the reference's encoder makes of them."""
-
-    sources: Sequence[Sequence[int]]
-    src_ids: IntArray
-    src_len: IntArray
-    exact: Any
-    """The state in float64."""
-    own: Any
-    """In float32."""
-
-    @classmethod
-    def of(cls, reference: TorchRuntime, sources: Sequence[Sequence[int]]) -> _Memory:
-        src_ids, src_len = pad(sources, reference.config.pad_id)
-        exact, own = (runtime.encode(src_ids, src_len) for runtime in (reference.in_float64(), reference.in_float32()))
-        return cls(sources, src_ids, src_len, exact, own)
-
-
-@dataclass(frozen=True)
-class _Along:
-    """Logits along outputs, in float64, and how far PyTorch's own in float32 are from them."""
-
-    tgt_ids: IntArray
-    """[batch, tgt]: bos and the outputs without their last tokens."""
-    tgt_len: IntArray
-    words: IntArray
-    """[batch, tgt], the tokens that follow."""
-    logits: NDArray[np.float64]
-    """[batch, tgt, vocab] along `tgt_ids`."""
-    own: NDArray[np.float64]
-    """[batch, tgt]: the largest distance of a logit."""
-
-    @classmethod
-    def of(cls, reference: TorchRuntime, memory: _Memory, outputs: Sequence[Sequence[int]]) -> _Along:
-        tgt_ids, tgt_len = as_inputs(reference.config, outputs)
-        logits: Any = reference.in_float64().forced(memory.exact, tgt_ids)
-        difference = logits - reference.in_float32().forced(memory.own, tgt_ids)
-        own = np.maximum(difference.max(axis=-1), -difference.min(axis=-1))
-        words, _ = pad(outputs, reference.config.pad_id)
-        return cls(tgt_ids, tgt_len, words, logits, own)
-
-    def log_probs(self, sentence: int) -> NDArray[np.float64]:
-        """Of the tokens of an output."""
-        length = self.tgt_len[sentence]
-        return log_softmax(self.logits[sentence, :length])[np.arange(length), self.words[sentence, :length]]
-
-
-@dataclass(frozen=True)
-class _Expected:
-    """What the reference finds for some sentences."""
-
-    memory: _Memory
-    options: SearchOptions
-    best: list[Hypothesis]
-    along: _Along
-    """Its best outputs."""
-
-    @classmethod
-    def of(cls, reference: TorchRuntime, memory: _Memory, best: list[Hypothesis], options: SearchOptions) -> _Expected:
-        along = _Along.of(reference, memory, [hypothesis.ids for hypothesis in best])
-        return cls(memory, options, best, along)
-
-
-def as_inputs(config: ModelConfig, outputs: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:
-    """What a decoder reads to give `outputs`: padded ids [batch, tgt] that begin with bos, and their lengths."""
-    return pad([[config.bos_id, *output[:-1]] for output in outputs], config.pad_id)
-
-
 def _compare_part(
     reference: TorchRuntime,
     runtime: Runtime[Any],
-    expected: _Expected,
+    expected: Expected,
     found: list[Hypothesis] | None,
     report: ParityReport,
 ) -> None:
@@ -218,7 +150,7 @@ def _compare_part(
     report.sentences += len(expected.best)
 
 
-def _compare_cross(reference: TorchRuntime, runtime: Runtime[Any], memory: _Memory, report: ParityReport) -> None:
+def _compare_cross(reference: TorchRuntime, runtime: Runtime[Any], memory: Memory, report: ParityReport) -> None:
     try:
         found = runtime.encode(memory.src_ids, memory.src_len).cross
     except Exception as error:
@@ -264,7 +196,7 @@ def _spread(
     runtime: Runtime[Any],
     src_ids: IntArray,
     src_len: IntArray,
-    along: _Along,
+    along: Along,
     options: SearchOptions,
     see: Callable[[int, FloatArray, NDArray[np.float64]], None] = lambda position, logits, errors: None,
 ) -> _Spread:
@@ -289,7 +221,7 @@ def _spread(
 
 
 def _compare_logits(
-    reference: TorchRuntime, runtime: Runtime[Any], expected: _Expected, report: ParityReport
+    reference: TorchRuntime, runtime: Runtime[Any], expected: Expected, report: ParityReport
 ) -> _Spread:
     """Feed the runtime the reference's outputs."""
     along = expected.along
@@ -320,7 +252,7 @@ def _compare_logits(
 def _compare_outputs(
     reference: TorchRuntime,
     runtime: Runtime[Any],
-    expected: _Expected,
+    expected: Expected,
     found: list[Hypothesis],
     spread: _Spread,
     report: ParityReport,
@@ -334,15 +266,15 @@ def _compare_outputs(
     report.founded += [(first + index, _needed(found[index], expected, spread, index)) for index in same]
     if not other:
         return
-    memory = _Memory.of(reference, [expected.memory.sources[index] for index in other])
-    along = _Along.of(reference, memory, [found[index].ids for index in other])
+    memory = Memory.of(reference, [expected.memory.sources[index] for index in other])
+    along = Along.of(reference, memory, [found[index].ids for index in other])
     spread = _spread(runtime, memory.src_ids, memory.src_len, along, expected.options)
     for place, index in enumerate(other):
         report.divergences.append(_divergence(expected, along, index, place, found[index], first + index))
         report.founded.append((first + index, _needed(found[index], expected, spread, place)))
 
 
-def _needed(got: Hypothesis, expected: _Expected, spread: _Spread, row: int) -> float:
+def _needed(got: Hypothesis, expected: Expected, spread: _Spread, row: int) -> float:
     """By how much a logit of the graph that decoded must be off from float64, so that the output follows from the runtime's
     logits along it, which are in this row of `spread`. 0 or less where it follows from them as they are.
 
@@ -358,9 +290,7 @@ def _needed(got: Hypothesis, expected: _Expected, spread: _Spread, row: int) -> 
     return float((abs(log_probs.sum() - got.log_prob) - summed.sum()) / (2 * length) - known.mean())
 
 
-def _divergence(
-    expected: _Expected, along: _Along, index: int, place: int, got: Hypothesis, sentence: int
-) -> Divergence:
+def _divergence(expected: Expected, along: Along, index: int, place: int, got: Hypothesis, sentence: int) -> Divergence:
     """Where and by how much the output `got` of a sentence differs from the reference's."""
     wanted, options = expected.best[index], expected.options
     both = zip(wanted.ids, got.ids, strict=False)

@@ -23,6 +23,7 @@ from tfexport import contract
 from tfexport.bundle.reader import GENERATION_CONFIG, MANIFEST, TOKENIZER_FILES, Bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
+from tfexport.dialects import DIALECTS, runtime_dialects
 from tfexport.graph_checks.cases_portable import Model
 from tfexport.graph_checks.definition import projections_of
 from tfexport.graph_checks.rounding import EPS
@@ -246,7 +247,7 @@ def manifest_mismatches(bundle: Bundle) -> list[Mismatch]:
         if lacking != files.keys():
             missing = sorted(files[key] for key in lacking)
             found += [Mismatch(MANIFEST, f"does not list the graph {file}") for file in missing]
-    dialects = contract.runtime_dialects([specs[key] for key in keys if key in specs])
+    dialects = runtime_dialects([specs[key] for key in keys if key in specs])
     for runtime in dialects.keys() - bundle.dialects.keys():
         found.append(Mismatch(MANIFEST, f"does not say which dialects {runtime} runs"))
     for side in bundle.tokenizers.keys() - TOKENIZER_FILES.keys():
@@ -271,7 +272,7 @@ def _written_together(bundle: Bundle) -> Iterator[Sequence[contract.GraphSpec]]:
     """The graphs that a bundle of this model may have, in groups of which it has all or none."""
     config = bundle.config
     for precision in bundle.precisions:
-        for dialect in contract.DIALECTS:
+        for dialect in DIALECTS:
             yield contract.graphs_of(config, precision, dialect)
             yield contract.attention_graphs_of(config, precision, dialect)
         yield shortlist_graphs_of(config, precision)

@@ -18,7 +18,7 @@ class CompareOptions(Options):
     precisions: tuple[Precision, ...] = option(
         (),
         flag="--precision",
-        parse=precisions_of,
+        parse=lambda called, given: precisions_of(given, called),
         metavar="P,...",
         help="Precisions to compare, such as fp32,int8; by default all in the bundle.",
         panel=_WHAT,
@@ -26,7 +26,7 @@ class CompareOptions(Options):
     beams: tuple[int, ...] = option(
         (1, 4),
         flag="--beam",
-        parse=lambda given: numbers("--beam", given),
+        parse=numbers,
         metavar="N,...",
         help="Beam widths to decode with.",
         default_text="1,4",
@@ -47,3 +47,7 @@ class CompareOptions(Options):
     threads: int | None = option(
         None, minimum=1, maximum=256, help="CPU threads; by default all CPUs that the process may use.", panel=_HOW
     )
+
+    def conflicts(self) -> list[str]:
+        wrong = [f"beams has {beam}, below 1" for beam in self.beams if beam < 1]
+        return [*super().conflicts(), *wrong, *(["beams is empty"] * (not self.beams))]

@@ -31,7 +31,8 @@ from tfexport.runtimes.base import Runtime
 from tfexport.runtimes.pytorch import TorchRuntime
 from tfexport.system.processes import return_freed_memory
 from tfexport.verification.bleu_chrf import Quality
-from tfexport.verification.compare import as_inputs, compare, compare_all, random_sources
+from tfexport.verification.compare import compare, compare_all, random_sources
+from tfexport.verification.expected import as_inputs
 from tfexport.verification.files import (
     Mismatch,
     config_mismatches,

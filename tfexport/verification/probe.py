@@ -25,15 +25,14 @@ from tfexport.models.toolkits.toolkit import TextOptions
 from tfexport.models.transformer import Transformer
 from tfexport.verification.probe_layers import (
     Layers,
-    Model,
     Sentence,
     compare_layers,
-    differing_weights,
-    disturbed,
     run_ours,
     run_theirs,
 )
+from tfexport.verification.probe_pairs import Model
 from tfexport.verification.probe_self import Check, classifier_checks, compared, own_checks, padded_batch, run_steps
+from tfexport.verification.probe_weights import differing_weights, disturbed
 
 MOST_SENTENCES = 16
 _SENTENCES, _TARGET = 6, 24

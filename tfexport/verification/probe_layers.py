@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,18 +24,13 @@ import torch
 from torch import Tensor, nn
 
 from tfexport.errors import TfexportError
-from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.families.family import Family
 from tfexport.models.float64 import widened
-from tfexport.models.transformer import Attention, PointwiseConv, Transformer
+from tfexport.verification.probe_pairs import Model, Pair, pairs_of
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
 """Largest relative difference (see `relative_error`) that passes. Orders of summation in float64 make 1e-13; an
 eps of 1e-6 in place of 1e-5 makes some 1e-6."""
-
-_LEAVES = (nn.Linear, PointwiseConv, nn.LayerNorm, nn.RMSNorm)
-
-Model = Transformer | EncoderClassifier
 
 Sentence = tuple[Sequence[int], Sequence[int]]
 """Source ids, and target ids that begin with bos; a classifier has none of these."""
@@ -92,19 +87,6 @@ class Layers:
         return next(value for value in self.values if not value.error <= self.tolerance)
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """Modules of the same weights."""
-
-    ours: str
-    theirs: str
-    part: int = 0
-    parts: int = 1
-    """Theirs computes so many of ours side by side."""
-    whole: bool = False
-    """An attention, which is looked at where its layers are not called one by one."""
-
-
 def compare_layers(
     model: Model,
     theirs: nn.Module,
@@ -122,7 +104,7 @@ def compare_layers(
     Raises:
         TfexportError: their module fails, or its logits have another shape.
     """
-    pairs = _pairs(model, theirs, family, names)
+    pairs = pairs_of(model, theirs, family, names)
     for dtype in (torch.float64, torch.float32):
         try:
             return _compare(
@@ -204,7 +186,7 @@ def _run_as_written(theirs: nn.Module, source: Tensor, target: Tensor | None) ->
 def _compare(
     model: Model,
     theirs: nn.Module,
-    pairs: Sequence[_Pair],
+    pairs: Sequence[Pair],
     sentences: Sequence[Sentence],
     dtype: torch.dtype,
     tolerance: float | None,
@@ -278,7 +260,7 @@ def _recorded(model: nn.Module, paths: Sequence[str]) -> Iterator[list[Event]]:
             handle.remove()
 
 
-def _values(pairs: Sequence[_Pair], ours: Sequence[Event], theirs: Sequence[Event]) -> Iterator[Value]:
+def _values(pairs: Sequence[Pair], ours: Sequence[Event], theirs: Sequence[Event]) -> Iterator[Value]:
     by_path: dict[tuple[str, str], list[Tensor]] = defaultdict(list)
     for path, side, _, tensor in theirs:
         by_path[path, side].append(tensor)
@@ -314,13 +296,13 @@ def _values(pairs: Sequence[_Pair], ours: Sequence[Event], theirs: Sequence[Even
         )
 
 
-def _part(tensor: Tensor, pair: _Pair, side: str) -> Tensor:
+def _part(tensor: Tensor, pair: Pair, side: str) -> Tensor:
     if side == "output" and pair.parts > 1 and tensor.shape[-1] % pair.parts == 0:
         return tensor.chunk(pair.parts, -1)[pair.part]
     return tensor
 
 
-def _hint(path: str, side: str, starts: bool, pair: _Pair) -> str:
+def _hint(path: str, side: str, starts: bool, pair: Pair) -> str:
     last = path.rpartition(".")[2]
     if starts:
         exchanged = ", or attentions exchanged" if path.startswith("decoder") else ""
@@ -336,77 +318,3 @@ def _hint(path: str, side: str, starts: bool, pair: _Pair) -> str:
     if side == "input":
         return "what stands before it: norm_first, norms in another order, or attentions exchanged"
     return "this weight: transposed, or that of another layer"
-
-
-def _pairs(model: Model, theirs: nn.Module, family: Family, names: Sequence[str]) -> list[_Pair]:
-    """The modules of both that hold the same weights, by the names of the family."""
-    prefix = prefix_in(theirs, names)
-    if prefix is None:
-        return []
-    modules, known = dict(model.named_modules()), dict(theirs.named_modules(remove_duplicate=False))
-    sources: dict[str, list[str]] = defaultdict(list)
-    for name in names:
-        for canonical in family.canonical_names(name):
-            sources[canonical].append(name)
-    pairs = []
-    for canonical, foreign in sources.items():
-        path, owner = canonical.rpartition(".")[0], prefix + foreign[0].rpartition(".")[0]
-        parts = family.canonical_names(foreign[0])
-        is_leaf = isinstance(modules.get(path), _LEAVES) and foreign[0].endswith(".weight") and len(foreign) == 1
-        if is_leaf and canonical.endswith(".weight") and owner in known:
-            pairs.append(_Pair(path, owner, parts.index(canonical), len(parts)))
-    for path, module in modules.items():
-        if isinstance(module, Attention):
-            own = {name for canonical, found in sources.items() if canonical.startswith(f"{path}.") for name in found}
-            attention = _owner(own, names)
-            if attention is not None and prefix + attention in known:
-                pairs.append(_Pair(path, prefix + attention, whole=True))
-    return pairs
-
-
-def prefix_in(theirs: nn.Module, names: Sequence[str]) -> str | None:
-    """What stands before the names of the weights in their module, where all are there."""
-    state = theirs.state_dict(keep_vars=True)
-    for key in state:
-        if key.endswith(names[0]) and all(key.removesuffix(names[0]) + name in state for name in names):
-            return key.removesuffix(names[0])
-    return None
-
-
-def _owner(own: set[str], names: Sequence[str]) -> str | None:
-    """The innermost module that holds these weights, and no others."""
-    if not own:
-        return None
-    first, *others = (name.split(".")[:-1] for name in own)
-    depth = next((n for n, word in enumerate(first) if any(other[n : n + 1] != [word] for other in others)), len(first))
-    path = ".".join(first[:depth])
-    return path if path and {name for name in names if name.startswith(f"{path}.")} == own else None
-
-
-def disturbed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`weights` with seeded random numbers from 0 to 0.5 added to each vector.
-
-    Norms and biases that training has left at ones and zeros would hide that they are exchanged. What is positive, such as a
-    variance, stays so, and names of one tensor keep one.
-    """
-    random = torch.Generator().manual_seed(0)
-    made: dict[tuple[int, int], Tensor] = {}
-    changed = dict(weights)
-    for name, tensor in weights.items():
-        if tensor.dim() == 1 and tensor.is_floating_point():
-            noise = torch.rand(tensor.shape, generator=random) / 2
-            changed[name] = made.setdefault((tensor.data_ptr(), len(tensor)), (tensor.float() + noise).to(tensor.dtype))
-    return changed
-
-
-def differing_weights(theirs: nn.Module, weights: Mapping[str, Tensor]) -> list[str] | None:
-    """Names of weights that their module holds other numbers for; None where it has other names."""
-    prefix = prefix_in(theirs, list(weights))
-    if prefix is None:
-        return None
-    state = theirs.state_dict()
-    return [
-        name
-        for name, tensor in weights.items()
-        if state[prefix + name].shape != tensor.shape or not torch.equal(state[prefix + name].float(), tensor.float())
-    ]

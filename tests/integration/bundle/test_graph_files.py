@@ -102,6 +102,42 @@ def expand_to_a_power(nested: bool) -> onnx.ModelProto:
     return model(*nodes, weights=[numpy_helper.from_array(np.zeros((12, 12), np.float32), "w")])
 
 
+LEAST = -(2**63)
+
+
+def divided(by: str, *, n: int = LEAST) -> onnx.ModelProto:
+    """`y` = `n` / `by`, of whole numbers."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["rows"], end=1),
+        helper.make_node("Shape", ["none"], ["zero"]),  # of a weight without numbers
+        helper.make_node("Shape", ["src_len"], ["batch"]),
+        helper.make_node("Mul", ["rows", "minus"], ["product"]),
+        helper.make_node("Max", ["minus", "minus"], ["largest"]),
+        helper.make_node("Div", ["n" if n else "rows", by], ["y"]),
+    ]
+    none = numpy_helper.from_array(np.zeros((0,), np.float32), "none")
+    return model(*nodes, weights=[none, constant("n", n), constant("minus", -1)])
+
+
+def divided_by_a_size_made_later() -> onnx.ModelProto:
+    nodes = [
+        *(helper.make_node("Shape", [name], [f"size of {name}"]) for name in ("x", "src_len")),
+        helper.make_node("Div", ["size of x", "size of src_len"], ["y"]),
+        helper.make_node("Compress", ["x", "no"], ["src_len"], axis=0),
+    ]
+    return model(*nodes)
+
+
+def divided_in_a_function() -> onnx.ModelProto:
+    body = function(
+        "Linear",
+        *(helper.make_node("Shape", ["src_len"], [name]) for name in "cd"),
+        helper.make_node("Div", ["c", "d"], ["b"]),
+    )
+    body.input[0] = "src_len"
+    return model(helper.make_node("Linear", ["x"], ["y"], domain="tfexport"), functions=[body])
+
+
 def padded(*numbers: int, value: str = "w", times: int = 1) -> onnx.ModelProto:
     weight = numpy_helper.from_array(np.zeros((1, 4), np.float32), "w")
     nodes = [helper.make_node("Pad", [value, "pads"], [f"y{index}"]) for index in range(times)]
@@ -172,6 +208,13 @@ REFUSED: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "Pad more axes": (lambda: padded(0, 0, 0, 0, 9, 9, 9, 9), "pads more than the rows"),
     "Pad an input": (lambda: padded(0, 0, 9, 0, value="x"), "pads more than the rows of a weight"),
     "Pad again": (lambda: padded(0, 0, 9, 0, times=2), "pads more than the rows of a weight"),
+    **{
+        f"Div by {by}": (lambda by=by: divided(by), "divides by a number that may be 0 or -1")
+        for by in ("minus", "product", "largest", "zero", "batch", "x", "nothing")
+    },
+    "Div of sizes by none": (lambda: divided("zero", n=0), "divides by a number that may be 0 or -1"),
+    "Div by a size made later": (divided_by_a_size_made_later, "divides by a number that may be 0 or -1"),
+    "Div in a function": (divided_in_a_function, "divides by a number that may be 0 or -1"),
     "Loop": (loop, "the operator Loop"),
     "a graph in another operator": (smuggled_subgraph, "the attribute 'body'"),
     "an operator of another domain": (
@@ -241,6 +284,10 @@ def test_what_the_exporter_writes_is_taken(tmp_path: Path) -> None:
         helper.make_node("Squeeze", ["size"], ["end"]),
         helper.make_node("Range", ["nought", "end", "one"], ["places"]),
         helper.make_node("Linear", ["large"], ["y"], domain="tfexport"),
+        helper.make_node("Shape", ["src_len"], ["batch"]),
+        helper.make_node("Div", ["size", "batch"], ["beam"]),
+        helper.make_node("Mul", ["x", "zero"], ["scale"]),
+        helper.make_node("Div", ["x", "scale"], ["rounded"]),
     ]
     body = [
         helper.make_node("Constant", [], ["c"], value=constant("c", 2)),

@@ -20,7 +20,7 @@ from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.options import TextSettings
 from tfexport.models.checkpoints.reading import read_with_text
 from tfexport.models.formats import native
-from tfexport.text.tokenizers import read_vocabulary
+from tfexport.text.vocabularies import read_vocabulary
 from tfexport.verification.parity import Reference, check
 
 HINTS = {"n_heads": 3}

@@ -29,6 +29,7 @@ from tfexport import __version__, contract
 from tfexport.bundle.reader import open_bundle
 from tfexport.contract import GraphSpec
 from tfexport.decoding.search import SearchOptions, search
+from tfexport.dialects import DIALECTS
 from tfexport.errors import BundleError, TfexportError
 from tfexport.exporter.pipeline import emit, export
 from tfexport.graph_checks.check import Compared, GraphCheck, check_graph
@@ -88,7 +89,7 @@ standard = pytest.mark.parametrize("path", FILES, indirect=True)
 def spec(path: Path) -> GraphSpec:
     """What the contract says of it."""
     config = open_bundle(path.parent).config
-    dialects: tuple[Any, ...] = tuple(contract.DIALECTS)
+    dialects: tuple[Any, ...] = tuple(DIALECTS)
     specs = [
         spec
         for precision in contract.PRECISIONS.values()

@@ -30,7 +30,8 @@ from tfexport.models.formats.native import Tokenizers
 from tfexport.models.toolkits.hugging_face_text import FolderText, read_text
 from tfexport.models.toolkits.toolkit import TextOptions
 from tfexport.runtimes import load_runtime
-from tfexport.text.tokenizers import TextTokenizer, read_vocabulary
+from tfexport.text.tokenizers import TextTokenizer
+from tfexport.text.vocabularies import read_vocabulary
 
 sentencepiece = pytest.importorskip("sentencepiece")
 

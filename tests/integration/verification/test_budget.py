@@ -29,7 +29,8 @@ from tfexport.models.checkpoints.load import build_model
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.verification.budget import Budget, BudgetChooser, Text, modules_of
+from tfexport.verification.budget import Budget, BudgetChooser, modules_of
+from tfexport.verification.budget_text import Text
 from tfexport.verification.parity import compare, random_sources
 
 

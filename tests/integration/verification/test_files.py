@@ -23,7 +23,7 @@ from tfexport.exporter.pipeline import write_graphs, write_variant, write_weight
 from tfexport.graphs.screening import FILE
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.transformer import Transformer
-from tfexport.text.tokenizers import read_vocabulary
+from tfexport.text.vocabularies import read_vocabulary
 from tfexport.verification.files import (
     Mismatch,
     config_mismatches,

@@ -20,7 +20,7 @@ from tfexport.option import Options, declared, numbers, option
 class Lengths(Options):
     longest: int = option(9, minimum=1, help="Most tokens.")
     ratio: float | None = option(None, above=0, help="A ratio.")
-    widths: tuple[int, ...] = option((1,), parse=lambda given: numbers("--widths", given), help="Widths.")
+    widths: tuple[int, ...] = option((1,), parse=numbers, help="Widths.")
     quiet: bool = option(False, help="Quiet.")
     check: bool = option(True, flag="--check/--no-check", help="Check.")
     hidden: int = option(3, flag="", help="Of Python alone.")

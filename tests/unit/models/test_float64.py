@@ -14,8 +14,9 @@ from tests.support.tiny import randomised
 from tfexport.decoding.search import SearchOptions, search
 from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.float64 import InFloat64
+from tfexport.models.layers import KeyValue
 from tfexport.models.precision import in_precision
-from tfexport.models.transformer import KeyValue, Transformer
+from tfexport.models.transformer import Transformer
 from tfexport.runtimes.pytorch import TorchRuntime
 
 RELATIVE = {"positions": "relative", "max_distance": 6}

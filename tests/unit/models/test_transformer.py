@@ -11,8 +11,9 @@ import torch
 
 from tfexport.config import ModelConfig
 from tfexport.models.classifier import EncoderClassifier
+from tfexport.models.layers import KeyValue, write_cache
 from tfexport.models.positions import sinusoids
-from tfexport.models.transformer import KeyValue, Transformer, write_cache
+from tfexport.models.transformer import Transformer
 
 SMALL = ModelConfig(
     d_model=20,

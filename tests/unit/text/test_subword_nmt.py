@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tests.support.text_models import WORDS
 from tfexport.errors import TokenizerError
 from tfexport.text.subword_nmt import Subwords
-from tfexport.text.tokenizers import TextTokenizer, read_vocabulary, word_tokenizer
+from tfexport.text.tokenizers import TextTokenizer, word_tokenizer
+from tfexport.text.vocabularies import read_vocabulary
 
 OLD = "t h\nth e\nthe </w>\na t\nat </w>\nc at</w>\n"
 """Version 0.1, which says no version: the end of a word is a symbol of its own."""

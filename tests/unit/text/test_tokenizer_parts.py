@@ -16,7 +16,8 @@ from tfexport.decoding.line_reader import Reader, Unreadable
 from tfexport.errors import TokenizerError
 from tfexport.text import tokenizer_parts
 from tfexport.text.tokenizer_parts import PanicError, check_pattern, telling_of_panics
-from tfexport.text.tokenizers import TextTokenizer, read_vocabulary
+from tfexport.text.tokenizers import TextTokenizer
+from tfexport.text.vocabularies import read_vocabulary
 
 WORDS = {"<unk>": 0, "a": 1, "b": 2}
 CONFIG = ModelConfig(

@@ -1,4 +1,4 @@
-"""Vocabularies of every form give the same ids, odd ones are refused, and text comes back as it went in."""
+"""Text becomes ids of a vocabulary, and text comes back as it went in."""
 
 from __future__ import annotations
 
@@ -12,117 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from tests.support.text_models import TEXTS, trained_bpe
+from tests.support.text_models import TEXTS, trained_bpe, vocabulary
 from tfexport.errors import RuntimeUnavailable, TokenizerError
-from tfexport.text.tokenizers import (
-    SPECIAL_NAMES,
-    SplitAt,
-    TextTokenizer,
-    read_vocabulary,
-    word_tokenizer,
-)
+from tfexport.text.tokenizers import SPECIAL_NAMES, SplitAt, TextTokenizer, word_tokenizer
 from tfexport.training.vocabulary import BPE_SPECIALS, train_bpe, train_words
 
 WORDS = ["<unk>", "<pad>", "<sos>", "<eos>", "a", "dog", "runs"]
-
-
-def vocabulary(folder: Path, content: object, *, name: str = "vocab.json", **options: Any) -> TextTokenizer:
-    """What is read from a file of these bytes, this text, or this value as JSON."""
-    path = folder / name
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8", newline="")
-    return read_vocabulary(path, **options)
-
-
-# --- files
-
-
-def test_every_form_of_one_vocabulary_reads_the_same(tmp_path: Path) -> None:
-    by_word = {word: index for index, word in enumerate(WORDS)}
-    forms: dict[str, object] = {
-        "list.json": WORDS,
-        "dict.json": by_word,
-        "shuffled.json": dict(sorted(by_word.items(), reverse=True)),
-        "lines.txt": "\n".join(WORDS) + "\n",
-        "no-final-newline.txt": "\n".join(WORDS),
-        "crlf.txt": "\r\n".join(WORDS) + "\r\n",
-        "json-by-another-name": json.dumps(WORDS, indent=1),
-        "tokenizer.json": word_tokenizer(by_word).inner.to_str(),
-    }
-    for name, content in forms.items():
-        tokenizer = vocabulary(tmp_path, content, name=name)
-        assert tokenizer.encode(" a zebra  runs\ta ") == [4, 0, 6, 4], name
-        assert tokenizer.tokens([3, 5, 0]) == ["<eos>", "dog", "<unk>"], name
-        assert tokenizer.decode([5, 6]) == "dog runs", name
-        assert tokenizer.size == len(WORDS), name
-
-
-def test_ids_of_a_dict_may_have_gaps(tmp_path: Path) -> None:
-    tokenizer = vocabulary(tmp_path, {"<unk>": 3, "a": 10})
-    assert tokenizer.encode("a b") == [10, 3]
-    assert tokenizer.size == 11
-    assert tokenizer.tokens([10, 4, 99]) == ["a", "<id:4>", "<id:99>"]
-
-
-def test_a_word_is_what_stands_between_newlines(tmp_path: Path) -> None:
-    """Other characters at which Python's splitlines() splits may be part of a word, and would shift all ids after it."""
-    tokenizer = vocabulary(tmp_path, "<unk>\nx\u2028y\nz\x0c\x1c\n[1\n", name="lines.txt")
-    assert tokenizer.tokens(range(4)) == ["<unk>", "x\u2028y", "z\x0c\x1c", "[1"]
-
-
-def test_a_byte_order_mark_is_not_part_of_the_first_word(tmp_path: Path) -> None:
-    for name, content in (("lines.txt", "<unk>\na\n"), ("list.json", '["<unk>", "a"]')):
-        assert vocabulary(tmp_path, b"\xef\xbb\xbf" + content.encode(), name=name).encode("a b") == [1, 0]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "problem"),
-    [
-        ("v.json", ["a", "b", "a", "c", "c"], r"words twice: \['a', 'c'\]"),
-        ("v.txt", "a\nb\na\n", r"words twice: \['a'\]"),
-        ("v.json", {"a": 0, "b": 0}, "one id to several words"),
-        ("v.json", '{"a": 0, "b": 1, "a": 2}', "twice"),
-        ("v.json", '["a", ', "not valid JSON"),
-        ("v.json", "a\nb\n", "not valid JSON"),
-        ("v.json", "[" * 100_000, "not valid JSON"),
-        ("v.json", "", "not valid JSON"),
-        ("v.txt", "", "not a vocabulary"),
-        ("v.json", [], "not a vocabulary"),
-        ("v.json", {}, "not a vocabulary"),
-        ("v.json", 42, "not a vocabulary"),
-        ("v.json", ["a", 1], "not a vocabulary"),
-        ("v.json", {"a": -1}, "not a vocabulary"),
-        ("v.json", {"a": 1.0}, "not a vocabulary"),
-        ("v.json", {"a": True}, "not a vocabulary"),
-        ("v.json", {"a": "0"}, "not a vocabulary"),
-        ("v.json", {"a": 2**32}, "not a vocabulary"),
-        ("v.json", b'["\\ud800"]', "not a vocabulary"),
-        ("v.json", {"model": {"type": "Nonsense"}}, "not a tokenizer"),
-        ("v.txt", b"a\n\xff\n", "cannot read"),
-    ],
-)
-def test_what_is_not_a_vocabulary_is_refused_with_its_name(
-    name: str, content: object, problem: str, tmp_path: Path
-) -> None:
-    with pytest.raises(TokenizerError, match=problem) as caught:
-        vocabulary(tmp_path, content, name=name)
-    assert name in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_not_there_or_no_file_is_refused(tmp_path: Path) -> None:
-    for path in (tmp_path / "missing.txt", tmp_path):
-        with pytest.raises(TokenizerError, match="cannot read the vocabulary"):
-            read_vocabulary(path)
-
-
-def test_a_tokenizer_with_its_own_rules_takes_no_others(tmp_path: Path) -> None:
-    content = word_tokenizer({"<unk>": 0}).inner.to_str()
-    for options in ({"lowercase": True}, {"spacy_language": "de"}):
-        with pytest.raises(TokenizerError, match="its own normalisation"):
-            vocabulary(tmp_path, content, **options)
 
 
 def test_a_tokenizer_that_cuts_pads_and_adds_reads_text_whole_and_bare(tmp_path: Path) -> None:
@@ -294,11 +189,6 @@ def test_a_tokenizer_that_drops_what_it_does_not_know_is_read_as_it_is(tmp_path:
     tokenizer = vocabulary(tmp_path, inner.to_str())
     assert tokenizer.encode("ab ba z") == [2, 1, 0]
     assert tokenizer.encode("zzz") == []
-
-
-def test_the_unknown_word_may_have_any_name(tmp_path: Path) -> None:
-    (tmp_path / "words.txt").write_text("UNKNOWN\na\n")
-    assert read_vocabulary(tmp_path / "words.txt", unk_id=0).encode("a b") == [1, 0]
 
 
 @pytest.mark.parametrize("lowercase", [False, True])

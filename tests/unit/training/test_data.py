@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from tokenizers import Tokenizer, models
 
 from tests.support.fakes import BOS, EOS, PAD, tiny_config
 from tfexport.errors import TfexportError
-from tfexport.text.tokenizers import TextTokenizer, word_tokenizer
+from tfexport.text.subword_nmt import Subwords
+from tfexport.text.tokenizers import LONGEST_WORD, TextTokenizer, word_tokenizer
 from tfexport.training.data import (
     POOL_BATCHES,
     Batch,
@@ -151,6 +153,24 @@ def test_pairs_that_are_empty_or_too_long_stay_out_and_are_counted() -> None:
     assert (encoded.empty, encoded.too_long) == (3, 3)
     nothing = encode_pairs([], WORDS, WORDS, config)
     assert (nothing.pairs, nothing.empty, nothing.too_long) == ([], 0, 0)
+
+
+def test_pairs_with_a_word_that_cannot_be_split_are_too_long() -> None:
+    """Codes of subword-nmt and rules of spaCy take a time that grows with the square of a word."""
+    pytest.importorskip("subword_nmt")
+    by_codes = replace(WORDS, subwords=Subwords("#version: 0.2\na b\n"))
+    long = "a" * (LONGEST_WORD + 1)
+    texts = [
+        TextPair("a", "b"),
+        TextPair(long, "b"),
+        TextPair("a", f"b {long}"),
+        TextPair(long, long),
+        TextPair("b", "a"),
+    ]
+    encoded = encode_pairs(texts, by_codes, by_codes, tiny_config())
+    assert encoded.pairs == [IdPair([4, EOS], [BOS, 5, EOS]), IdPair([5, EOS], [BOS, 4, EOS])]
+    assert (encoded.empty, encoded.too_long) == (0, 3)
+    assert len(encode_pairs(texts, by_codes, WORDS, tiny_config()).pairs) == 3, "a vocabulary of words has no limit"
 
 
 def test_white_space_is_empty_also_where_it_has_ids() -> None:

@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 Bias = tuple[tuple[int, ...], float]
 
 
-def parse_bias(given: str) -> tuple[str, float]:
+def parse_bias(called: str, given: str) -> tuple[str, float]:
     """`w1 w2=-2.5` to the tokens and the number.
+
+    Args:
+        called: the argument or flag that has it, for errors.
 
     Raises:
         TfexportError: it is something else.
@@ -31,7 +34,7 @@ def parse_bias(given: str) -> tuple[str, float]:
         return (tokens, float(number if equals and tokens.strip() else "none"))
     except ValueError:
         raise TfexportError(
-            f"sequence_bias is {given!r}, not tokens, = and a number. Give them as in 'w1 w2=-2.5'."
+            f"{called} is {given!r}, not tokens, = and a number. Give them as in 'w1 w2=-2.5'."
         ) from None
 
 

@@ -60,8 +60,14 @@ def convert(
     def theirs(name: str) -> str:
         return name if family is None else family.foreign_name(name)
 
-    missing = list(dict.fromkeys(theirs(name) for name in expected if name not in converted))
-    unexpected += [theirs(name) for name in converted if name not in expected]
+    def told(name: str) -> str:
+        """A name of the model that has no tensor."""
+        other = None if family is None else family.shared_name(name)
+        return theirs(name) if other is None or other in expected else f"{name} (for which `shared` has {other})"
+
+    missing = list(dict.fromkeys(told(name) for name in expected if name not in converted))
+    left = [(theirs(name), name) for name in converted if name not in expected]
+    unexpected += [foreign if foreign == name else f"{foreign} (as {name})" for foreign, name in left]
     shapes = [
         f"{theirs(name)}{family.part(name) if family else ''} is {list(tensor.shape)}, not {list(expected[name])}"
         for name, tensor in converted.items()

@@ -44,10 +44,10 @@ def complete(
         if len(ids) == 1:
             fields[f"{kind}_id"] = ids.pop()
     fields = {**fields, **told, **hints}
-    if fields.get("embedding_scale") == "sqrt":
+    if fields.get("embedding_scale") == "sqrt" and "d_model" in fields:  # what is missing is told with all else
         fields["embedding_scale"] = math.sqrt(fields["d_model"])
     if fields.get("n_classes"):  # a classifier needs bos and eos only where its input has them
-        unused = {name for name in ("bos", "eos") if not fields[f"source_{name}"]}
+        unused = {name for name in ("bos", "eos") if not fields.get(f"source_{name}")}
         fields = {**{f"{name}_id": -1 for name in unused}, **fields}
     needed = (*ALWAYS, *(family.asked if family else ()))
     return fields, {name: USAGE.get(name, f"{name} with --config") for name in needed if name not in fields}
@@ -79,6 +79,8 @@ def asking(path: Path, missing: Mapping[str, str], family: Family | None) -> str
 
 
 def _said(name: str, value: object) -> str:
+    if name not in USAGE:
+        return f"{name} {value}"
     flag = USAGE[name].split()[0]
     if isinstance(value, bool):
         return flag if value else flag.replace("--", "--no-", 1)
@@ -154,10 +156,10 @@ def check_told(path: Path, told: Mapping[str, Any], hints: Mapping[str, Any], as
 
 def check_lengths(path: Path, told: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
     """Raises ConfigError where the user gives lengths for which the file has no positions."""
-    if told.get("positions") == "relative":  # which go on for ever
+    if told.get("positions") == "relative" or told.get("n_decoder_layers") == 0:  # without an end, or a classifier's
         return
     for name in ("max_source_length", "max_target_length"):
-        if isinstance(wanted := hints.get(name), int) and told["n_decoder_layers"] and wanted > told.get(name, wanted):
+        if isinstance(wanted := hints.get(name), int) and wanted > told.get(name, wanted):
             raise ConfigError(f"{path} has positions for a {name} of {told[name]}, not {wanted}. Give at most that.")
 
 

@@ -27,7 +27,7 @@ from tfexport.models.checkpoints.hints import (
     size_problems,
     unsplit,
 )
-from tfexport.models.checkpoints.recognise import FAMILIES, NATIVE, Chosen, family_of
+from tfexport.models.checkpoints.recognise import FAMILIES, NATIVE, Chosen, family_of, refuse_leading_zeros
 from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.families.family import Family
 from tfexport.models.formats import native
@@ -309,6 +309,8 @@ def _read_state_dict(path: Path, hints: Mapping[str, Any], chosen: Chosen) -> Re
     found = family_of(path, raw.weights, chosen)
     said, parts = parted(found, about)
     fitted, unclear = found.fit(raw.weights, parts)
+    if not unclear:
+        refuse_leading_zeros(path, raw.weights, fitted)
     try:
         fields = fitted.read_config(raw.weights)
     except (KeyError, ValueError, IndexError) as error:

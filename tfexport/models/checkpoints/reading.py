@@ -16,7 +16,8 @@ from tfexport.models.checkpoints.user_family import read_family_file
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.toolkits.toolkit import TextOptions
 from tfexport.option import declared
-from tfexport.text.tokenizers import TextTokenizer, read_vocabulary
+from tfexport.text.tokenizers import TextTokenizer
+from tfexport.text.vocabularies import read_vocabulary
 
 Say = Callable[[str], None]
 """Gets a note for the user."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from tfexport.errors import CheckpointError
 from tfexport.models.families import annotated, per_head, torch_transformer, tutorial
 from tfexport.models.families.family import Family
+from tfexport.models.families.names import has_leading_zero
 from tfexport.models.formats.state_dicts import some
 
 FAMILIES = (*tutorial.FAMILIES, annotated.FAMILY, per_head.FAMILY, torch_transformer.FAMILY)
@@ -28,6 +29,7 @@ def family_of(path: Path, weights: Mapping[str, Tensor], chosen: Chosen) -> Fami
     if chosen is None:
         found = next((family for family in FAMILIES if family.matches(weights)), None)
         if found is None:
+            refuse_leading_zeros(path, weights)
             raise CheckpointError(_no_family(path, weights))
         return found
     versions = [known for known in FAMILIES if known.name == chosen] if isinstance(chosen, str) else list(chosen)
@@ -38,9 +40,21 @@ def family_of(path: Path, weights: Mapping[str, Tensor], chosen: Chosen) -> Fami
         )
     named = next((version for version in versions if version.matches(weights)), versions[-1])
     if absent := named.lacking(weights):
+        refuse_leading_zeros(path, weights, named)
         advice = "Leave out --family." if isinstance(chosen, str) else "Correct its signature, or give its checkpoint."
         raise CheckpointError(f"{path} is not of the family {named.name}: it has no {some(absent)}. {advice}")
     return named
+
+
+def refuse_leading_zeros(path: Path, names: Iterable[str], family: Family | None = None) -> None:
+    """Raises CheckpointError where names that a family does not know have numbers such as `01`."""
+    odd = [name for name in names if has_leading_zero(name) and not (family and family.known(name))]
+    if odd:
+        raise CheckpointError(
+            f"{path} has numbers that begin with 0 in its names: {some(odd)}. Save it with plain numbers, as in layers.1 "
+            "for layers.01; or write them as in layers.0{i} in a family file of your own, --family my_family.py; or leave "
+            "these out with --ignore."
+        )
 
 
 def _no_family(path: Path, weights: Mapping[str, Tensor]) -> str:

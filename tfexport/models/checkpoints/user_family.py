@@ -9,10 +9,12 @@ were trained in, for `tfexport probe` (see `Family.reference`). examples/my_fami
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import difflib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -21,12 +23,16 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from tfexport.config import ModelConfig
 from tfexport.errors import ConfigError, TfexportError
 from tfexport.models.checkpoints.recognise import FAMILIES, NATIVE
 from tfexport.models.families.family import Family
 
 Result = TypeVar("Result")
 Weights = dict[str, Tensor]
+
+_MOST_SHOWN = 300
+"""Characters of an error that are shown."""
 
 
 def read_family_file(path: Path) -> tuple[Family, ...]:
@@ -62,6 +68,8 @@ def _run(path: Path) -> ModuleType:
 
 
 def _checked(path: Path, family: Family, reference: Callable[..., nn.Module] | None) -> Family:
+    if problem := _wrong_field(family):
+        raise ConfigError(f"{path} has a Family whose {problem}. Correct the family file.")
     if family.name in (NATIVE, *(known.name for known in FAMILIES)):
         raise ConfigError(f"{path} has a family {family.name!r}, which tfexport has itself. Give it another name.")
     try:
@@ -72,12 +80,93 @@ def _checked(path: Path, family: Family, reference: Callable[..., nn.Module] | N
             "and such as {3i+1} in flat lists of layers."
         ) from error
     changes: dict[str, Any] = {
-        "read_config": _telling(path, family.read_config),
-        "adjust": _not_in_place(path, _telling(path, family.adjust)),
+        "read_config": _giving(path, "read_config", _telling(path, family.read_config), _wrong_fields),
+        "adjust": _giving(path, "adjust", _not_in_place(path, _telling(path, family.adjust)), _wrong_weights),
     }
     if (reference := reference or family.reference) is not None:
-        changes["reference"] = _telling(path, reference)
+        changes["reference"] = _giving(path, "reference", _telling(path, reference), _no_module)
     return replace(family, **changes)
+
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(ModelConfig))
+
+
+def _wrong_field(family: Family) -> str | None:
+    """What is wrong with the types of a family's fields, in words."""
+
+    def is_names(value: Any) -> bool:
+        return isinstance(value, tuple | list) and all(isinstance(name, str) for name in value)
+
+    def is_table(value: Any, of: Callable[[Any], bool]) -> bool:
+        return isinstance(value, Mapping) and all(isinstance(name, str) and of(to) for name, to in value.items())
+
+    def is_text(value: Any) -> bool:
+        return isinstance(value, str)
+
+    wanted = (
+        *((name, is_text(getattr(family, name)), "a string") for name in ("name", "about")),
+        ("renames", is_table(family.renames, lambda to: is_text(to) or is_names(to)), "a dict of names to names"),
+        ("shared", is_table(family.shared, is_text), "a dict of names to names"),
+        ("usual", is_table(family.usual, lambda value: True), "a dict of configuration fields"),
+        *(
+            (name, is_names(getattr(family, name)), "a tuple of names, as in ('a.weight',)")
+            for name in ("signature", "ignored", "absent", "notes", "asked", "told_by_user")
+        ),
+        *((name, callable(getattr(family, name)), "a function") for name in ("read_config", "adjust")),
+    )
+    for name, is_right, kind in wanted:
+        if not is_right:
+            return f"{name} is not {kind}"
+    for name in ("asked", "usual"):
+        if others := [field for field in getattr(family, name) if field not in _FIELDS]:
+            return f"{name} has {others[0]!r}, which is no field of the configuration{_nearest(others[0])}"
+    return None
+
+
+def _nearest(name: str) -> str:
+    near = difflib.get_close_matches(name, _FIELDS, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def _wrong_fields(given: Any) -> str | None:
+    if not isinstance(given, dict):
+        return f"gives {type(given).__name__}, not a dict of configuration fields"
+    for name, value in given.items():
+        if name not in _FIELDS:
+            return f"gives {name!r}, which is no field of the configuration{_nearest(str(name))}"
+        if not isinstance(value, bool | int | float | str | tuple | list):
+            return f"gives {name} as {type(value).__name__}, not as a plain value, as len(weight) or int(number) is"
+    return None
+
+
+def _wrong_weights(given: Any) -> str | None:
+    if not isinstance(given, dict):
+        return f"gives {type(given).__name__}, not a dict of names to tensors. Let it return the weights"
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            return f"gives {type(value).__name__} as {name!r}, not a tensor"
+    return None
+
+
+def _no_module(given: Any) -> str | None:
+    return (
+        None if isinstance(given, nn.Module) else f"gives {type(given).__name__}, not an nn.Module. Let it return one"
+    )
+
+
+def _giving(
+    path: Path, name: str, function: Callable[..., Result], wrong: Callable[[Any], str | None]
+) -> Callable[..., Result]:
+    """The function, whose result is checked."""
+
+    @wraps(function)
+    def checked(*arguments: Any) -> Result:
+        given = function(*arguments)
+        if problem := wrong(given):
+            raise ConfigError(f"`{name}` of {path} {problem}. Correct the family file.")
+        return given
+
+    return checked
 
 
 def _not_in_place(path: Path, adjust: Callable[[Weights], Weights]) -> Callable[[Weights], Weights]:
@@ -122,9 +211,10 @@ def _running(path: Path) -> Iterator[None]:
         ]
         line = error.lineno if isinstance(error, SyntaxError) else own[-1] if own else None
         where = f"{path}, line {line}" if line else str(path)
-        reason = error.msg if isinstance(error, SyntaxError) else str(error)
+        reason = " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split()).rstrip(".")
+        reason = reason if len(reason) <= _MOST_SHOWN else f"{reason[:_MOST_SHOWN]} [...]"
         raise ConfigError(
-            f"{where}: {type(error).__name__}: {reason.rstrip('.')}. Correct the family file; --debug shows the traceback."
+            f"{where}: {type(error).__name__}: {reason}. Correct the family file; --debug shows the traceback."
         ) from error
     finally:
         sys.path.remove(folder)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tfexport.config import ModelConfig
 from tfexport.errors import CheckpointError
-from tfexport.models.families.names import NameTemplate
+from tfexport.models.families.names import NameTemplate, has_leading_zero
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +69,12 @@ class Family:
         templates = [*(template for pair in (*self._backward, *self._shared) for template in pair), *self._ignored]
         for template in templates:
             _ = template.placeholders
+        canonical = [*(name for name, _ in self._backward), *(name for pair in self._shared for name in pair)]
+        for template in canonical:
+            if has_leading_zero(template.fill({"i": "1", "h": "1", "p": "weight"})):
+                raise ValueError(
+                    f"{template.text!r} has a number that begins with 0, and tfexport's own names have none"
+                )
 
     def matches(self, weights: Mapping[str, Tensor]) -> bool:
         """Whether these weights are of this family, complete or not."""

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 _PLACEHOLDER = re.compile(r"{(?P<step>\d*)(?P<kind>[ihp])(?:\+(?P<offset>\d+))?}")
-_VALUES = {"i": r"\d+", "h": r"\d+", "p": "weight|bias"}
+_NUMBER = "0|[1-9][0-9]{0,8}"
+_VALUES = {"i": _NUMBER, "h": _NUMBER, "p": "weight|bias"}
+_ZEROS = re.compile(r"(?:^|\.)0[0-9]+(?:\.|$)")
+
+
+def has_leading_zero(name: str) -> bool:
+    """Whether a part of a name is a number such as `01`: it stands for no layer, so that no two names stand for one."""
+    return _ZEROS.search(name) is not None
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,8 @@ _BY_SIZE = {4: 0, 2: 2, 1: 1}
 """Type ids by bytes of a number, which is what versions 1 to 3 tell."""
 _GLOBAL_INT16_SCALE = 1000.0
 """Of 16-bit weights without a scale, as the first versions wrote them (`ops/quantize.cc`)."""
+_GIT_LFS = int.from_bytes(b"vers", "little")
+"""What a pointer of Git LFS begins with, as a number: `version https://git-lfs...`."""
 _MOST_AXES = 4
 _MOST_ALIASES = 16
 """How many times a file may use its numbers. Layers share weights; but each may be copied, as it is converted."""
@@ -77,6 +79,12 @@ class _Reader:
 
     def read(self, check: Callable[[str, int], None]) -> ModelBin:
         version = self._number("I")
+        if version == _GIT_LFS:
+            raise CheckpointError(
+                f"{self._path} is a pointer of Git LFS in the place of the model. Fetch the model with `git lfs pull`."
+            )
+        if version >= 2**16:
+            raise self._damaged("begins with no version of CTranslate2's layout")
         if version > VERSION:
             raise ConfigError(
                 f"{self._path} has version {version} of CTranslate2's layout, and versions up to {VERSION} are read. "

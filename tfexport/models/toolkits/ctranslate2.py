@@ -56,6 +56,9 @@ _OLD_HEADS = {"": 8, "TransformerBase": 8, "TransformerBig": 16}
 _RELU, _GELU_TANH, _SWISH, _GELU, _GELU_SIGMOID = range(5)
 _ACTIVATIONS = {_RELU: "relu", _GELU_TANH: "gelu_tanh", _SWISH: "silu", _GELU: "gelu", _GELU_SIGMOID: "silu"}
 
+_VOCABULARIES = tuple(f"{side}_vocabulary.{kind}" for side in ("shared", "source") for kind in ("json", "txt"))
+"""Of which each folder has one."""
+
 _HARMLESS = ("embeddings_merge", "alignment_layer", "alignment_heads")
 """Attributes of alignments, and of several features."""
 _OFF = ("alibi", "alibi_use_positive_positions", "scale_alibi", "multi_query_attention", "multi_query")
@@ -358,8 +361,11 @@ def _notes(model: _Model, config: Arguments) -> list[str]:
 
 
 def _is_ctranslate2(path: Path) -> bool:
-    """Whether there is a model.bin that begins with a small number: PyTorch's files begin with large ones."""
+    """Whether there is a model.bin that begins with a small number: PyTorch's files begin with large ones. Or vocabularies
+    as beside one that is missing or damaged."""
     file = _model_file(path)
+    if file.name == MODEL and any((file.parent / name).is_file() for name in _VOCABULARIES):
+        return True
     try:
         with open_regular(file) as stream:
             return file.name == MODEL and int.from_bytes(stream.read(4), "little") < 2**16

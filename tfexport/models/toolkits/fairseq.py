@@ -32,7 +32,8 @@ from tfexport.models.toolkits.toolkit import (
     split_before,
     tie,
 )
-from tfexport.text.tokenizers import FAIRSEQ_SPECIALS, TextTokenizer, read_vocabulary
+from tfexport.text.tokenizers import TextTokenizer
+from tfexport.text.vocabularies import FAIRSEQ_SPECIALS, read_vocabulary
 
 NAME = "fairseq"
 _BOS, _PAD, _EOS, _UNK = range(len(FAIRSEQ_SPECIALS))

@@ -13,7 +13,8 @@ from tfexport.models.formats.native import Tokenizers
 from tfexport.models.toolkits.toolkit import TextOptions
 from tfexport.system.yaml_files import read_settings, read_yaml_file
 from tfexport.text.sentencepiece import PieceModel, Pieces
-from tfexport.text.tokenizers import TextTokenizer, read_vocabulary, vocabulary_words, word_tokenizer
+from tfexport.text.tokenizers import TextTokenizer, word_tokenizer
+from tfexport.text.vocabularies import read_vocabulary, vocabulary_words
 
 _EOS, _UNK = 0, 1
 """Marian's ids where no vocabulary says others."""

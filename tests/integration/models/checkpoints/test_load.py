@@ -34,7 +34,8 @@ from tests.support.tiny import (
 from tfexport.errors import ConfigError
 from tfexport.models.checkpoints.load import Checkpoint, inspect_checkpoint, load_checkpoint
 from tfexport.models.formats.native import Tokenizers
-from tfexport.text.tokenizers import read_vocabulary, word_tokenizer
+from tfexport.text.tokenizers import word_tokenizer
+from tfexport.text.vocabularies import read_vocabulary
 
 # --- families
 

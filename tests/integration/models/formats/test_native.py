@@ -21,7 +21,7 @@ from tfexport.errors import CheckpointError, ConfigError, TfexportError
 from tfexport.models.checkpoints.load import inspect_checkpoint, load_checkpoint
 from tfexport.models.formats import native
 from tfexport.models.formats.native import Tokenizers
-from tfexport.text.tokenizers import read_vocabulary
+from tfexport.text.vocabularies import read_vocabulary
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

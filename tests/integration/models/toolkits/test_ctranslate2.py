@@ -535,6 +535,31 @@ def test_the_file_stands_for_its_folder(bart: Path, changed: Callable[..., Path]
     assert ctranslate2_models.ctranslate2.contains_model(str(bart))
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot read"),
+        (b"", "ends where 4 more bytes should be, so it is damaged"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n",
+            "pointer of Git LFS .* `git lfs pull`",
+        ),
+        (b"<!DOCTYPE html>", "begins with no version of CTranslate2's layout, so it is damaged"),
+    ],
+)
+def test_a_model_that_did_not_come_is_told(
+    bart: Path, changed: Callable[..., Path], content: bytes | None, message: str
+) -> None:
+    """The files beside it tell whose folder it is."""
+    model = changed()
+    (model / "model.bin").unlink()
+    if content is not None:
+        (model / "model.bin").write_bytes(content)
+    for path in (model, model / "model.bin"):
+        with pytest.raises(TfexportError, match=rf"model.bin.*{message}" if content is not None else message):
+            load_checkpoint(path, {})
+
+
 def test_a_file_of_pytorch_may_have_the_same_name(tmp_path: Path) -> None:
     weights = tiny_transformer().state_dict()
     for number, zipped in enumerate((True, False)):

@@ -21,7 +21,8 @@ from tfexport.models.checkpoints.reading import with_codes
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.formats.pickled_options import plain, read_inert
 from tfexport.models.toolkits.toolkit import TextOptions
-from tfexport.text.tokenizers import TextTokenizer, read_vocabulary
+from tfexport.text.tokenizers import TextTokenizer
+from tfexport.text.vocabularies import read_vocabulary
 from tfexport.verification.probe import probe
 
 FOLDER = DATA / "fairseq"

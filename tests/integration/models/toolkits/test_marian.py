@@ -38,7 +38,8 @@ from tfexport.models.checkpoints.load import Checkpoint, inspect_checkpoint, loa
 from tfexport.models.formats.native import Tokenizers
 from tfexport.models.toolkits.toolkit import TextOptions
 from tfexport.runtimes import load_runtime
-from tfexport.text.tokenizers import read_vocabulary, vocabulary_words, word_tokenizer
+from tfexport.text.tokenizers import word_tokenizer
+from tfexport.text.vocabularies import read_vocabulary, vocabulary_words
 
 EOS, UNK, LIMIT = 0, 1, 12
 RANDOM: dict[str, dict[str, Any]] = {

@@ -25,8 +25,8 @@ def test_a_bias_is_added_after_the_tokens_before() -> None:
 @pytest.mark.parametrize("given", ["w1 w2", "=2", "w1=x", "", "w1="])
 def test_what_is_no_bias_is_told(given: str) -> None:
     with pytest.raises(TfexportError, match="not tokens, = and a number"):
-        parse_bias(given)
-    assert parse_bias("w1 w=2=-2.5") == ("w1 w=2", -2.5)
+        parse_bias("sequence_bias", given)
+    assert parse_bias("sequence_bias", "w1 w=2=-2.5") == ("w1 w=2", -2.5)
 
 
 def test_numbers_that_ban_are_told() -> None:

@@ -26,6 +26,10 @@ def family(renames: dict[str, str | tuple[str, ...]], **more: object) -> Family:
         ("enc.{i+1}.{h}", "enc.1.0", {"i": "0", "h": "0"}),
         ("enc.{i+1}", "enc.0", None),
         ("enc.*", "enc.3", None),
+        ("enc.{i}.w", "enc.03.w", None),
+        ("enc.0{i}.w", "enc.03.w", {"i": "3"}),
+        ("enc.{i}.w", "enc.٣.w", None),
+        ("enc.{i}.w", f"enc.{'9' * 5000}.w", None),
     ],
 )
 def test_a_template_matches_names_and_makes_them_again(template: str, name: str, values: dict[str, str] | None) -> None:
@@ -39,6 +43,13 @@ def test_a_template_matches_names_and_makes_them_again(template: str, name: str,
 def test_what_is_no_placeholder_is_an_error(template: str) -> None:
     with pytest.raises(ValueError, match=r"no placeholder|comes twice"):
         _ = NameTemplate(template).placeholders
+
+
+@pytest.mark.parametrize("name", ["encoder.layers.01.w", "encoder.layers.0{i}.w"])
+def test_tfexports_own_names_have_no_leading_zeros(name: str) -> None:
+    with pytest.raises(ValueError, match="begins with 0"):
+        family({"enc.{i}.w": name}).check_names()
+    family({"enc.0{i}.w": "encoder.layers.{i}.w"}).check_names()
 
 
 def test_a_flat_list_of_layers_is_counted_and_renamed() -> None:

@@ -1,0 +1,129 @@
+"""What the methods of a `Model` share: their options, checked, and the decoding of lines with them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from tfexport.api.arguments import MOST_THREADS, count_of, require
+from tfexport.api.results import Translation, translation_of
+from tfexport.bundle.reader import Bundle
+from tfexport.decoding.generation_config import options_with_defaults
+from tfexport.decoding.line_reader import Reader, TargetReader
+from tfexport.decoding.options import SearchOptions
+from tfexport.decoding.request_options import AlignmentOptions, BatchLimits, InputFormat
+from tfexport.decoding.shortlist import Shortlist
+from tfexport.decoding.translate import Result, Writer, translate, with_alignments
+from tfexport.option import checked, declared
+from tfexport.runtimes import require_workers
+from tfexport.runtimes.base import Runtime
+
+_log = logging.getLogger("tfexport")
+
+Group = TypeVar("Group")
+
+_OTHERS = (
+    *("batch_size", "workers", "prefix", "shortlist"),
+    *declared(AlignmentOptions),
+    *declared(BatchLimits),
+)
+"""Arguments of the methods beside options of a search."""
+
+
+def require_shortlist(value: Any) -> None:
+    """Raises TfexportError where an argument is neither a shortlist nor None."""
+    require(Shortlist, "shortlist", value, "Give what Model.read_shortlist returns.")
+
+
+@dataclass(frozen=True)
+class LineDecoder:
+    """Decodes lines with a bundle, as a runtime has loaded it."""
+
+    bundle: Bundle
+    runtime: Runtime[Any]
+
+    def decoded(
+        self,
+        lines: Iterable[bytes],
+        format: InputFormat,
+        outputs: TargetReader | None,
+        shortlist: Shortlist | None,
+        batch_size: int,
+        workers: int,
+        given: Mapping[str, Any],
+        finish: Callable[[Result], Result] = lambda result: result,
+    ) -> Iterator[Translation]:
+        """The results of lines of a format; see `decoder`."""
+        decode = self.decoder(outputs is not None, shortlist, batch_size, workers, given, finish)
+        return decode(lines, format, outputs)
+
+    def decoder(
+        self,
+        begins: bool,
+        shortlist: Shortlist | None,
+        batch_size: int,
+        workers: int,
+        given: Mapping[str, Any],
+        finish: Callable[[Result], Result] = lambda result: result,
+        live: bool = False,
+    ) -> Callable[[Iterable[bytes], InputFormat, TargetReader | None], Iterator[Translation]]:
+        """What decodes lines of a format, all arguments checked.
+
+        Args:
+            begins: outputs begin with a prefix.
+            given: options of the search, of alignments and of the size of batches.
+            finish: is applied to each result.
+            live: lines come one after the other, and no result waits for the next.
+        """
+        batch_size, workers = count_of("batch_size", batch_size), count_of("workers", workers, maximum=MOST_THREADS)
+        require_shortlist(shortlist)
+        asked, limits = _group(AlignmentOptions, given), _group(BatchLimits, given)
+        beside = (*declared(AlignmentOptions), *declared(BatchLimits))
+        search = {name: value for name, value in given.items() if name not in beside}
+        options = self.options({**search, "attention": True} if asked else search)
+        if begins:
+            options = replace(options, scores=True)  # what begins with a prefix needs their graph
+        require_workers(self.runtime.name, self.bundle, self.runtime.precision, workers)
+
+        def decode(lines: Iterable[bytes], format: InputFormat, outputs: TargetReader | None) -> Iterator[Translation]:
+            reader, writer = with_alignments(asked, Reader.of(self.bundle, format), Writer.of(self.bundle, "jsonl"))
+            results = translate(
+                self.runtime,
+                replace(reader, tells_tokens=options.attention),
+                lines,
+                options,
+                batch_size=batch_size,
+                max_batch_tokens=limits.max_batch_tokens,
+                workers=workers,
+                outputs=outputs,
+                shortlist=shortlist,
+                live=live,
+            )
+            return (translation_of(finish(result), writer) for result in results)
+
+        return decode
+
+    def options(self, search: Mapping[str, Any]) -> SearchOptions:
+        """The options of a search, checked, over those of the bundle's generation_config.json."""
+        checked(SearchOptions, search, others=_OTHERS)
+        content, config = self.bundle.generation_config, self.runtime.config
+        options, defaults = options_with_defaults(search, content, config, self.token_ids)
+        for line in defaults.notes():
+            _log.info(line)
+        return options
+
+    def token_ids(self, tokens: str) -> tuple[int, ...]:
+        """Ids of tokens of the target vocabulary, separated by spaces."""
+        return self.writer().token_ids(tokens)
+
+    def writer(self) -> Writer:
+        """What makes text of output ids."""
+        return Writer.of(self.bundle, "text")
+
+
+def _group(group: type[Group], given: Mapping[str, Any]) -> Group:
+    """The options of a group that are among those `given`."""
+    own = {name: given[name] for name in declared(group) if given.get(name) is not None}
+    return group(**checked(group, own))

@@ -1,0 +1,148 @@
+"""Text that a budget is held on: what float32 makes of it, and what another runtime loses of that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from tfexport.decoding.line_reader import Reader, read_pairs
+from tfexport.decoding.search import SearchOptions, pad, search
+from tfexport.decoding.translate import Writer
+from tfexport.errors import TfexportError
+from tfexport.models.transformer import Transformer
+from tfexport.runtimes.base import FloatArray, IntArray, Runtime
+from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.verification.bleu_chrf import Quality
+from tfexport.verification.expected import as_inputs
+from tfexport.verification.report import kl_divergence
+
+Metric = Literal["bleu", "chrf", "top1", "identical"]
+
+
+BATCH = 32
+
+
+class _Forced(NamedTuple):
+    """A batch to be decoded along float32's outputs."""
+
+    src_ids: IntArray
+    src_len: IntArray
+    tgt_ids: IntArray
+    """[batch, tgt], from bos on."""
+    tgt_len: IntArray
+    wanted: IntArray
+    """[batch, tgt], the tokens that follow."""
+
+
+class Text:
+    """Text that a budget is held on, with what float32 makes of it.
+
+    Args:
+        sources: encoder ids.
+        targets: a translation of each, for BLEU and chrF.
+        writer: makes text of output ids, for these.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        sources: Sequence[list[int]],
+        targets: Sequence[str] = (),
+        writer: Writer | None = None,
+    ):
+        self._reference = TorchRuntime(model)
+        self._writer, self._options = writer, SearchOptions()
+        # By length, so that little of a batch is padding.
+        order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
+        self._targets = [targets[i] for i in order] if targets else []
+        ordered = [sources[i] for i in order]
+        self._batches = [ordered[start : start + BATCH] for start in range(0, len(ordered), BATCH)]
+        self._outputs = self._decoded(self._reference)
+        self._quality = self._quality_of(self._outputs)
+        self.sentences = len(ordered)
+
+    @classmethod
+    def read(
+        cls,
+        model: Transformer,
+        reader: Reader,
+        writer: Writer | None,
+        lines: Iterable[bytes],
+        targets: Iterable[bytes] | None,
+        say: Callable[[str], None],
+    ) -> Text:
+        """Of lines of text and their translations.
+
+        Raises:
+            TfexportError: no line can be decoded, or the targets are not as many.
+        """
+        sources, wanted = read_pairs(lines, targets, reader, say)
+        return cls(model, sources, wanted if targets is not None else (), writer)
+
+    def loss(self, runtime: Runtime[Any], metric: Metric) -> float:
+        """What `runtime` loses against float32; infinite where it gives no numbers."""
+        try:
+            if metric == "top1":
+                return self._other_best(runtime)
+            outputs = self._decoded(runtime)
+        except TfexportError:
+            return math.inf
+        if metric == "identical":
+            return float(np.mean([one != other for one, other in zip(self._outputs, outputs, strict=True)]))
+        quality = self._quality_of(outputs)
+        assert self._quality is not None
+        assert quality is not None
+        return float(getattr(self._quality, metric) - getattr(quality, metric))
+
+    def harm(self, runtime: Runtime[Any]) -> float:
+        """The mean KL(float32 || runtime) of the next token's distribution in the batch of middle length; infinite where
+        there is none."""
+        forced, expected = self._probe
+        state, total = runtime.encode(forced.src_ids, forced.src_len), 0.0
+        for position in range(forced.tgt_ids.shape[1]):
+            logits, state = runtime.step(state, forced.tgt_ids[:, position])
+            live = position < forced.tgt_len
+            total += float(kl_divergence(expected[live, position], logits[live]).sum())
+        return total / float(forced.tgt_len.sum()) if math.isfinite(total) else math.inf
+
+    @cached_property
+    def _probe(self) -> tuple[_Forced, FloatArray]:
+        """A batch, and float32's logits [batch, tgt, vocab] along its outputs."""
+        forced = self._forced(len(self._batches) // 2)
+        return forced, self._reference.teacher_forced(forced.src_ids, forced.src_len, forced.tgt_ids)
+
+    def _forced(self, index: int) -> _Forced:
+        config, outputs = self._reference.config, self._outputs[index * BATCH : (index + 1) * BATCH]
+        return _Forced(
+            *pad(self._batches[index], config.pad_id),
+            *as_inputs(config, outputs),
+            pad(outputs, -1)[0],
+        )
+
+    def _other_best(self, runtime: Runtime[Any]) -> float:
+        """The share of steps with another best token: the outputs are float32's own best tokens."""
+        other, steps = 0, 0
+        for index in range(len(self._batches)):
+            forced = self._forced(index)
+            state = runtime.encode(forced.src_ids, forced.src_len)
+            for position in range(forced.tgt_ids.shape[1]):
+                best, state = runtime.best(state, forced.tgt_ids[:, position], 1)
+                live = position < forced.tgt_len
+                # A row of NaN has no best token, whatever id it tells.
+                same = (best.ids[:, 0] == forced.wanted[:, position]) & np.isfinite(best.log_probs[:, 0])
+                other += int((live & ~same).sum())
+                steps += int(live.sum())
+        return other / steps
+
+    def _decoded(self, runtime: Runtime[Any]) -> list[tuple[int, ...]]:
+        return [best.ids for batch in self._batches for best, *_ in search(runtime, batch, self._options)]
+
+    def _quality_of(self, outputs: Sequence[tuple[int, ...]]) -> Quality | None:
+        if not self._targets:
+            return None
+        assert self._writer is not None
+        return Quality.of([self._writer.text(ids) for ids in outputs], self._targets)

@@ -1,0 +1,85 @@
+"""What the reference makes of some sentences: memories, outputs, and the logits along these in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfexport.config import ModelConfig
+from tfexport.decoding.search import Hypothesis, SearchOptions, pad
+from tfexport.decoding.token_rules import log_softmax
+from tfexport.runtimes.base import IntArray
+from tfexport.runtimes.pytorch import TorchRuntime
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Sources, and what the reference's encoder makes of them."""
+
+    sources: Sequence[Sequence[int]]
+    src_ids: IntArray
+    src_len: IntArray
+    exact: Any
+    """The state in float64."""
+    own: Any
+    """In float32."""
+
+    @classmethod
+    def of(cls, reference: TorchRuntime, sources: Sequence[Sequence[int]]) -> Memory:
+        src_ids, src_len = pad(sources, reference.config.pad_id)
+        exact, own = (runtime.encode(src_ids, src_len) for runtime in (reference.in_float64(), reference.in_float32()))
+        return cls(sources, src_ids, src_len, exact, own)
+
+
+@dataclass(frozen=True)
+class Along:
+    """Logits along outputs, in float64, and how far PyTorch's own in float32 are from them."""
+
+    tgt_ids: IntArray
+    """[batch, tgt]: bos and the outputs without their last tokens."""
+    tgt_len: IntArray
+    words: IntArray
+    """[batch, tgt], the tokens that follow."""
+    logits: NDArray[np.float64]
+    """[batch, tgt, vocab] along `tgt_ids`."""
+    own: NDArray[np.float64]
+    """[batch, tgt]: the largest distance of a logit."""
+
+    @classmethod
+    def of(cls, reference: TorchRuntime, memory: Memory, outputs: Sequence[Sequence[int]]) -> Along:
+        tgt_ids, tgt_len = as_inputs(reference.config, outputs)
+        logits: Any = reference.in_float64().forced(memory.exact, tgt_ids)
+        difference = logits - reference.in_float32().forced(memory.own, tgt_ids)
+        own = np.maximum(difference.max(axis=-1), -difference.min(axis=-1))
+        words, _ = pad(outputs, reference.config.pad_id)
+        return cls(tgt_ids, tgt_len, words, logits, own)
+
+    def log_probs(self, sentence: int) -> NDArray[np.float64]:
+        """Of the tokens of an output."""
+        length = self.tgt_len[sentence]
+        return log_softmax(self.logits[sentence, :length])[np.arange(length), self.words[sentence, :length]]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the reference finds for some sentences."""
+
+    memory: Memory
+    options: SearchOptions
+    best: list[Hypothesis]
+    along: Along
+    """Its best outputs."""
+
+    @classmethod
+    def of(cls, reference: TorchRuntime, memory: Memory, best: list[Hypothesis], options: SearchOptions) -> Expected:
+        along = Along.of(reference, memory, [hypothesis.ids for hypothesis in best])
+        return cls(memory, options, best, along)
+
+
+def as_inputs(config: ModelConfig, outputs: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:
+    """What a decoder reads to give `outputs`: padded ids [batch, tgt] that begin with bos, and their lengths."""
+    return pad([[config.bos_id, *output[:-1]] for output in outputs], config.pad_id)

@@ -1,0 +1,46 @@
+"""The weights of a checkpoint in the module that they were trained in: whether it holds them, and others in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+def prefix_in(theirs: nn.Module, names: Sequence[str]) -> str | None:
+    """What stands before the names of the weights in their module, where all are there."""
+    state = theirs.state_dict(keep_vars=True)
+    for key in state:
+        if key.endswith(names[0]) and all(key.removesuffix(names[0]) + name in state for name in names):
+            return key.removesuffix(names[0])
+    return None
+
+
+def disturbed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`weights` with seeded random numbers from 0 to 0.5 added to each vector.
+
+    Norms and biases that training has left at ones and zeros would hide that they are exchanged. What is positive, such as a
+    variance, stays so, and names of one tensor keep one.
+    """
+    random = torch.Generator().manual_seed(0)
+    made: dict[tuple[int, int], Tensor] = {}
+    changed = dict(weights)
+    for name, tensor in weights.items():
+        if tensor.dim() == 1 and tensor.is_floating_point():
+            noise = torch.rand(tensor.shape, generator=random) / 2
+            changed[name] = made.setdefault((tensor.data_ptr(), len(tensor)), (tensor.float() + noise).to(tensor.dtype))
+    return changed
+
+
+def differing_weights(theirs: nn.Module, weights: Mapping[str, Tensor]) -> list[str] | None:
+    """Names of weights that their module holds other numbers for; None where it has other names."""
+    prefix = prefix_in(theirs, list(weights))
+    if prefix is None:
+        return None
+    state = theirs.state_dict()
+    return [
+        name
+        for name, tensor in weights.items()
+        if state[prefix + name].shape != tensor.shape or not torch.equal(state[prefix + name].float(), tensor.float())
+    ]
