@@ -89,6 +89,15 @@ def about(spans: Sequence[Span]) -> dict[str, Any] | None:
     }
 
 
+def whole(spans: Sequence[Span], tokens: int) -> dict[str, float]:
+    """A whole decode of `tokens` tokens, encoder included, by the token: also where several steps end with one copy."""
+    return {
+        "nodes_a_token": len(spans) / tokens,
+        "busy_us_a_token": sum(span.duration for span in spans) / tokens,
+        "us_a_token": (max(span.end for span in spans) - spans[0].start) / tokens,
+    }
+
+
 def _kernels(steps: Sequence[Sequence[Span]]) -> list[dict[str, Any]]:
     """The kernels that take most time, with runs and microseconds a step."""
     times: dict[str, float] = defaultdict(float)

@@ -164,8 +164,8 @@ def _speed(found: Record) -> list[str]:
 
 def _profile(found: Record) -> list[str]:
     head = ["precision", "batch", "beam", "nodes a step", "us a node", "us between nodes", "us in all", "of it busy"]
-    head += ["us of the host", "us a step, unwatched", "seen by"]
-    keys = ("nodes", "node_us", "gap_us", "step_us", "busy_us", "host_us", "host_step_us")
+    head += ["us of the host", "us a step, unwatched", "us a token", "seen by"]
+    keys = ("nodes", "node_us", "gap_us", "step_us", "busy_us", "host_us", "host_step_us", "us_a_token")
     rows = []
     for row in found["rows"]:
         numbers = [_number(row.get(key)) for key in keys]

@@ -14,6 +14,7 @@ from benchmarks.gpu_day import runner, summary
 from benchmarks.gpu_day.plan import GRACE, MINUTES, STAGES, Stage, UnknownStage, chosen, stages
 from benchmarks.gpu_day.runner import Outcome
 from benchmarks.gpu_day.state import FILE, State
+from tests.support.paths import ROOT
 
 FAKES = (Stage("one", "the first", 10), Stage("two", "the second", 20), Stage("three", "the third", 10))
 
@@ -81,6 +82,12 @@ def test_the_limits_of_all_stages_and_what_ending_them_takes_fit_into_the_day() 
 def test_every_stage_is_a_command() -> None:
     for stage in stages(rehearsal=True):
         assert importlib.util.find_spec(stage.module) is not None
+
+
+def test_the_guide_lists_the_stages_with_their_limits() -> None:
+    lines = (ROOT / "docs" / "guides" / "gpu.md").read_text(encoding="utf-8").splitlines()
+    table = [line.split("|")[1:3] for line in lines if line.startswith("| `") and line.split("|")[2].strip().isdigit()]
+    assert [(name.strip(" `"), int(limit)) for name, limit in table] == [(stage.name, stage.limit) for stage in STAGES]
 
 
 def test_a_rehearsal_has_a_stage_that_hangs_before_others() -> None:
@@ -270,7 +277,7 @@ FOUND: dict[str, tuple[Any, str]] = {
                 }
             ]
         },
-        "| fp16 | 1 | 1 | 225 | 1.9 | 0.6 | 600 | 400 | 30 |  | torch.profiler |",
+        "| fp16 | 1 | 1 | 225 | 1.9 | 0.6 | 600 | 400 | 30 |  |  | torch.profiler |",
     ),
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_day.spans import Span, about, attention_kernels, from_nsys, from_torch, steps_of
+from benchmarks.gpu_day.spans import Span, about, attention_kernels, from_nsys, from_torch, steps_of, whole
 
 NSYS = """Generating SQLite file
 Processing [x.sqlite] with [cuda_gpu_trace.py]...
@@ -41,6 +41,11 @@ def test_medians_of_a_step() -> None:
     assert (found["step_us"], found["busy_us"], found["host_us"]) == (12, 9, 18)
     assert (found["node_us"], found["gap_us"], found["gaps_us"]) == (3, 1.5, 3)
     assert found["kernels"][0] == {"name": "flash_fwd", "a_step": 1, "us_a_step": 5}
+
+
+def test_a_decode_is_told_by_the_token() -> None:
+    found = whole([Span("encoder", 0.0, 50.0), *step(60), *step(100)], tokens=2)
+    assert found == {"nodes_a_token": 3.5, "busy_us_a_token": 34, "us_a_token": 56}
 
 
 def test_nodes_that_run_at_once_have_no_gap() -> None:
