@@ -34,6 +34,7 @@ LEFT_OUT = {
     "onnxruntime-gpu": (
         *("onnxruntime/tools/", "onnxruntime/transformers/", "onnxruntime/quantization/", "onnxruntime/datasets/"),
         "onnxruntime/capi/libonnxruntime_providers_tensorrt.so",
+        "onnxruntime/capi/libonnxruntime.so.",  # for other languages: Python's module has its own copy
     ),
     "onnx": ("onnx/backend/test/",),
 }
