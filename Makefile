@@ -15,7 +15,8 @@ PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n 2 --dist loadfile
 EXAMPLES = per_head_conv1d tutorial_spacy annotated_transformer base_model_tied attention_and_positions
 KERNELS = setup.py $(wildcard tfexport/kernels/*.h tfexport/kernels/*.cpp)
 
-.PHONY: setup demo test unit check docs engines cuda-dry fuzz faults kills power-loss load gpu examples constraints clean
+.PHONY: setup demo test unit check docs engines cuda-dry fuzz faults kills power-loss load gpu gpu-day gpu-day-pack
+.PHONY: examples constraints clean
 
 # For contributors: the virtual environment, the kernels, and hooks that check each commit (not where git keeps no hooks,
 # as in a folder that was unpacked from an archive).
@@ -91,6 +92,19 @@ gpu:
 	$(PYTHON) -m benchmarks.gpu $(if $(BUNDLE),$(BUNDLE),--export build/gpu --input benchmarks/sentences.de) \
 		$(GPU_FLAGS) || status=$$?; \
 	exit $$status
+
+# What a GPU machine without a network lacks, downloaded here for its Python and GPU, in parts below 50 MB: build/gpu-day/pack.
+#   PACK_FLAGS  such as --python 3.13 --architecture 89
+gpu-day-pack: $(VENV)/dev.done
+	$(VENV)/bin/python -m benchmarks.gpu_day.pack $(PACK_FLAGS)
+
+# A day on a GPU machine, unattended, in 25 minutes: tests, export, speed beside the alternatives, a profile. It goes on where
+# it was ended, and keeps what each stage found: build/gpu-day/results. It unpacks the pack where there is one.
+#   REHEARSE=1  without a GPU, with the packages of $(VENV): shows that all of it runs
+#   DAY_FLAGS   such as --background, --minutes 9, --from speed, --only profile
+gpu-day: $(if $(REHEARSE),$(VENV)/dev.done)
+	$(if $(REHEARSE),OMP_NUM_THREADS=1 $(VENV)/bin/python,$(PYTHON)) -m benchmarks.gpu_day \
+		$(if $(REHEARSE),--rehearse) $(DAY_FLAGS)
 
 # Trains, exports and compares each of the systems in examples/; a minute each.
 examples: $(VENV)/dev.done

@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.agreement import Outputs, Reference, agreement
-from benchmarks.peers import NAMES, Peer, load_peer, one_line
+from benchmarks.peers import NAMES, OTHERS, Peer, load_peer, one_line
 from benchmarks.timing import Meter, Runs, Setting, measure, summary
 from tfexport.bundle.reader import MANIFEST, Bundle, open_bundle
 from tfexport.contract import FLOATS, WEIGHTS_FILE, Precision
@@ -232,7 +232,7 @@ def _agreements(
     # What tfexport itself refuses to load is not there: no engines, no such precision. Another error is a crash.
     rows = {name: _failure(name, error, crash=not isinstance(error, TfexportError)) for name, error in missing.items()}
     for peer in peers:
-        if peer.name == "hugging-face" and beam > 1:
+        if peer.name in OTHERS and beam > 1:
             rows[peer.name] = {"error": "not compared: its beam search is another one"}
             continue
         try:
@@ -244,7 +244,7 @@ def _agreements(
 
 def _failure(name: str, error: Exception, *, crash: bool) -> dict[str, Any]:
     """A row of the parity table for a runtime that gave nothing; one of ours that crashed has not passed."""
-    return {"error": one_line(error), "passed": False if crash and name != "hugging-face" else None}
+    return {"error": one_line(error), "passed": False if crash and name not in OTHERS else None}
 
 
 def _free() -> None:

@@ -1,12 +1,15 @@
-"""What is compared: the runtimes of tfexport and Hugging Face's `generate`, behind one way to decode."""
+"""What is compared: the runtimes of tfexport, Hugging Face's `generate` and CTranslate2, behind one way to decode."""
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.hugging_face import HuggingFace
+from tfexport.bench.peers import CTranslate2Peer
 from tfexport.bundle.reader import Bundle
 from tfexport.contract import Precision
 from tfexport.decoding.search import SearchOptions, search
@@ -15,10 +18,14 @@ from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import BaseRuntime, Best, FloatArray, IntArray, Runtime
 
 NAMES = {
-    "cuda": ("torch-cuda", "torch-cuda-compiled", "ort-cuda", "tensorrt", "hugging-face"),
+    "cuda": ("torch-cuda", "torch-cuda-compiled", "ort-cuda", "tensorrt", "hugging-face", "ctranslate2"),
     "cpu": ("torch", "torch-compiled", "ort-cpu", "hugging-face"),
 }
-"""The peers on each device; the first, eager PyTorch, is what the others' speed is a ratio to."""
+"""The peers on each device; the first, eager PyTorch, is what the others' speed is a ratio to. `tfexport bench` measures
+CTranslate2 on a CPU."""
+
+OTHERS = ("hugging-face", "ctranslate2")
+"""Peers that are not tfexport's: their search is another one."""
 
 
 class Peer(Protocol):
@@ -81,6 +88,21 @@ class RuntimePeer:
         return [hypotheses[0].ids for hypotheses in search(self._timed, sources, options)]
 
 
+class CTranslate2:
+    """CTranslate2, with weights in `precision`: its float16 computes the output projection in float16 too."""
+
+    name = "ctranslate2"
+    steps: tuple[float, ...] = ()
+    """It does not tell how long a step takes."""
+
+    def __init__(self, folder: Path, device: str, precision: Precision):
+        self.precision = precision
+        self._peer = CTranslate2Peer(folder, precision, device=device)  # type: ignore[arg-type]
+
+    def decode(self, sources: Sequence[Sequence[int]], options: SearchOptions) -> list[tuple[int, ...]]:
+        return self._peer.decode(sources, options, len(sources))
+
+
 def load_peer(name: str, device: str, bundle: Bundle, precision: Precision, threads: int | None) -> Peer:
     """One of the `NAMES` of a device.
 
@@ -89,6 +111,8 @@ def load_peer(name: str, device: str, bundle: Bundle, precision: Precision, thre
     """
     if name == "hugging-face":
         return _hugging_face(device, bundle, precision)
+    if name == "ctranslate2":
+        return _ctranslate2(device, bundle, precision)
     if name.endswith("-compiled"):
         from tfexport.runtimes.pytorch import TorchRuntime
 
@@ -111,6 +135,18 @@ def _hugging_face(device: str, bundle: Bundle, precision: Precision) -> Peer:
         raise TfexportError(
             f"Hugging Face is not installed ({error.name} is missing). Add it with: pip install transformers."
         ) from error
+
+
+def _ctranslate2(device: str, bundle: Bundle, precision: Precision) -> Peer:
+    """From the folder BUNDLE.ct2 of benchmarks/converters.py, or from one that is written for this and removed."""
+    beside = bundle.directory.with_name(f"{bundle.directory.name}.ct2")
+    if beside.is_dir():
+        return CTranslate2(beside, device, precision)
+    from benchmarks.converters import canonical_model, write_ctranslate2
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_ctranslate2(canonical_model(bundle), Path(folder) / "ct2")
+        return CTranslate2(Path(folder) / "ct2", device, precision)
 
 
 def one_line(error: BaseException) -> str:

@@ -6,11 +6,12 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.tables import spread_text, table
 from tfexport.bench.machine import facts as cpu_facts
 from tfexport.contract import short_name
 
@@ -94,11 +95,11 @@ def _parity(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     bleu = any(row.get("bleu") is not None for row in rows)
     head = ["runtime", "precision", "batch", "beam", "tokens identical", "largest logit error", "best token the same"]
-    table = []
+    body = []
     for row in rows:
         cells = [row["runtime"], short_name(row["precision"]), row["batch"], row["beam"]]
         if row["error"]:
-            table.append([*cells, row["error"], "", "", *[""] * bleu, "NO" if row.get("passed") is False else ""])
+            body.append([*cells, row["error"], "", "", *[""] * bleu, "NO" if row.get("passed") is False else ""])
             continue
         forced, error = row["steps"] is not None, row["logits_max_error"]
         cells.append(f"{row['identical']} of {row['sentences']}")
@@ -106,8 +107,8 @@ def _parity(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         cells.append(f"{row['top1_agree']} of {row['steps']}" if forced else "")
         if bleu:
             cells.append(f"{row['bleu']:.2f} ({row['bleu_reference']:.2f})")
-        table.append([*cells, {True: "yes", False: "NO", None: ""}[row["passed"]]])
-    return lines + _table([*head, *["BLEU (reference)"] * bleu, "passed"], table)
+        body.append([*cells, {True: "yes", False: "NO", None: ""}[row["passed"]]])
+    return lines + table([*head, *["BLEU (reference)"] * bleu, "passed"], body)
 
 
 def _benchmark(rows: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[str]:
@@ -126,28 +127,18 @@ def _benchmark(rows: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) ->
         "",
     ]
     head = ["runtime", "precision", "batch", "beam", "tokens/s", "ms a step", "ratio", "GPU memory, MiB"]
-    table = []
+    body = []
     for row in rows:
         cells = [row["runtime"], short_name(row["precision"]), row["batch"], row["beam"]]
         if row["error"]:
-            table.append([*cells, row["error"], "", "", ""])
+            body.append([*cells, row["error"], "", "", ""])
             continue
         memory = row["memory"]
         kind = {"torch.cuda.max_memory_allocated": "alloc", "cudaMemGetInfo": "free"}
-        cells += [_spread(row["tokens_per_second"], 0), _spread(row["step_ms"], 3), _spread(row["ratio"], 2)]
-        table.append([*cells, f"{memory['mib']:.0f} {kind[memory['how']]}" if memory else ""])
-    return lines + _table(head, table)
-
-
-def _spread(found: Mapping[str, float] | None, digits: int) -> str:
-    if found is None:
-        return ""
-    median, p10, p90 = (f"{found[key]:.{digits}f}" for key in ("median", "p10", "p90"))
-    return f"{median} ({p10} to {p90})"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    def line(cells: Sequence[Any]) -> str:
-        return f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |"
-
-    return [line(head), line(["---"] * len(head)), *map(line, rows)]
+        cells += [
+            spread_text(row["tokens_per_second"], 0),
+            spread_text(row["step_ms"], 3),
+            spread_text(row["ratio"], 2),
+        ]
+        body.append([*cells, f"{memory['mib']:.0f} {kind[memory['how']]}" if memory else ""])
+    return lines + table(head, body)

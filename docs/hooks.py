@@ -226,6 +226,17 @@ def cuda_dry_results() -> str:
     return f"Provider: `{record['provider']}`.\n\n{_table(*table(record['rows']))}"
 
 
+def gpu_day_results() -> str:
+    """The summary of a day on a GPU; a rehearsal is none."""
+    from benchmarks.gpu_day.state import read_json
+    from benchmarks.gpu_day.summary import markdown
+
+    record = read_json(RESULTS / "gpu_day.json")
+    if not record or record["rehearsal"]:
+        return "There are no results yet: tfexport has not been run on a GPU."
+    return str(markdown(record, title=None))
+
+
 def recorded(name: str) -> str:
     """A page of tables from benchmarks/results/records.json."""
     tables = json.loads((RESULTS / "records.json").read_text(encoding="utf-8"))[name]
@@ -271,6 +282,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "hugging-face-results": hugging_face_results,
     "growth-results": growth_results,
     "cuda-dry-results": cuda_dry_results,
+    "gpu-day-results": gpu_day_results,
     "precision-results": lambda: recorded("precision"),
     "agreement-results": lambda: recorded("agreement"),
     "memory-results": lambda: recorded("memory"),

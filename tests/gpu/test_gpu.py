@@ -1,5 +1,7 @@
 """Every GPU runtime on a real GPU, held to PyTorch on the CPU: `make gpu`. Without a GPU all of it is skipped, and says so.
 
+Tests marked `compiles` compile a model, in minutes: compiled PyTorch and TensorRT. `-m "gpu and not compiles"` is quick.
+
 The model is the embedded German-English one, on sentences like those that it was trained on.
 """
 
@@ -44,7 +46,8 @@ def has_gpu() -> bool:
 NOT_RUN = "no NVIDIA GPU here: this was not run"
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not has_gpu(), reason=NOT_RUN)]
 
-RUNTIMES = ("torch-cuda", "torch-cuda-compiled", "ort-cuda", "tensorrt")
+COMPILE = {"torch-cuda": False, "torch-cuda-compiled": True, "ort-cuda": False, "tensorrt": True}
+"""The runtimes, and whether they compile a model."""
 LARGEST = {"float16": 0.1, "bfloat16": 1.0}
 """Distance of a logit of the embedded model from float64: rounding moves it by less, another hypothesis' past by more."""
 SENTENCES = ROOT / "benchmarks" / "sentences.de"
@@ -82,7 +85,7 @@ def no_engines(directory: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def bundle(directory: Path, no_engines: str) -> Bundle:
+def bundle(directory: Path) -> Bundle:
     return open_bundle(directory)
 
 
@@ -109,13 +112,19 @@ def not_here(name: str, error: Exception) -> NoReturn:
 
 @pytest.fixture(
     scope="module",
-    params=[(name, precision) for name in RUNTIMES for precision in FLOATS],
-    ids=[f"{name}-{precision}" for name in RUNTIMES for precision in FLOATS],
+    params=[
+        pytest.param((name, precision), id=f"{name}-{precision}", marks=[pytest.mark.compiles] if compiles else [])
+        for name, compiles in COMPILE.items()
+        for precision in FLOATS
+    ],
 )
-def runtime(request: pytest.FixtureRequest, bundle: Bundle, no_engines: str) -> Iterator[Runtime[Any]]:
+def runtime(request: pytest.FixtureRequest, bundle: Bundle) -> Iterator[Runtime[Any]]:
     name, short = request.param
-    if name == "tensorrt" and no_engines:
-        pytest.skip(f"tensorrt has no engines: this was not run ({no_engines})")
+    if name == "tensorrt":
+        no_engines = request.getfixturevalue("no_engines")  # not by name: the others need no engines
+        if no_engines:
+            pytest.skip(f"tensorrt has no engines: this was not run ({no_engines})")
+        bundle = open_bundle(bundle.directory)  # again, with its engines
     try:
         yield load(name, bundle, FLOATS[short])
     except RuntimeUnavailable as error:
@@ -238,6 +247,7 @@ def test_ort_cuda_decodes_without_pytorch(bundle: Bundle) -> None:
     assert outputs[0] == outputs[1]
 
 
+@pytest.mark.compiles
 def test_pytorch_compiles_to_cuda_graphs(bundle: Bundle, sources: list[list[int]]) -> None:
     """PyTorch runs code without them, and says nothing, where something stands in their way."""
     from torch._dynamo.utils import counters

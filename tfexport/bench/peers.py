@@ -72,24 +72,26 @@ class RuntimePeer:
 
 
 class CTranslate2Peer:
-    """CTranslate2's `Translator` on the CPU.
+    """CTranslate2's `Translator`, on the CPU or on a GPU.
 
     Its length penalty divides by length ** A, see `_plain_power`. A beam search ends with the first `beam` finished
     hypotheses, where ours goes on while a live one would beat the worst of them; and eos that may not come yet leaves its
     probability to the other tokens. Our profile `opennmt` does as it does.
 
     Args:
-        compute_type: float32, or int8, whose weights it makes from float32 when it loads the model.
+        compute_type: float32, or another, whose weights it makes from float32 when it loads the model.
         intra_threads: threads of each worker.
         inter_threads: workers, each of which decodes batches of its own.
+        device: where it computes; float16 and bfloat16 are for GPUs.
     """
 
     def __init__(
         self,
         folder: Path,
-        compute_type: Literal["float32", "int8"] = "float32",
+        compute_type: Literal["float32", "float16", "bfloat16", "int8"] = "float32",
         intra_threads: int = 1,
         inter_threads: int = 1,
+        device: Literal["cpu", "cuda"] = "cpu",
     ):
         with _installed("CTranslate2", "ctranslate2"):
             import ctranslate2  # type: ignore[import-not-found,import-untyped]
@@ -98,7 +100,7 @@ class CTranslate2Peer:
         self._limit = _target_limit(folder)
         self._translator = ctranslate2.Translator(
             str(folder),
-            device="cpu",
+            device=device,
             compute_type=compute_type,
             inter_threads=inter_threads,
             intra_threads=intra_threads,

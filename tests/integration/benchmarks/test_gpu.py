@@ -232,15 +232,34 @@ def test_engines_that_cannot_be_built_skip_the_tests_of_tensorrt_alone(
         "Command 'tfexport build' timed out after 1800 seconds",
     ]
 
-    def start(name: str, no_engines: str) -> Any:
-        request = SimpleNamespace(param=(name, "fp16"))
-        return next(gpu_tests.runtime.__wrapped__(request, bundle, no_engines))
+    def start(name: str, no_engines: str | None) -> Any:
+        """`None`: whoever asks for engines fails."""
+        request = SimpleNamespace(param=(name, "fp16"), getfixturevalue={"no_engines": no_engines}.__getitem__)
+        if no_engines is None:
+            request.getfixturevalue = Mock(side_effect=AssertionError)
+        return next(gpu_tests.runtime.__wrapped__(request, bundle))
 
     monkeypatch.setattr(gpu_tests, "load", lambda name, *_: name)
-    assert start("ort-cuda", "error: a fault") == "ort-cuda"
+    assert start("ort-cuda", None) == "ort-cuda"
     assert start("tensorrt", "") == "tensorrt"
     with pytest.raises(pytest.skip.Exception, match=r"this was not run \(error: a fault\)"):
         start("tensorrt", "error: a fault")
+
+
+def test_what_compiles_a_model_is_marked() -> None:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests/gpu", "-m"]
+
+    def collected(marks: str) -> set[str]:
+        done = subprocess.run([*command, marks], cwd=ROOT, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout
+        return {line for line in done.stdout.splitlines() if "::" in line}
+
+    quick, compiling = collected("gpu and not compiles"), collected("gpu and compiles")
+    assert quick | compiling == collected("gpu")
+    assert not [name for name in quick if "compile" in name or "tensorrt" in name]
+    assert not [name for name in compiling if "ort-cuda" in name or "[torch-cuda-fp" in name]
+    assert any("ort-cuda-fp16" in name for name in quick)
+    assert any("tensorrt-fp16" in name for name in compiling)
 
 
 def test_the_script_runs_from_the_command_line_and_says_what_it_was_called_with(

@@ -1,0 +1,82 @@
+"""Whether `ort-cuda` decodes as PyTorch does: 8 sentences in each precision, greedy and with a beam, and its kernels."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from benchmarks.gpu_day import models, place
+from benchmarks.gpu_day.spans import attention_kernels
+from benchmarks.gpu_day.stage import Task, main, say
+from benchmarks.gpu_day.unpack import ROOT
+from benchmarks.gpu_day.watch import watch
+from benchmarks.peers import one_line
+from tfexport.bundle.reader import Bundle
+from tfexport.contract import FLOATS, Precision
+from tfexport.decoding.line_reader import Reader
+from tfexport.decoding.search import SearchOptions, search
+from tfexport.runtimes.base import Runtime
+from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.verification.parity import compare
+
+SENTENCES, BEAMS, LONGEST = 8, (1, 4), 64
+TEXT = ROOT / "benchmarks" / "sentences.de"
+MOST_KERNELS = 60
+
+
+def run(task: Task) -> bool:
+    """Compare ort-cuda with PyTorch on the CPU."""
+    bundle, origin = models.embedded(task)
+    reader = Reader.of(bundle, "text")
+    sources = [reader.ids(line) for line in TEXT.read_bytes().splitlines()[:SENTENCES]]
+    reference = TorchRuntime.from_bundle(bundle)
+    rows: list[dict[str, Any]] = []
+    task.found |= {"bundle": origin, "sentences": len(sources), "rows": rows}
+    for short, precision in FLOATS.items():
+        for row in _precision(task, bundle, precision, reference, sources):
+            rows.append({"precision": short, **row})
+            task.save()
+            say(str({name: value for name, value in row.items() if name not in ("kernels", "tokens")}))
+    if task.rehearsal:
+        return True
+    return all(row["error"] is None and row["passed"] for row in rows)
+
+
+def _precision(
+    task: Task, bundle: Bundle, precision: Precision, reference: TorchRuntime, sources: list[list[int]]
+) -> list[dict[str, Any]]:
+    """A row for each beam."""
+    try:
+        runtime = place.runtime(task, "ort-cuda", bundle, precision)
+    except Exception as error:  # the library's errors have no common base
+        return [{"beam": None, "error": one_line(error), "passed": False}]
+    return [_row(task, runtime, reference, sources, beam) for beam in BEAMS]
+
+
+def _row(
+    task: Task, runtime: Runtime[Any], reference: TorchRuntime, sources: list[list[int]], beam: int
+) -> dict[str, Any]:
+    options = SearchOptions(beam=beam, max_length=LONGEST)
+    row: dict[str, Any] = {"beam": beam, "error": None, "passed": None}
+    try:
+        begin = time.perf_counter()
+        outputs = [hypotheses[0].ids for hypotheses in search(runtime, sources, options)]
+        row["first_seconds"] = time.perf_counter() - begin
+        row["tokens"] = outputs
+        seen = watch(lambda: search(runtime, sources, options))
+        names = sorted(seen.counts, key=lambda name: -seen.counts[name])
+        row |= {"seen_by": seen.by, "attention": attention_kernels(names)}
+        row["kernels"] = {name[:200]: seen.counts[name] for name in names[:MOST_KERNELS]}
+        if not task.rehearsal:  # nothing is computed there
+            report = compare(reference, runtime, sources, options, batch_size=len(sources))
+            row |= {"identical": report.identical, "steps": report.steps, "top1_agree": report.top1_agree}
+            row |= {"logits_error": report.logits.error, "logits_own": report.logits.own}
+            row |= {"passed": report.passed, "failures": report.failures}
+    except Exception as error:  # the library's errors have no common base
+        row |= {"error": one_line(error), "passed": False}
+    return row
+
+
+if __name__ == "__main__":
+    sys.exit(main(run))
