@@ -2,8 +2,8 @@
 
 Axes: `batch` source sentences, `src` source ids, `rows` = batch * beam hypotheses (row = b * beam + k), `cache` slots of
 the self-attention cache; `blocks` tensors of one cache that lie one after the other, `width` numbers of one row of one of
-them; `candidates` words of a shortlist, `banned` words that may not come; `heads`, `head_dim`, `d_model`, `best`, `vocab`,
-`layers`, `keys_values` (2 a decoder layer) and `classes` are fixed by the model.
+them; `candidates` words of a shortlist, `banned` words that may not come; `heads`, `head_dim`, `d_attention` (all heads side by
+side), `d_model`, `best`, `vocab`, `layers`, `keys_values` (2 a decoder layer) and `classes` are fixed by the model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SpecialStep = Literal[
 ]
 Role = Literal["encoder", "decoder_step", "beam_step", "select_rows", "encoder_classifier", "shortlist", SpecialStep]
 Precision = Literal["float32", "float16", "bfloat16", "int8", "int4"]
-Dialect = Literal["onnx24", "onnx24-lengths", "ort"]
+Dialect = Literal["onnx24", "onnx24-lengths", "ort", "ort-cuda"]
 
 FORMAT = 6
 """The format of bundles and of the functions that their graphs call. Higher by one whenever a reader or a kernel of before
@@ -54,6 +54,8 @@ DIALECTS: dict[Dialect, str] = {
     "onnx24-lengths": "the same, with attention told the number of valid keys: the form that flash kernels take",
     "ort": "ONNX Runtime's own operators, shaped for its CPU provider, some in functions that have kernels; beams share a "
     "cache that never moves",
+    "ort-cuda": "ONNX Runtime's own operators, shaped for its CUDA provider: few launches a step; beams share a cache that "
+    "never moves",
 }
 
 ITEM_SIZES = {"int64": 8, "int32": 4, "float32": 4, "float16": 2, "bfloat16": 2, "bool": 1, "int8": 1, "uint8": 1}
@@ -237,6 +239,44 @@ ORT_BEAM_STEP = GraphSpec(
     dialect="ort",
 )
 
+# The graphs of the dialect `ort-cuda`. Heads lie side by side, as projections leave them, so that nothing is transposed; but in
+# the caches of `decoder_step`, which GroupQueryAttention has head by head.
+_FLAT_CROSS = _pair("cross.{i}", ("batch", "src", "d_attention"), "cross-attention, heads side by side:")
+_FLAT_SLOTS = ("batch", "cache", "d_attention")
+
+CUDA_ENCODER = GraphSpec("encoder", (_SRC_IDS, _SRC_LEN), _FLAT_CROSS, dialect="ort-cuda")
+CUDA_DECODER_STEP = GraphSpec(
+    "decoder_step",
+    (
+        *ORT_DECODER_STEP.inputs[:2],
+        _SRC_LEN,
+        *_pair("past.{i}", _CACHE, "self-attention cache, zeroed at first:"),
+        *_FLAT_CROSS,
+    ),
+    DECODER_STEP.outputs,
+    dialect="ort-cuda",
+)
+"""One row a sentence: greedy search, and sampling of one output."""
+CUDA_BEAM_STEP = GraphSpec(
+    "beam_step",
+    (
+        *ORT_BEAM_STEP.inputs[:4],
+        _SRC_LEN,
+        *_pair("past.{i}", _FLAT_SLOTS, "self-attention cache of all hypotheses of a sentence, zeroed at first:"),
+        *_FLAT_CROSS,
+    ),
+    (
+        *DECODER_STEP.outputs[:3],
+        *_pair(
+            "present.{i}",
+            _FLAT_SLOTS,
+            "`past` with the new slots written (give it the same buffer):",
+            updates="past.{i}",
+        ),
+    ),
+    dialect="ort-cuda",
+)
+
 ATTENTION_ROLES: dict[Role, Role] = {
     "decoder_step": "decoder_step_attention",
     "beam_step": "beam_step_attention",
@@ -280,7 +320,7 @@ def graphs_of(
     """The graphs that a model of this config is exported to, with a tensor for every layer.
 
     `select_rows` has no attention, so it is the same in both standard dialects. The dialect `ort` is for decoding on a
-    CPU: in float32 and quantized, and not of classifiers.
+    CPU: in float32 and quantized, and not of classifiers. `ort-cuda` is for decoding on a GPU, and not of classifiers.
     """
     if dialect == "ort":
         wanted = not config.is_classifier and (precision == "float32" or precision in QUANTIZED)
@@ -289,7 +329,9 @@ def graphs_of(
     elif precision in QUANTIZED:
         roles = ()
     elif config.is_classifier:
-        roles = (ENCODER_CLASSIFIER,)
+        roles = () if dialect == "ort-cuda" else (ENCODER_CLASSIFIER,)
+    elif dialect == "ort-cuda":
+        roles = (CUDA_ENCODER, CUDA_DECODER_STEP, CUDA_BEAM_STEP)
     else:
         roles = (ENCODER, DECODER_STEP, *((SELECT_ROWS,) if dialect == "onnx24" else ()))
     return tuple(
@@ -299,11 +341,12 @@ def graphs_of(
 
 RUNTIME_DIALECTS: dict[str, tuple[Dialect, ...]] = {
     "ort-cpu": ("ort", "onnx24"),
-    "ort-cuda": ("onnx24-lengths",),
+    "ort-cuda": ("ort-cuda", "onnx24-lengths"),
     "tensorrt": ("onnx24",),
 }
 """The dialects that each runtime takes, the one that it is fastest with first. ONNX Runtime's CUDA provider prefers flash
-attention in half precision, which takes lengths and no mask; TensorRT ignores such lengths without a word."""
+attention in half precision, which takes lengths and no mask; TensorRT ignores such lengths without a word. Bundles of before
+have no `ort-cuda`."""
 
 
 def runtime_dialects(graphs: Iterable[GraphSpec]) -> dict[str, dict[str, Dialect]]:
@@ -338,6 +381,15 @@ def groups_queries(config: ModelConfig) -> bool:
     So it is with relative positions too: what they add differs from row to row, and the operator takes that for one row.
     """
     return config.head_dim % 8 == 0 and config.positions != "relative"
+
+
+LARGEST_GROUP_HEAD = 256
+"""Numbers of a head that GroupQueryAttention takes at most on CUDA."""
+
+
+def groups_queries_on_cuda(config: ModelConfig, precision: Precision) -> bool:
+    """Whether ONNX Runtime's CUDA provider has GroupQueryAttention for these heads; it has none in float32."""
+    return precision != "float32" and groups_queries(config) and config.head_dim <= LARGEST_GROUP_HEAD
 
 
 def precisions_of(given: str) -> tuple[Precision, ...]:
@@ -412,6 +464,7 @@ def shape(tensor: TensorSpec, config: ModelConfig) -> list[str | int]:
         "one": 1,
         "keys_values": 2 * config.n_decoder_layers,
         "layers": config.n_decoder_layers,
+        "d_attention": config.d_attention,
         "vocab": config.tgt_vocab_size,
         "d_model": config.d_model,
         "classes": config.n_classes,

@@ -23,6 +23,7 @@ from tfexport import contract
 from tfexport.bundle.reader import GENERATION_CONFIG, MANIFEST, TOKENIZER_FILES, Bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
+from tfexport.exporter.pipeline import with_stacked
 from tfexport.graph_checks.cases_portable import Model
 from tfexport.graph_checks.definition import projections_of
 from tfexport.graph_checks.rounding import EPS
@@ -82,8 +83,12 @@ def _half_mismatches(bundle: Bundle, model: Model, precision: Precision) -> Iter
     file = contract.weights_file(precision)
     tables = {name for name in wanted if name.endswith("positions.table") and model.config.positions in _COMPUTED}
     with safe_open(bundle.directory / file, "pt") as stored:
-        yield from _names(file, stored.keys(), wanted)
-        for name in sorted(stored.keys() & wanted.keys()):
+        names = set(stored.keys())
+        together = with_stacked(wanted, model.config, precision)
+        if names & (together.keys() - wanted.keys()):  # bundles of before have these weights apart
+            wanted = together
+        yield from _names(file, names, wanted)
+        for name in sorted(names & wanted.keys()):
             tensor = stored.get_tensor(name)
             if name not in tables:
                 yield from _difference(file, name, tensor, wanted[name])
