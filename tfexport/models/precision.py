@@ -6,12 +6,25 @@ import copy
 from collections.abc import Collection
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tfexport.contract import Precision
 from tfexport.errors import TfexportError
 from tfexport.models.classifier import EncoderClassifier
 from tfexport.models.transformer import Transformer
+
+
+TF32_BITS = 13
+"""Fraction bits that float32 has more than TF32, the numbers that tensor cores multiply in the place of float32's."""
+
+
+def to_tf32(tensor: Tensor) -> Tensor:
+    """A float32 tensor with each number rounded to the nearest of TF32, to the even one of two as near. A tensor core takes such
+    numbers as they are, whether it rounds or cuts off what it does not take."""
+    bits = tensor.contiguous().view(torch.int32)
+    odd = (bits >> TF32_BITS) & 1
+    rounded = ((bits + (1 << (TF32_BITS - 1)) - 1 + odd) >> TF32_BITS) << TF32_BITS
+    return torch.where(tensor.isfinite(), rounded.view(torch.float32), tensor)
 
 
 def in_precision(

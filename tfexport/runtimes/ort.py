@@ -35,6 +35,10 @@ calling thread, so every new thread would record again, and nothing of it is fre
 CACHE_BLOCK = 16
 """Slots by which a cache on the CPU grows. Little, because the kernels read the whole cache, also empty slots."""
 
+WITHOUT_XQA = ("ORT_ENABLE_XQA", "0")
+"""A variable of ONNX Runtime's, read when a session is created. Its XQA kernel for the attention of one token comes with three
+launches more than flash decoding has (counted by `make cuda-dry`), and was not timed."""
+
 CUDA_BATCH = tuple(2**power for power in range(15))
 CUDA_LENGTH = 64
 """The shortest source and cache on a GPU. The others are 2, 4, 8, ... times as long."""
@@ -47,7 +51,10 @@ DISABLED_OPTIMIZERS = ["SkipLayerNormFusion"]
 """Fusions of ONNX Runtime that are slower on its CPU provider: on 128 rows of 256 numbers its SkipLayerNormalization takes
 115 microseconds, Add and LayerNormalization 15 together."""
 
-ELEMENT_TYPES: dict[str, Any] = {"int64": np.int64, "float32": np.float32, "float16": np.float16, "bfloat16": 16}
+ELEMENT_TYPES: dict[str, Any] = {
+    **{name: np.dtype(name).type for name in ("bool", "int32", "int64", "float64", "float32", "float16")},
+    "bfloat16": 16,
+}
 """The types for ONNX Runtime's bindings: NumPy's, or ONNX's number where NumPy has none."""
 
 
@@ -87,9 +94,10 @@ def ort_cuda(bundle: Bundle, *, precision: Precision = "float32", threads: int |
     from tfexport.runtimes.cuda import CudaDevice, load_libraries
 
     load_libraries()
+    os.environ.setdefault(*WITHOUT_XQA)
     _recorder()  # raises if the environment asks for what does not exist
-    dialect = bundle.dialect("ort-cuda", precision)
-    graphs = OrtGraphs(bundle, precision, CudaDevice(), dialect, cuda_buckets(bundle, precision), threads=threads)
+    # This loop gives each row a cache, as the standard graphs have it.
+    graphs = OrtGraphs(bundle, precision, CudaDevice(), "onnx24-lengths", cuda_buckets(bundle, precision), threads=threads)
     return LoopRuntime("ort-cuda", bundle.config, graphs)
 
 
@@ -348,6 +356,8 @@ def _session(
             "use_tf32": "0",  # the default rounds float32 factors to 10 bits
             # Flash and memory-efficient attention. By default cuDNN builds a plan for each shape of fp16 and bf16.
             "sdpa_kernel": "3",
+            # Mean and variance in float32, also in versions whose SkipLayerNormalization can take them in half precision.
+            "enable_skip_layer_norm_strict_mode": "1",
         }
         providers = [(CUDA, settings), CPU]
     slower = DISABLED_OPTIMIZERS if device.name == "cpu" else []
