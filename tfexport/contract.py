@@ -2,8 +2,8 @@
 
 Axes: `batch` source sentences, `src` source ids, `rows` = batch * beam hypotheses (row = b * beam + k), `cache` slots of
 the self-attention cache; `blocks` tensors of one cache that lie one after the other, `width` numbers of one row of one of
-them; `candidates` words of a shortlist, `banned` words that may not come; `heads`, `head_dim`, `d_attention` (all heads side by
-side), `d_model`, `best`, `vocab`, `layers`, `keys_values` (2 a decoder layer) and `classes` are fixed by the model.
+them; `candidates` words of a shortlist, `banned` words that may not come; `heads`, `head_dim`, `d_attention` (all heads side
+by side), `d_model`, `best`, `vocab`, `layers`, `keys_values` (2 a decoder layer) and `classes` are fixed by the model.
 """
 
 from __future__ import annotations
@@ -239,8 +239,8 @@ ORT_BEAM_STEP = GraphSpec(
     dialect="ort",
 )
 
-# The graphs of the dialect `ort-cuda`. Heads lie side by side, as projections leave them, so that nothing is transposed; but in
-# the caches of `decoder_step`, which GroupQueryAttention has head by head.
+# The graphs of the dialect `ort-cuda`. Heads lie side by side, as projections leave them: nothing is transposed. Only
+# GroupQueryAttention has them one after the other, in the caches of `decoder_step`.
 _FLAT_CROSS = _pair("cross.{i}", ("batch", "src", "d_attention"), "cross-attention, heads side by side:")
 _FLAT_SLOTS = ("batch", "cache", "d_attention")
 

@@ -13,8 +13,9 @@ from tfexport import contract
 from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import Dialect, GraphSpec, Role
+from tfexport.runtimes.cuda_provider import WITHOUT_XQA
 from tfexport.runtimes.device import Device, DeviceTensor
-from tfexport.runtimes.ort import WITHOUT_XQA, OrtExecutable
+from tfexport.runtimes.ort import OrtExecutable
 
 SLOTS, SOURCE, BEAM = 64, 64, 4
 DIALECTS: tuple[Dialect, ...] = ("onnx24-lengths", "ort-cuda")

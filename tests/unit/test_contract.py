@@ -50,7 +50,11 @@ def test_files_of_the_graphs_of_a_precision_and_dialect(precision: Any, dialect:
     ("precision", "dialect"),
     [
         *(("float16", "ort"), ("bfloat16", "ort")),
-        *((precision, dialect) for precision in ("int8", "int4") for dialect in ("onnx24", "onnx24-lengths", "ort-cuda")),
+        *(
+            (precision, dialect)
+            for precision in ("int8", "int4")
+            for dialect in ("onnx24", "onnx24-lengths", "ort-cuda")
+        ),
     ],
 )
 def test_the_dialect_ort_is_the_only_one_of_quantized_graphs_and_has_no_half_precision(
@@ -130,7 +134,10 @@ def test_layers_are_written_out_key_before_value() -> None:
     assert past == ["past.0.key", "past.0.value", "past.1.key", "past.1.value"]
     assert names == ["tokens", "position", "src_len", *past, *cross]
     assert [tensor.name for tensor in step.outputs][-4:] == contract.cache_names(CONFIG, "present")
-    for role in (*contract.graphs_of(CONFIG, "int4", "ort")[1:], *contract.graphs_of(CONFIG, "float16", "ort-cuda")[1:]):
+    for role in (
+        *contract.graphs_of(CONFIG, "int4", "ort")[1:],
+        *contract.graphs_of(CONFIG, "float16", "ort-cuda")[1:],
+    ):
         names = [tensor.name for tensor in role.inputs]
         assert names[-8:] == [*past, *cross]
         assert [tensor.name for tensor in role.outputs][-4:] == contract.cache_names(CONFIG, "present")
@@ -165,7 +172,9 @@ def test_only_half_precision_graphs_with_logits_have_islands() -> None:
     ],
     ids=str,
 )
-def test_which_heads_group_query_attention_takes_on_cuda(changes: dict[str, Any], precision: Any, grouped: bool) -> None:
+def test_which_heads_group_query_attention_takes_on_cuda(
+    changes: dict[str, Any], precision: Any, grouped: bool
+) -> None:
     assert contract.groups_queries_on_cuda(CONFIG.replace(**changes), precision) == grouped
 
 

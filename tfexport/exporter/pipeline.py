@@ -303,8 +303,8 @@ def write_weights(model: Model, precision: contract.Precision, folder: Path) -> 
 def with_stacked(
     tensors: Mapping[str, torch.Tensor], config: ModelConfig, precision: contract.Precision
 ) -> dict[str, torch.Tensor]:
-    """`tensors` as a weights file has them: in half precision with the query, key and value of a decoder's self-attention as one
-    (`graphs/stored_weights.py`)."""
+    """`tensors` as a weights file has them: in half precision with the query, key and value of a decoder's self-attention as
+    one (`graphs/stored_weights.py`)."""
     found = dict(tensors)
     if precision in ("float16", "bfloat16") and not config.is_classifier:
         for projection in decoder_projections(config):

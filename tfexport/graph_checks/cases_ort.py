@@ -20,7 +20,8 @@ from tfexport.shortlist_contract import LISTED
 
 
 def case(model: Transformer, graph: contract.GraphSpec, sizes: Mapping[str, int], random: np.random.Generator) -> Case:
-    """A random case of a graph, its floats in float32. `sizes` has batch, beam, src, cache and count, and is shrunk to the model's lengths."""
+    """A random case of a graph, its floats in float32. `sizes` has batch, beam, src, cache and count, and is shrunk to the
+    model's lengths."""
     config = model.config
     sizes = {**sizes, "src": min(sizes["src"], config.max_source_length)}
     if graph.role == "encoder":

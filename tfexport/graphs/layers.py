@@ -92,7 +92,7 @@ def target_position_bias(emitter: Emitter, distance: Value) -> Value:
 
 
 def slot_position_bias(emitter: Emitter) -> Value:
-    """The relative position bias of the slots of a cache that the hypotheses of a sentence share: [batch, heads, beam, cache].
+    """The relative position bias of the slots of a cache that hypotheses share: [batch, heads, beam, cache].
 
     The slots of a hypothesis are in the order of its tokens. So the number of its slots in `mask` up to a slot is the place
     of that slot's token, from 1 to `position` + 1.

@@ -1,4 +1,4 @@
-"""The graphs of the dialect `ort-cuda`, emitted from the config in the form that takes ONNX Runtime's CUDA provider few launches.
+"""The graphs of the dialect `ort-cuda`, emitted from the config with few launches on ONNX Runtime's CUDA provider.
 
 They compute what `models.transformer` computes. What differs from the standard graphs:
 
@@ -10,8 +10,8 @@ They compute what `models.transformer` computes. What differs from the standard 
     beams        the hypotheses of a sentence are queries to one cache that only grows; a mask has the past of each
     best tokens  TopK of the logits; their log-probabilities from LogSoftmax
 
-The CPU provider has all of these operators too, so that a graph is checked there. Where an operator does not take a model or a
-precision, the standard form takes its place. So it does around modules that a budget keeps in float32.
+The CPU provider has all of these operators too, so that a graph is checked there. Where an operator does not take a model or
+a precision, the standard form takes its place. So it does around modules that a budget keeps in float32.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tfexport.graphs.stored_weights import StoredWeights
 
 
 def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, keep: Collection[str] = ()) -> ir.Model:
-    """A graph of the dialect `ort-cuda` over the weights in `stored`; in half precision, the modules `keep` are in float32."""
+    """A graph of the dialect `ort-cuda` over the weights in `stored`; of half precision, the modules `keep` are float32."""
     mixed = MixedPrecision(graph, StoredWeights(stored.folder / contract.WEIGHTS_FILE), keep) if keep else None
     emitter = Emitter(graph, config, stored, _projections(graph, config), _linear, mixed)
     _EMIT[graph.role](emitter)
@@ -70,9 +70,7 @@ def _encoder(emitter: Emitter) -> None:
 
     def self_attention(path: str, inner: Value) -> Value:
         path = f"{path}.self_attention"
-        query, key, value = (
-            _reshaped(emitter, path, emitter.project(f"{path}.{part}", inner), grid) for part in PARTS
-        )
+        query, key, value = (_reshaped(emitter, path, emitter.project(f"{path}.{part}", inner), grid) for part in PARTS)
         mixed = _attention(emitter, path, query, key, value, mask=bias, length=emitter.inputs["src_len"])
         return emitter.project(f"{path}.output", mixed)
 
@@ -207,9 +205,9 @@ def _cache_position_bias(emitter: Emitter, position: Value) -> Value:
 def _beam_attention(emitter: Emitter) -> OwnAttention:
     """The hypotheses of a sentence share one cache; `mask` has the slots of each hypothesis' past.
 
-    query_key_value [batch, beam, 3 * d_attention] ── Split ── query ────────────────────────> Attention [batch, beam, ..]
-                                                   ── key, value ── TensorScatter at `slot` ──> keys, values [batch, cache, ..]
-    mask ── Where(mask, 0 or bias, masked), once a step ──────────────────────────────────────> mask [batch, 1, beam, cache]
+    query, key, value ── Split ── query ─────────────────────────────> Attention [batch, beam, d_attention]
+                              ── key, value ── TensorScatter at `slot` ──> keys, values [batch, cache, d_attention]
+    mask ── Where(mask, 0 or bias, masked), once a step ───────────────> mask [batch, 1, beam, cache]
     """
     config, inputs = emitter.config, emitter.inputs
     mask = _slot_mask(emitter)

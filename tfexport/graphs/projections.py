@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from tfexport.config import ModelConfig
 
-
 STACKED, PARTS = "query_key_value", ("query", "key", "value")
 """The name of the projection that is query, key and value together, and theirs."""
 

@@ -595,7 +595,7 @@ CUDA: list[tuple[str, str, Change, str]] = [
     # The bias of a projection is added where its sum is taken, which is before the next norm.
     ("bias lost", "decoder_step.ort-cuda", no_bias(f"{OWN}.output.bias"), f"{D1}.norms.1/"),
     ("bias lost", "beam_step.ort-cuda", scaled_together(f"{OWN}", "bias", 0), f"{OWN}.query_key_value/"),
-    ("bias of another", "beam_step.ort-cuda", other_bias(f"{D1}.norms.1", f"{D0}.self_attention.output.bias"), f"{D1}.norms.1/"),
+    ("bias of another", "beam_step.ort-cuda", other_bias(f"{D1}.norms.1", f"{D0}.norms.0.bias"), f"{D1}.norms.1/"),
     ("residual lost", "decoder_step.ort-cuda", no_residual_of_skip(f"{D1}.norms.2"), f"{D1}.norms.2/"),
     ("embedding scale", "decoder_step.ort-cuda", no_scale("decoder.tokens"), "decoder.tokens/"),
     ("attention scale", "decoder_step.ort-cuda", other_scale(f"{D1}.cross_attention"), f"{D1}.cross_attention/"),

@@ -1,4 +1,4 @@
-"""The graphs of the dialect `ort-cuda`: the operators that they have, and searches over them with caches written in place."""
+"""The graphs of the dialect `ort-cuda`: the operators that they have, and steps over caches that they write in place."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class Steps:
     """A step graph on ONNX Runtime's CPU provider, with caches that it writes in place."""
 
     def __init__(self, folder: Path, graphs: Emitted, role: contract.Role, config: ModelConfig):
-        self.spec, graph = graphs[role]
+        self.spec, _ = graphs[role]
         self._session = session_of(folder / self.spec.file, folder)
         self._encoder = session_of(folder / graphs["encoder"][0].file, folder)
         self._config = config
@@ -202,7 +202,9 @@ def require_best(found: dict[str, NDArray[Any]]) -> None:
     assert np.abs(np.take_along_axis(log_probs, found["best.ids"], axis=1) - wanted).max() < 1e-5
 
 
-@pytest.mark.parametrize("changes", [{}, {"d_model": 36, "norm": "rms", "positions": "relative", "max_distance": 3}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"d_model": 36, "norm": "rms", "positions": "relative", "max_distance": 3}], ids=str
+)
 def test_greedy_steps_in_place_are_the_forward_without_a_cache(
     tmp_path: Path, precision: Precision, changes: dict[str, Any]
 ) -> None:
@@ -225,7 +227,9 @@ def test_greedy_steps_in_place_are_the_forward_without_a_cache(
         position = np.clip(turn + 1 - np.array([0, 2, 0]), 0, STEPS - 1).astype(np.int32)
 
 
-@pytest.mark.parametrize("changes", [{}, {"d_model": 36, "norm": "rms", "positions": "relative", "max_distance": 3}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"d_model": 36, "norm": "rms", "positions": "relative", "max_distance": 3}], ids=str
+)
 def test_beam_steps_in_place_follow_the_ancestors_of_each_hypothesis(
     tmp_path: Path, precision: Precision, changes: dict[str, Any]
 ) -> None:
