@@ -9,7 +9,8 @@ The states before the projection are in half precision in any case. Compared are
     half     weights in half precision and logits rounded to it, as MatMul of ONNX in half precision gives them
 
 with PyTorch in float32: along its greedy outputs the share of steps with its best token, the mean KL divergence of a
-step and the steps whose best logit is not the only one; and of searches the number of sentences with its tokens.
+step and the steps whose best logit is not the only one (by PyTorch in half precision); and of searches the number of
+sentences with its tokens (by the graphs, rounded after each node).
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from benchmarks.converters import canonical_model
 from tfexport.bundle.reader import MANIFEST, Bundle, file_sha256, open_bundle
 from tfexport.contract import FLOATS, Precision, weights_file
 from tfexport.decoding.line_reader import Reader
 from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.decoding.token_rules import log_softmax
-from tfexport.models.precision import to_tf32
+from tfexport.models.precision import in_precision, to_tf32
 from tfexport.runtimes.base import BaseRuntime, Best, FloatArray, IntArray, best_from_logits
 from tfexport.runtimes.ort import ort_cpu_portable
 from tfexport.runtimes.pytorch import TorchRuntime
 
 BATCH = 50
-OUTPUT = ("output_weight", "output_bias")
 WEIGHTS: dict[str, Callable[[Tensor, torch.dtype], Tensor]] = {
     "float32": lambda weight, half: weight,
     "tf32": lambda weight, half: to_tf32(weight),
@@ -103,38 +104,47 @@ def _batches(sources: Sequence[Any]) -> Iterator[Sequence[Any]]:
         yield sources[start : start + BATCH]
 
 
-def along(runtime: Any, sources: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> Iterator[FloatArray]:
-    """The logits [tokens, vocab] of each sentence along an output."""
-    config = runtime.config
+Logits = list[FloatArray]
+"""Of each sentence, [tokens, vocab]."""
+
+
+def forced(bundle: Bundle, sources: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> dict[str, Logits]:
+    """The logits along outputs, by precision and variant, by PyTorch: which rounds after each operator too."""
+    model = canonical_model(bundle)
+    weight, bias = model.output_matrix().detach(), model.output_bias
+    found: dict[str, Logits] = {}
+    for short, precision in FLOATS.items():
+        half, states = getattr(torch, precision), list(_states(in_precision(model, precision), sources, outputs))
+        for kind, of_kind in WEIGHTS.items() if precision != "float32" else [("float32", WEIGHTS["float32"])]:
+            logits = [state.float() @ of_kind(weight, half).T + (0 if bias is None else bias) for state in states]
+            if kind == "half":
+                logits = [tensor.to(half).float() for tensor in logits]
+            found[f"{short} {kind}"] = [tensor.detach().numpy() for tensor in logits]
+    return found
+
+
+def _states(model: Any, sources: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> Iterator[Tensor]:
+    """The states [tokens, d_model] before the output projection, along the output of each sentence."""
+    seen: list[Tensor] = []
+    handle = model.decoder.norm.register_forward_hook(lambda module, inputs, states: seen.append(states))
     for some, theirs in zip(_batches(sources), _batches(outputs), strict=True):
-        inputs = [[config.bos_id, *ids[:-1]] for ids in theirs]
-        state, rows = runtime.encode(*pad(some, config.pad_id)), []
-        for place in range(max(map(len, inputs))):
-            tokens = np.array([ids[min(place, len(ids) - 1)] for ids in inputs])
-            logits, state = runtime.step(state, tokens)
-            rows.append(logits)
-        for index, ids in enumerate(inputs):
-            yield np.stack([logits[index] for logits in rows[: len(ids)]])
+        inputs = [[model.config.bos_id, *ids[:-1]] for ids in theirs]
+        (src_ids, src_len), (tgt_ids, tgt_len) = pad(some, model.config.pad_id), pad(inputs, model.config.pad_id)
+        with torch.inference_mode():
+            model(*(torch.from_numpy(array) for array in (src_ids, src_len, tgt_ids)))
+        yield from (row[:length] for row, length in zip(seen.pop(), tgt_len, strict=True))
+    handle.remove()
 
 
-def compare(
-    runtime: Any,
-    sources: Sequence[Sequence[int]],
-    wanted: dict[int, list[tuple[int, ...]]],
-    reference: Sequence[FloatArray],
-) -> dict[str, Any]:
+def distances(found: Logits, exact: Logits) -> dict[str, float]:
     same, ties, steps, divergence = 0, 0, 0, 0.0
-    for found, exact in zip(along(runtime, sources, wanted[1]), reference, strict=True):
-        ours, theirs = log_softmax(found), log_softmax(exact)
-        same += int((found.argmax(-1) == exact.argmax(-1)).sum())
-        ties += int(((found == found.max(-1, keepdims=True)).sum(-1) > 1).sum())
-        steps += len(exact)
+    for one, other in zip(found, exact, strict=True):
+        ours, theirs = log_softmax(one), log_softmax(other)
+        same += int((one.argmax(-1) == other.argmax(-1)).sum())
+        ties += int(((one == one.max(-1, keepdims=True)).sum(-1) > 1).sum())
+        steps += len(other)
         divergence += float((np.exp(theirs) * (theirs - ours)).sum())
-    row = {"steps": steps, "best_token": same / steps, "ties": ties, "kl": divergence / steps}
-    for beam, outputs in wanted.items():
-        ours = decoded(runtime, sources, beam)
-        row[f"same_sentences_beam_{beam}"] = sum(one == other for one, other in zip(ours, outputs, strict=True))
-    return row
+    return {"steps": steps, "best_token": same / steps, "ties": ties, "kl": divergence / steps}
 
 
 def main() -> None:
@@ -142,7 +152,7 @@ def main() -> None:
     parser.add_argument("bundle", type=Path, help="in fp32, fp16 and bf16")
     parser.add_argument("text", type=Path)
     parser.add_argument("--lines", type=int, default=1000)
-    parser.add_argument("--beams", default="1,4")
+    parser.add_argument("--beams", default="1")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file")
     options = parser.parse_args()
     bundle = open_bundle(options.bundle)
@@ -152,14 +162,20 @@ def main() -> None:
     torch_runtime = TorchRuntime.from_bundle(bundle)
     beams = [int(beam) for beam in options.beams.split(",")]
     wanted = {beam: decoded(torch_runtime, sources, beam) for beam in {1, *beams}}
-    reference = list(along(torch_runtime, sources, wanted[1]))
-    rows = []
+    logits = forced(bundle, sources, wanted[1])
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for short, precision in FLOATS.items():
             for kind in WEIGHTS if precision != "float32" else ():
-                row = compare(variant(bundle, precision, kind, Path(folder)), sources, wanted, reference)
-                rows.append({"precision": short, "projection": kind, "sentences": len(sources), **row})
-                print(rows[-1], file=sys.stderr)
+                row = {"precision": short, "projection": kind, "sentences": len(sources)}
+                row |= distances(logits[f"{short} {kind}"], logits["fp32 float32"])
+                print(row, file=sys.stderr, flush=True)
+                runtime = variant(bundle, precision, kind, Path(folder))
+                for beam, outputs in wanted.items():
+                    ours = decoded(runtime, sources, beam)
+                    row[f"same_beam_{beam}"] = sum(one == other for one, other in zip(ours, outputs, strict=True))
+                rows.append(row)
+                print(row, file=sys.stderr, flush=True)
     options.out.write_text(json.dumps({"text": options.text.name, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 

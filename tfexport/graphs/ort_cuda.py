@@ -87,21 +87,21 @@ def _encoder(emitter: Emitter) -> None:
 def _step(emitter: Emitter) -> None:
     """One token of each row to logits, best tokens and the cache. States are [rows, d_model]."""
     config, inputs = emitter.config, emitter.inputs
-    tokens = inputs["tokens"]
-    if emitter.graph.step == "beam_step":
-        grid = _shape(emitter, emitter.shape_of(tokens), -1)  # [batch, beam, all of a row]
-        own_attention = _beam_attention(emitter)
-    else:
-        grid = emitter.sizes(-1, 1, config.d_attention)
-        own_attention = _greedy_attention(emitter)
+    grouped = contract.groups_queries_on_cuda(config, emitter.graph.precision)
 
     def self_attention(path: str, inner: Value) -> Value:
         path = f"{path}.self_attention"
-        return emitter.project(f"{path}.output", own_attention(path, inner, grid))
+        if emitter.graph.step == "beam_step":
+            mixed = _beam_attention(emitter, path, inner)
+        elif grouped and not emitter.keeps(path):
+            mixed = _grouped_attention(emitter, path, inner)
+        else:
+            mixed = _standard_attention(emitter, path, inner)
+        return emitter.project(f"{path}.output", mixed)
 
     def cross_attention(path: str, inner: Value) -> Value:
         layer, path = path.rpartition(".")[2], f"{path}.cross_attention"
-        query = _reshaped(emitter, path, emitter.project(f"{path}.query", inner), grid)
+        query = _reshaped(emitter, path, emitter.project(f"{path}.query", inner), _rows_by_sentence(emitter))
         key, value = (inputs[f"cross.{layer}.{part}"] for part in ("key", "value"))
         mixed = _attention(emitter, path, query, key, value, length=inputs["src_len"])
         return emitter.project(f"{path}.output", mixed)
@@ -115,83 +115,64 @@ def _step(emitter: Emitter) -> None:
     _best_tokens(emitter, logits)
 
 
-OwnAttention = Callable[[str, Value, Value], Value]
-"""Emits the self-attention at a path: from its states [rows, d_model] and a shape [.., one or all of a row's numbers] to
-[rows, d_attention], without the output projection."""
+def _rows_by_sentence(emitter: Emitter) -> Value:
+    """The shape [batch, hypotheses, all numbers of a row]."""
+    if emitter.graph.step == "beam_step":
+        return _shape(emitter, emitter.shape_of(emitter.inputs["tokens"]), -1)
+    return emitter.sizes(-1, 1, emitter.config.d_attention)
 
 
-def _greedy_attention(emitter: Emitter) -> OwnAttention:
-    """Each row has a cache of its own, of which `position` slots are filled."""
-    config, position = emitter.config, emitter.inputs["position"]
-    total = _cache_length(emitter)
-    grouped = contract.groups_queries_on_cuda(config, emitter.graph.precision)
+def _grouped_attention(emitter: Emitter, path: str, inner: Value) -> Value:
+    """Self-attention of the states [rows, d_model] to the caches of the rows, of which `position` slots are filled.
 
-    def grouped_attention(path: str, inner: Value, grid: Value) -> Value:
-        layer = path.split(".")[2]
-        if emitter.keeps(*(f"{path}.{part}" for part in PARTS)):
-            query, key, value = (_row(emitter, path, emitter.project(f"{path}.{part}", inner)) for part in PARTS)
-        else:
-            query, key, value = _row(emitter, path, emitter.project(f"{path}.{STACKED}", inner)), None, None
-        with emitter.module(path):
-            mixed, *_ = emitter.contrib(
-                "GroupQueryAttention",
-                *(query, key, value, emitter.inputs[f"past.{layer}.key"], emitter.inputs[f"past.{layer}.value"]),
-                *(position, total),
-                outputs=("", f"present.{layer}.key", f"present.{layer}.value"),
-                attributes={"num_heads": config.n_heads, "kv_num_heads": config.n_heads},
-            )
-            return emitter.reshape(mixed, -1, config.d_attention)
+        query, key, value [rows, 1, 3 * d_attention] > GroupQueryAttention > [rows, 1, d_attention]
+        past [rows, heads, cache, head_dim] ──────────>                     ──> present, the same buffer, one slot more
 
-    standard = _standard_greedy_attention(emitter)
-
-    def attention(path: str, inner: Value, grid: Value) -> Value:
-        emit_attention = grouped_attention if grouped and not emitter.keeps(path) else standard
-        return emit_attention(path, inner, grid)
-
-    return attention
-
-
-def _row(emitter: Emitter, path: str, states: Value) -> Value:
-    """[rows, n] to [rows, 1, n]."""
+    There are as many key heads as query heads: the operator is used because it updates the cache in place and reads no empty
+    slot. It takes the length of the cache for that of the longest row: a shape, which the host knows.
+    """
+    config, inputs, layer = emitter.config, emitter.inputs, path.split(".")[2]
+    apart = emitter.keeps(*(f"{path}.{part}" for part in PARTS))
+    projected = [emitter.project(f"{path}.{part}", inner) for part in (PARTS if apart else [STACKED])]
     with emitter.module(path):
-        return emitter.node("Unsqueeze", states, emitter.sizes(1))
+        rows: list[Value | None] = [emitter.node("Unsqueeze", part, emitter.sizes(1)) for part in projected]
+        length = emitter.shape_of(inputs["past.0.key"], 2, 3)
+        total = emitter.shape_node("Cast", length, attributes={"to": int(ir.DataType.INT32)})
+        mixed, *_ = emitter.contrib(
+            "GroupQueryAttention",
+            *(rows if apart else [*rows, None, None]),
+            *(inputs[f"past.{layer}.key"], inputs[f"past.{layer}.value"], inputs["position"], total),
+            outputs=("", f"present.{layer}.key", f"present.{layer}.value"),
+            attributes={"num_heads": config.n_heads, "kv_num_heads": config.n_heads},
+        )
+        return emitter.reshape(mixed, -1, config.d_attention)
 
 
-def _cache_length(emitter: Emitter) -> Value:
-    """The slots of a cache, int32 [1]: as many as any row can have filled. It is a shape, which the host knows."""
-    length = emitter.shape_of(emitter.inputs["past.0.key"], 2, 3)
-    return emitter.shape_node("Cast", length, attributes={"to": int(ir.DataType.INT32)})
+def _standard_attention(emitter: Emitter, path: str, inner: Value) -> Value:
+    """`_grouped_attention` in standard operators."""
+    config, inputs, layer = emitter.config, emitter.inputs, path.split(".")[2]
+    with emitter.module("decoder"):
+        position = emitter.node("Cast", inputs["position"], attributes={"to": int(ir.DataType.INT64)})
+        filled = emitter.node("Add", position, emitter.constant(1, np.int64))
+    bias = _cache_position_bias(emitter, position) if config.positions == "relative" else None
+    states = _query_key_value(emitter, path, inner)
+    with emitter.module(path):
+        query, *new = (emitter.reshape(part, -1, config.n_heads, 1, config.head_dim) for part in states)
+        key, value = (
+            _written(emitter, f"{layer}.{part}", slot, position, axis=-2)
+            for part, slot in zip(("key", "value"), new, strict=True)
+        )
+        valid = (bias, None, None, filled)
+        scale = {"scale": config.head_dim**-0.5}
+        mixed = emitter.node("Attention", query, key, value, *valid, attributes=scale)
+        return emitter.reshape(mixed, -1, config.d_attention)
 
 
-def _standard_greedy_attention(emitter: Emitter) -> OwnAttention:
-    """`_greedy_attention` in standard operators."""
-    config, inputs = emitter.config, emitter.inputs
-
-    def attention(path: str, inner: Value, grid: Value) -> Value:
-        layer = path.split(".")[2]
-        with emitter.module("decoder"):
-            position = emitter.node("Cast", inputs["position"], attributes={"to": int(ir.DataType.INT64)})
-            filled = emitter.node("Add", position, emitter.constant(1, np.int64))
-        bias = _cache_position_bias(emitter, position) if config.positions == "relative" else None
-        states = _query_key_value(emitter, path, inner)
-        with emitter.module(path):
-            query, *new = (emitter.reshape(part, -1, config.n_heads, 1, config.head_dim) for part in states)
-            key, value = (
-                emitter.node(
-                    "TensorScatter",
-                    *(inputs[f"past.{layer}.{part}"], slot, position),
-                    attributes={"axis": -2, "mode": "linear"},
-                    output=f"present.{layer}.{part}",
-                    floats="stored",
-                )
-                for part, slot in zip(("key", "value"), new, strict=True)
-            )
-            valid = (bias, None, None, filled)
-            scale = {"scale": config.head_dim**-0.5}
-            mixed = emitter.node("Attention", query, key, value, *valid, attributes=scale)
-            return emitter.reshape(mixed, -1, config.d_attention)
-
-    return attention
+def _written(emitter: Emitter, name: str, slots: Value, place: Value, *, axis: int) -> Value:
+    """The cache `name` with `slots` written from `place` on, in place where past and present share a buffer."""
+    attributes = {"axis": axis, "mode": "linear"}
+    cache = (emitter.inputs[f"past.{name}"], slots, place)
+    return emitter.node("TensorScatter", *cache, attributes=attributes, output=f"present.{name}", floats="stored")
 
 
 def _cache_position_bias(emitter: Emitter, position: Value) -> Value:
@@ -202,34 +183,21 @@ def _cache_position_bias(emitter: Emitter, position: Value) -> Value:
         return layers.target_position_bias(emitter, emitter.node("Sub", queries, places))
 
 
-def _beam_attention(emitter: Emitter) -> OwnAttention:
+def _beam_attention(emitter: Emitter, path: str, inner: Value) -> Value:
     """The hypotheses of a sentence share one cache; `mask` has the slots of each hypothesis' past.
 
     query, key, value ── Split ── query ─────────────────────────────> Attention [batch, beam, d_attention]
                               ── key, value ── TensorScatter at `slot` ──> keys, values [batch, cache, d_attention]
     mask ── Where(mask, 0 or bias, masked), once a step ───────────────> mask [batch, 1, beam, cache]
     """
-    config, inputs = emitter.config, emitter.inputs
-    mask = _slot_mask(emitter)
-
-    def attention(path: str, inner: Value, grid: Value) -> Value:
-        layer = path.split(".")[2]
-        query, *new = (_reshaped(emitter, path, part, grid) for part in _query_key_value(emitter, path, inner))
-        with emitter.module(path):
-            key, value = (
-                emitter.node(
-                    "TensorScatter",
-                    *(inputs[f"past.{layer}.{part}"], slots, inputs["slot"]),
-                    attributes={"axis": 1, "mode": "linear"},
-                    output=f"present.{layer}.{part}",
-                    floats="stored",
-                )
-                for part, slots in zip(("key", "value"), new, strict=True)
-            )
-        return _attention(emitter, path, query, key, value, mask=mask)
-
-    assert config.n_decoder_layers > 0
-    return attention
+    layer, grid = path.split(".")[2], _rows_by_sentence(emitter)
+    query, *new = (_reshaped(emitter, path, part, grid) for part in _query_key_value(emitter, path, inner))
+    with emitter.module(path):
+        key, value = (
+            _written(emitter, f"{layer}.{part}", slots, emitter.inputs["slot"], axis=1)
+            for part, slots in zip(("key", "value"), new, strict=True)
+        )
+    return _attention(emitter, path, query, key, value, mask=_slot_mask(emitter))
 
 
 def _slot_mask(emitter: Emitter) -> Value:
