@@ -8,8 +8,8 @@ The states before the projection are in half precision in any case. Compared are
     tf32     weights of 10 fraction bits: a tensor core multiplies such numbers exactly, and adds in float32
     half     weights in half precision and logits rounded to it, as MatMul of ONNX in half precision gives them
 
-with PyTorch in float32: along its greedy outputs the share of steps with its best token, the mean KL divergence of a
-step and the steps whose best logit is not the only one (by PyTorch in half precision); and of searches the number of
+with PyTorch in float32: along its greedy outputs the share of steps with its best token, the mean KL divergence of a step and
+the steps whose best logit is not the only one (by PyTorch, rounded after each function); and of searches the number of
 sentences with its tokens (by the graphs, rounded after each node).
 """
 
@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from benchmarks.converters import canonical_model
 from tfexport.bundle.reader import MANIFEST, Bundle, file_sha256, open_bundle
@@ -104,17 +105,34 @@ def _batches(sources: Sequence[Any]) -> Iterator[Sequence[Any]]:
         yield sources[start : start + BATCH]
 
 
+class Rounded(TorchFunctionMode):
+    """Within it, what a function of PyTorch computes in float32 is rounded to half precision, and stays in float32.
+
+    PyTorch's own products in half precision are slow on most CPUs.
+    """
+
+    def __init__(self, half: torch.dtype):
+        self._half = half
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        is_float = isinstance(found, Tensor) and found.dtype == torch.float32
+        return found.to(self._half).float() if is_float else found
+
+
 Logits = list[FloatArray]
 """Of each sentence, [tokens, vocab]."""
 
 
 def forced(bundle: Bundle, sources: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> dict[str, Logits]:
-    """The logits along outputs, by precision and variant, by PyTorch: which rounds after each operator too."""
+    """The logits along outputs, by precision and variant, by PyTorch in float32 with each result rounded."""
     model = canonical_model(bundle)
     weight, bias = model.output_matrix().detach(), model.output_bias
     found: dict[str, Logits] = {}
     for short, precision in FLOATS.items():
-        half, states = getattr(torch, precision), list(_states(in_precision(model, precision), sources, outputs))
+        half = getattr(torch, precision)
+        with Rounded(half):
+            states = list(_states(in_precision(model, precision).float(), sources, outputs))
         for kind, of_kind in WEIGHTS.items() if precision != "float32" else [("float32", WEIGHTS["float32"])]:
             logits = [state.float() @ of_kind(weight, half).T + (0 if bias is None else bias) for state in states]
             if kind == "half":

@@ -104,8 +104,9 @@ def _half_mismatches(bundle: Bundle, model: Model, precision: Precision) -> Iter
 
 def _is_unrounded(tensor: Tensor, model: Model) -> bool:
     """Whether this is the output projection in float32, as half precision has it in bundles of before."""
-    is_float32 = isinstance(model, Transformer) and tensor.dtype == torch.float32
-    return is_float32 and torch.equal(tensor, model.output_matrix())
+    if not isinstance(model, Transformer) or tensor.dtype != torch.float32:
+        return False
+    return torch.equal(tensor, model.output_matrix())
 
 
 OUTPUT = "output_weight"
