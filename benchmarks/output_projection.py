@@ -8,8 +8,8 @@ The states before the projection are in half precision in any case. Compared are
     tf32     weights of 10 fraction bits: a tensor core multiplies such numbers exactly, and adds in float32
     half     weights in half precision and logits rounded to it, as MatMul of ONNX in half precision gives them
 
-with PyTorch in float32: along its greedy outputs the share of steps with its best token, the mean KL divergence of a step and
-the steps whose best logit is not the only one (by PyTorch, rounded after each function); and of searches the number of
+with PyTorch in float32: along its greedy outputs the share of steps with its best token, the mean KL divergence of a step
+and the steps whose best logit is not the only one (by PyTorch, rounded after each function); and of searches the number of
 sentences with its tokens (by the graphs, rounded after each node).
 """
 
