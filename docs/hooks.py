@@ -143,6 +143,9 @@ def contract() -> str:
         "Graphs for ONNX Runtime on a CPU": [
             *(contract.ORT_ENCODER, contract.ORT_DECODER_STEP, contract.ORT_BEAM_STEP, contract.ORT_GREEDY_STEP)
         ],
+        "Graphs for ONNX Runtime on a GPU": [
+            *(contract.CUDA_ENCODER, contract.CUDA_DECODER_STEP, contract.CUDA_BEAM_STEP)
+        ],
         "Graphs with attention": [
             *contract.attention_graphs_of(some),
             *contract.attention_graphs_of(some, dialect="ort"),
@@ -237,6 +240,22 @@ def gpu_day_results() -> str:
     return str(markdown(record, title=None))
 
 
+def cuda_dry_steps() -> str:
+    """The launches of single steps that benchmarks/cuda_dry counted."""
+    from benchmarks.cuda_dry.report import size_table, step_table
+
+    record = json.loads((RESULTS / "cuda_dry.json").read_text(encoding="utf-8"))
+    return f"{_table(*step_table(record['steps']))}\n\n{_table(*size_table(record['sizes']))}"
+
+
+def step_model() -> str:
+    """What benchmarks/step_model.py computes."""
+    from benchmarks.step_model import table
+
+    record = json.loads((RESULTS / "cuda_dry.json").read_text(encoding="utf-8"))
+    return _table(*table(record["steps"]))
+
+
 def recorded(name: str) -> str:
     """A page of tables from benchmarks/results/records.json."""
     tables = json.loads((RESULTS / "records.json").read_text(encoding="utf-8"))[name]
@@ -283,6 +302,8 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "growth-results": growth_results,
     "cuda-dry-results": cuda_dry_results,
     "gpu-day-results": gpu_day_results,
+    "cuda-dry-steps": cuda_dry_steps,
+    "step-model": step_model,
     "precision-results": lambda: recorded("precision"),
     "agreement-results": lambda: recorded("agreement"),
     "memory-results": lambda: recorded("memory"),

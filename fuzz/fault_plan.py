@@ -28,6 +28,7 @@ from fuzz.fault_edits import (
 )
 from tfexport.bundle.reader import MANIFEST
 from tfexport.contract import WEIGHTS_FILE
+from tfexport.graphs.projections import PARTS, STACKED
 from tfexport.graphs.screening import FILE as SCREENING_FILE
 
 
@@ -53,7 +54,8 @@ class Fault:
         """Of the graph, or what kind of file it is."""
         if not self.file.endswith(".onnx"):
             return "weights" if self.file.endswith(".safetensors") else "text" if "token" in self.file else "manifest"
-        return "ort" if ".ort." in self.file else "onnx24-lengths" if ".lengths." in self.file else "onnx24"
+        variants = {".ort.": "ort", ".ort-cuda.": "ort-cuda", ".lengths.": "onnx24-lengths"}
+        return next((dialect for variant, dialect in variants.items() if variant in self.file), "onnx24")
 
 
 E0, E1, D0, D1 = "encoder.layers.0", "encoder.layers.1", "decoder.layers.0", "decoder.layers.1"
@@ -93,7 +95,8 @@ def _truncated(file: str) -> Plant:
             for name, tensor in tensors.items():
                 if tensor.dtype == np.float32:
                     continue
-                wanted = exact[name].reshape(tensor.shape)
+                parts = [name] if name in exact else [name.replace(STACKED, part) for part in PARTS]
+                wanted = np.concatenate([exact[part] for part in parts]).reshape(tensor.shape)
                 if tensor.dtype == np.float16:
                     rounded = wanted.astype(np.float16)
                     above = np.abs(rounded.astype(np.float32)) > np.abs(wanted)

@@ -2,8 +2,8 @@
 
 Axes: `batch` source sentences, `src` source ids, `rows` = batch * beam hypotheses (row = b * beam + k), `cache` slots of
 the self-attention cache; `blocks` tensors of one cache that lie one after the other, `width` numbers of one row of one of
-them; `candidates` words of a shortlist, `banned` words that may not come; `heads`, `head_dim`, `d_model`, `best`, `vocab`,
-`layers`, `keys_values` (2 a decoder layer) and `classes` are fixed by the model.
+them; `candidates` words of a shortlist, `banned` words that may not come; `heads`, `head_dim`, `d_attention` (all heads side
+by side), `d_model`, `best`, `vocab`, `layers`, `keys_values` (2 a decoder layer) and `classes` are fixed by the model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SpecialStep = Literal[
 ]
 Role = Literal["encoder", "decoder_step", "beam_step", "select_rows", "encoder_classifier", "shortlist", SpecialStep]
 Precision = Literal["float32", "float16", "bfloat16", "int8", "int4"]
-Dialect = Literal["onnx24", "onnx24-lengths", "ort"]
+Dialect = Literal["onnx24", "onnx24-lengths", "ort", "ort-cuda"]
 
 FORMAT = 6
 """The format of bundles and of the functions that their graphs call. Higher by one whenever a reader or a kernel of before
@@ -230,6 +230,44 @@ ORT_BEAM_STEP = GraphSpec(
     dialect="ort",
 )
 
+# The graphs of the dialect `ort-cuda`. Heads lie side by side, as projections leave them: nothing is transposed. Only
+# GroupQueryAttention has them one after the other, in the caches of `decoder_step`.
+_FLAT_CROSS = _pair("cross.{i}", ("batch", "src", "d_attention"), "cross-attention, heads side by side:")
+_FLAT_SLOTS = ("batch", "cache", "d_attention")
+
+CUDA_ENCODER = GraphSpec("encoder", (_SRC_IDS, _SRC_LEN), _FLAT_CROSS, dialect="ort-cuda")
+CUDA_DECODER_STEP = GraphSpec(
+    "decoder_step",
+    (
+        *ORT_DECODER_STEP.inputs[:2],
+        _SRC_LEN,
+        *_pair("past.{i}", _CACHE, "self-attention cache, zeroed at first:"),
+        *_FLAT_CROSS,
+    ),
+    DECODER_STEP.outputs,
+    dialect="ort-cuda",
+)
+"""One row a sentence: greedy search, and sampling of one output."""
+CUDA_BEAM_STEP = GraphSpec(
+    "beam_step",
+    (
+        *ORT_BEAM_STEP.inputs[:4],
+        _SRC_LEN,
+        *_pair("past.{i}", _FLAT_SLOTS, "self-attention cache of all hypotheses of a sentence, zeroed at first:"),
+        *_FLAT_CROSS,
+    ),
+    (
+        *DECODER_STEP.outputs[:3],
+        *_pair(
+            "present.{i}",
+            _FLAT_SLOTS,
+            "`past` with the new slots written (give it the same buffer):",
+            updates="past.{i}",
+        ),
+    ),
+    dialect="ort-cuda",
+)
+
 ATTENTION_ROLES: dict[Role, Role] = {
     "decoder_step": "decoder_step_attention",
     "beam_step": "beam_step_attention",
@@ -273,7 +311,7 @@ def graphs_of(
     """The graphs that a model of this config is exported to, with a tensor for every layer.
 
     `select_rows` has no attention, so it is the same in both standard dialects. The dialect `ort` is for decoding on a
-    CPU: in float32 and quantized, and not of classifiers.
+    CPU: in float32 and quantized, and not of classifiers. `ort-cuda` is for decoding on a GPU, and not of classifiers.
     """
     if dialect == "ort":
         wanted = not config.is_classifier and (precision == "float32" or precision in QUANTIZED)
@@ -282,7 +320,9 @@ def graphs_of(
     elif precision in QUANTIZED:
         roles = ()
     elif config.is_classifier:
-        roles = (ENCODER_CLASSIFIER,)
+        roles = () if dialect == "ort-cuda" else (ENCODER_CLASSIFIER,)
+    elif dialect == "ort-cuda":
+        roles = (CUDA_ENCODER, CUDA_DECODER_STEP, CUDA_BEAM_STEP)
     else:
         roles = (ENCODER, DECODER_STEP, *((SELECT_ROWS,) if dialect == "onnx24" else ()))
     return tuple(
@@ -374,6 +414,7 @@ def shape(tensor: TensorSpec, config: ModelConfig) -> list[str | int]:
         "one": 1,
         "keys_values": 2 * config.n_decoder_layers,
         "layers": config.n_decoder_layers,
+        "d_attention": config.d_attention,
         "vocab": config.tgt_vocab_size,
         "d_model": config.d_model,
         "classes": config.n_classes,

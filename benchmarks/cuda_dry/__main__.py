@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cuda_dry import build
-from benchmarks.cuda_dry.report import failures, table
+from benchmarks.cuda_dry.report import failures, step_failures, step_table, table
 
 RESULTS = build.ROOT / "benchmarks" / "results" / "cuda_dry.json"
 
@@ -40,13 +40,13 @@ def main() -> int:
         print(f"SKIPPED: the dry run of ort-cuda was not done: {missing}")
         return 0
     found = run_cases("--lines", str(options.lines), *(["--short"] if options.short else []))
-    head, cells = table(found["rows"])
-    for line in (head, *cells):
-        print(" | ".join(line))
+    for head, cells in (table(found["rows"]), step_table(found["steps"])):
+        for line in (head, *cells):
+            print(" | ".join(line))
     if not options.short:
         record = {"provider": build.WHEEL, **found}
         options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    broken = [*failures(found["rows"]), *found["violations"]]
+    broken = [*failures(found["rows"]), *step_failures(found["steps"]), *found["violations"]]
     for line in broken:
         print(f"FAILED: {line}")
     return 1 if broken else 0

@@ -20,13 +20,16 @@ from benchmarks.cuda_dry import stand_in
 stand_in.use()  # before anything imports CUDA
 
 from benchmarks.cuda_dry.stand_in import Counts  # noqa: E402
+from benchmarks.cuda_dry.step_graphs import bundle_sizes, step_rows  # noqa: E402
 from benchmarks.cuda_dry.workload import MODELS, Scripted, batches, sources, text_lengths, write_bundle  # noqa: E402
 from tfexport.bundle.reader import open_bundle  # noqa: E402
 from tfexport.contract import FLOATS  # noqa: E402
 from tfexport.decoding.search import SearchOptions, search  # noqa: E402
 from tfexport.runtimes import load_runtime  # noqa: E402
+from tfexport.runtimes.cuda import CudaDevice  # noqa: E402
 
 SENTENCES, BATCH, THREADS = 8, 32, 4
+STEP_BATCHES = (1, 32, 256)
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ def main() -> None:
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--lines", type=int, default=1000)
     options = parser.parse_args()
-    rows = []
+    rows, steps, sizes = [], [], {}
     with tempfile.TemporaryDirectory() as folder:
         bundles: dict[str, Path] = {}
         for case in all_cases(short=options.short, lines=options.lines):
@@ -112,7 +115,11 @@ def main() -> None:
                 bundles[case.model] = write_bundle(case.model, Path(folder))
             rows.append(run(case, bundles[case.model]))
             print(f"{case}: {rows[-1].pop('seconds')} s", file=sys.stderr)
-    print(json.dumps({"rows": rows, "violations": stand_in.violations()}))
+        for model in ("tiny",) if options.short else ("tutorial", "base"):
+            steps += step_rows(open_bundle(bundles[model]), model, CudaDevice(), STEP_BATCHES)
+            sizes[model] = bundle_sizes(bundles[model])
+    found = {"rows": rows, "steps": steps, "sizes": sizes, "violations": stand_in.violations()}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

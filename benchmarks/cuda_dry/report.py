@@ -48,6 +48,47 @@ MEASURES = (
 )
 
 
+MOST_NODES = {("base", "fp16", "decoder_step"): 120, ("base", "bf16", "decoder_step"): 120}
+"""Nodes of a step of the dialect `ort-cuda`, by model, precision and role; more of them is a failure."""
+
+
+def step_failures(rows: Sequence[Row]) -> list[str]:
+    """The steps of the dialect `ort-cuda` that launch more than their limit, or what is not all on the GPU."""
+    found = []
+    for row in rows:
+        most = MOST_NODES.get((row["model"], row["precision"], row["role"]))
+        case = f"{row['model']} {row['precision']} {row['dialect']} {row['role']} batch {row['batch']}"
+        if row["dialect"] == "ort-cuda" and most is not None and nodes(row["counts"]) > most:
+            found.append(f"{case}: {nodes(row['counts'])} nodes are more than {most}")
+        crossed = row["counts"]["to_device"] + row["counts"]["to_host"]
+        if crossed:
+            found.append(f"{case}: {crossed} copies between host and GPU within a step")
+    return found
+
+
+def nodes(counts: Mapping[str, int]) -> int:
+    """Kernels, copies within the GPU and fills."""
+    return counts["kernels"] + counts["on_device"] + counts["fills"]
+
+
+def step_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """The head and the rows of the table of single steps: nodes by the number of sentences."""
+    batches = sorted({row["batch"] for row in rows})
+    cells: dict[tuple[str, ...], dict[int, int]] = {}
+    for row in rows:
+        key = tuple(row[name] for name in ("model", "precision", "dialect", "role"))
+        cells.setdefault(key, {})[row["batch"]] = nodes(row["counts"])
+    head = ["model", "precision", "dialect", "graph", *(f"batch {batch}" for batch in batches)]
+    return head, [[*key, *(str(found.get(batch, "")) for batch in batches)] for key, found in cells.items()]
+
+
+def size_table(sizes: Mapping[str, Mapping[str, int]]) -> tuple[list[str], list[list[str]]]:
+    """The head and the rows of the table of bytes by kind of file."""
+    kinds = list(dict.fromkeys(kind for found in sizes.values() for kind in found))
+    rows = [[kind, *(f"{found.get(kind, 0):,}" for found in sizes.values())] for kind in kinds]
+    return ["bytes of", *sizes], rows
+
+
 def failures(rows: Sequence[Row]) -> list[str]:
     """What is above its limit."""
     found = []

@@ -10,13 +10,14 @@ import pytest
 from tests.support.fakes import tiny_config
 from tfexport import contract
 from tfexport.bundle.writer import float32_islands
-from tfexport.dialects import DIALECTS, runtime_dialects
+from tfexport.dialects import DIALECTS, groups_queries_on_cuda, runtime_dialects
 
 CONFIG = tiny_config(d_model=24, n_heads=3, n_decoder_layers=2, tgt_vocab_size=100)
 CLASSIFIER = tiny_config(
     n_classes=5, n_decoder_layers=0, tgt_vocab_size=0, max_target_length=0, bos_id=-1, tie_source_target=False
 )
 ORT_ROLES = ("encoder", "decoder_step", "beam_step", "greedy_step")
+CUDA_ROLES = ("encoder", "decoder_step", "beam_step")
 
 
 def every_graph() -> Iterator[contract.GraphSpec]:
@@ -34,6 +35,8 @@ def every_graph() -> Iterator[contract.GraphSpec]:
         ("float16", "onnx24", ["encoder.fp16.onnx", "decoder_step.fp16.onnx", "select_rows.fp16.onnx"]),
         ("bfloat16", "onnx24-lengths", ["encoder.bf16.lengths.onnx", "decoder_step.bf16.lengths.onnx"]),
         ("float32", "ort", [f"{role}.ort.onnx" for role in ORT_ROLES]),
+        ("float32", "ort-cuda", [f"{role}.ort-cuda.onnx" for role in CUDA_ROLES]),
+        ("float16", "ort-cuda", [f"{role}.fp16.ort-cuda.onnx" for role in CUDA_ROLES]),
         ("int8", "ort", [f"{role}.int8.ort.onnx" for role in ORT_ROLES]),
         ("int4", "ort", [f"{role}.int4.ort.onnx" for role in ORT_ROLES]),
     ],
@@ -48,7 +51,11 @@ def test_files_of_the_graphs_of_a_precision_and_dialect(precision: Any, dialect:
     ("precision", "dialect"),
     [
         *(("float16", "ort"), ("bfloat16", "ort")),
-        *((precision, dialect) for precision in ("int8", "int4") for dialect in ("onnx24", "onnx24-lengths")),
+        *(
+            (precision, dialect)
+            for precision in ("int8", "int4")
+            for dialect in ("onnx24", "onnx24-lengths", "ort-cuda")
+        ),
     ],
 )
 def test_the_dialect_ort_is_the_only_one_of_quantized_graphs_and_has_no_half_precision(
@@ -67,7 +74,7 @@ def test_a_greedy_step_in_the_dialect_ort_needs_heads_of_a_multiple_of_8(d_model
 
 def test_no_two_graphs_have_one_file() -> None:
     files = [graph.file for graph in every_graph()]
-    assert len(files) == len(set(files)) == 15 + 12
+    assert len(files) == len(set(files)) == 15 + 12 + 9
 
 
 @pytest.mark.parametrize(
@@ -82,6 +89,7 @@ def test_a_classifier_is_one_graph(precision: Any, dialect: Any, file: str) -> N
     assert graph.file == file
     assert [tensor.name for tensor in graph.outputs] == ["logits"]
     assert contract.graphs_of(CLASSIFIER, precision, "ort") == contract.graphs_of(CLASSIFIER, "int8", "ort") == ()
+    assert contract.graphs_of(CLASSIFIER, precision, "ort-cuda") == ()
     assert contract.shape(graph.outputs[0], CLASSIFIER) == ["batch", 5]
 
 
@@ -112,7 +120,7 @@ def test_tensors_have_the_precision_of_their_graph_and_logits_float32() -> None:
     narrow = {"position": "int32", "src_len": "int32"}  # as ONNX Runtime's own operators take them
     seen = set()
     for graph in every_graph():
-        known = always | narrow if graph.dialect == "ort" else always
+        known = always | {"ort": narrow, "ort-cuda": {"position": "int32"}}.get(graph.dialect, {})
         floats = "float32" if graph.precision in ("int8", "int4") else graph.precision
         for tensor in (*graph.inputs, *graph.outputs):
             assert tensor.dtype == known.get(tensor.name, floats), (graph.file, tensor.name)
@@ -127,7 +135,10 @@ def test_layers_are_written_out_key_before_value() -> None:
     assert past == ["past.0.key", "past.0.value", "past.1.key", "past.1.value"]
     assert names == ["tokens", "position", "src_len", *past, *cross]
     assert [tensor.name for tensor in step.outputs][-4:] == contract.cache_names(CONFIG, "present")
-    for role in contract.graphs_of(CONFIG, "int4", "ort")[1:]:
+    for role in (
+        *contract.graphs_of(CONFIG, "int4", "ort")[1:],
+        *contract.graphs_of(CONFIG, "float16", "ort-cuda")[1:],
+    ):
         names = [tensor.name for tensor in role.inputs]
         assert names[-8:] == [*past, *cross]
         assert [tensor.name for tensor in role.outputs][-4:] == contract.cache_names(CONFIG, "present")
@@ -145,8 +156,27 @@ def test_there_are_no_more_best_tokens_than_tokens(vocab: int, best: int) -> Non
 
 def test_only_half_precision_graphs_with_logits_have_islands() -> None:
     for graph in every_graph():
-        has_one = graph.role == "decoder_step" and graph.precision in ("float16", "bfloat16")
+        has_one = graph.role in ("decoder_step", "beam_step") and graph.precision in ("float16", "bfloat16")
         assert bool(float32_islands(graph)) == has_one, graph.file
+
+
+@pytest.mark.parametrize(
+    ("changes", "precision", "grouped"),
+    [
+        ({}, "float16", True),
+        ({}, "bfloat16", True),
+        ({}, "float32", False),
+        ({"d_model": 12}, "float16", False),
+        ({"d_head": 256}, "float16", True),
+        ({"d_head": 264}, "float16", False),
+        ({"positions": "relative", "max_distance": 4}, "float16", False),
+    ],
+    ids=str,
+)
+def test_which_heads_group_query_attention_takes_on_cuda(
+    changes: dict[str, Any], precision: Any, grouped: bool
+) -> None:
+    assert groups_queries_on_cuda(CONFIG.replace(**changes), precision) == grouped
 
 
 @pytest.mark.parametrize("d_model", [2, 6, 24, 96, 256, 300, 512, 1000])
@@ -164,6 +194,9 @@ def test_each_runtime_takes_the_first_of_its_dialects_that_there_is() -> None:
         **dict.fromkeys(("float32", "int8", "int4"), "ort"),
         **dict.fromkeys(("float16", "bfloat16"), "onnx24"),
     }
+    assert found["ort-cuda"] == dict.fromkeys(("float32", "float16", "bfloat16"), "ort-cuda")
+    of_before = runtime_dialects(graph for graph in everything if graph.dialect != "ort-cuda")
+    assert of_before["ort-cuda"] == dict.fromkeys(("float32", "float16", "bfloat16"), "onnx24-lengths")
     without = runtime_dialects(graph for graph in everything if graph.dialect != "ort")
     assert without["ort-cpu"] == dict.fromkeys(("float32", "float16", "bfloat16"), "onnx24")
     for runtime in ("ort-cuda", "tensorrt"):

@@ -34,7 +34,10 @@ OPERATORS: Mapping[str, frozenset[str]] = {
         "Pad QuantizeLinear RMSNormalization Range ReduceL2 ReduceMax ReduceMin ReduceSum Relu Reshape ScatterElements "
         "ScatterND Shape Sigmoid Slice Softmax Split Squeeze Sub TensorScatter TopK Transpose Unsqueeze Where"
     ),
-    CONTRIB: _names("GroupQueryAttention MatMulIntegerToFloat MatMulNBits MultiHeadAttention"),
+    CONTRIB: _names(
+        "BiasGelu FastGelu GroupQueryAttention MatMulIntegerToFloat MatMulNBits MultiHeadAttention QuickGelu "
+        "SkipLayerNormalization SkipSimplifiedLayerNormalization"
+    ),
 }
 """The operators that the exporter emits, by domain."""
 
@@ -45,8 +48,8 @@ FUNCTIONS = _names(
 """The functions that the exporter defines. Their nodes are operators: no function calls another one."""
 
 ATTRIBUTES = _names(
-    "accuracy_level approximate axis bits block_size end epsilon keepdims kv_num_heads largest mask_filter_value mode "
-    "num_heads num_outputs perm scale start to transB value K N"
+    "accuracy_level alpha approximate axis bits block_size end epsilon keepdims kv_num_heads largest mask_filter_value mode "
+    "num_heads num_outputs perm q_num_heads scale start to transB value K N"
 )
 """The attributes of nodes. None of them is a graph."""
 

@@ -24,8 +24,9 @@ from tfexport.graph_checks.cases_portable import Model
 from tfexport.graph_checks.check import Compared, check_graph
 from tfexport.graph_checks.definition import Definition, Stored, projections_of
 from tfexport.graph_checks.session import ONNX_RUNTIME
-from tfexport.graphs import ort, portable
+from tfexport.graphs import ort, ort_cuda, portable
 from tfexport.graphs.linear_quantized import quantize
+from tfexport.graphs.projections import decoder_projections
 from tfexport.graphs.screening import FILE as SCREENING_FILE
 from tfexport.graphs.screening import is_screened, screening_tensors
 from tfexport.graphs.stored_weights import StoredWeights
@@ -279,19 +280,38 @@ def weights_files(config: ModelConfig, precision: contract.Precision) -> list[st
 
 def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, keep: Collection[str] = ()) -> ir.Model:
     """A graph of any dialect, its weights in `stored`, the modules `keep` in float32."""
-    dialect = ort if graph.dialect == "ort" else portable
-    return dialect.emit(graph, config, stored, keep)
+    return _DIALECTS.get(graph.dialect, portable.emit)(graph, config, stored, keep)
+
+
+_DIALECTS = {"ort": ort.emit, "ort-cuda": ort_cuda.emit}
+"""What emits the graphs of dialects that are not portable."""
 
 
 def write_weights(model: Model, precision: contract.Precision, folder: Path) -> None:
     """Write the weights of `model`, which is of this precision, and what screening adds to them."""
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    tensors = with_stacked(tensors, model.config, precision)
     save_weights(tensors, folder / contract.weights_file(precision), {"format": "pt"})
     if isinstance(model, Transformer) and is_screened(model.config, precision):
         arrays = screening_tensors(model.output_matrix().detach().numpy())
         save_weights(
             {n: torch.from_numpy(array) for n, array in arrays.items()}, folder / SCREENING_FILE, {"format": "pt"}
         )
+
+
+def with_stacked(
+    tensors: Mapping[str, torch.Tensor], config: ModelConfig, precision: contract.Precision
+) -> dict[str, torch.Tensor]:
+    """`tensors` as a weights file has them: in half precision with the query, key and value of a decoder's self-attention as
+    one (`graphs/stored_weights.py`)."""
+    found = dict(tensors)
+    if precision in ("float16", "bfloat16") and not config.is_classifier:
+        for projection in decoder_projections(config):
+            if len(projection.weights) > 1:
+                for kind, names in (("weight", projection.weights), ("bias", projection.biases)):
+                    if names:
+                        found[f"{projection.name}.{kind}"] = torch.cat([found.pop(name) for name in names])
+    return found
 
 
 def write_quantized(model: Model, precision: contract.Precision, folder: Path, keep: Collection[str] = ()) -> Stored:

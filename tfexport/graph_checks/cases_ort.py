@@ -1,5 +1,5 @@
 """Inputs of the graphs of the dialect `ort`, and what PyTorch makes of them: those graphs are checked against the same model
-as all others, though their caches lie differently.
+as all others, though their caches lie differently. Those of the dialect `ort-cuda` follow from them (`cases_cuda.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from tfexport.shortlist_contract import LISTED
 
 
 def case(model: Transformer, graph: contract.GraphSpec, sizes: Mapping[str, int], random: np.random.Generator) -> Case:
-    """A random case of a graph. `sizes` has batch, beam, src, cache and count, and is shrunk to the model's lengths."""
+    """A random case of a graph, its floats in float32. `sizes` has batch, beam, src, cache and count, and is shrunk to the
+    model's lengths."""
     config = model.config
     sizes = {**sizes, "src": min(sizes["src"], config.max_source_length)}
     if graph.role == "encoder":
@@ -110,8 +111,13 @@ def _encoded(model: Transformer, sources: Arrays) -> list[Tensor]:
 def _memory(model: Transformer, sizes: Mapping[str, int], random: np.random.Generator) -> Arrays:
     """`src_len` and the cross keys and values of random sources."""
     sources = _sources(model, sizes, random)
-    cross = [tensor.numpy() for tensor in _encoded(model, sources)]
+    cross = [tensor.float().numpy() for tensor in _encoded(model, sources)]
     return {"src_len": sources["src_len"], **dict(zip(contract.cache_names(model.config, "cross"), cross, strict=True))}
+
+
+def _tensor(model: Model, array: NDArray[np.float32]) -> Tensor:
+    """Floats in the type of the model's own."""
+    return torch.from_numpy(array).to(model.encoder.tokens.weight.dtype)
 
 
 MOST_TOKENS = 32
@@ -121,7 +127,7 @@ MOST_TOKENS = 32
 def _history(model: Transformer, memory: Arrays, slots: int, random: np.random.Generator) -> list[NDArray[np.float32]]:
     """Keys and values [batch, heads, slots, head_dim] of random tokens, of the sizes that the model itself gives them."""
     config, lengths = model.config, torch.from_numpy(memory["src_len"]).long()
-    cross = _pairs([torch.from_numpy(memory[name]) for name in contract.cache_names(config, "cross")])
+    cross = _pairs([_tensor(model, memory[name]) for name in contract.cache_names(config, "cross")])
     distinct = min(slots, MOST_TOKENS)
     # Each token is a hypothesis of its sentence, in a cache of its own: a shared cache has more slots than the model has
     # positions, and any position will do.
@@ -131,7 +137,7 @@ def _history(model: Transformer, memory: Arrays, slots: int, random: np.random.G
     again = torch.arange(slots) % distinct if slots else torch.arange(0)
     found = (tensor.reshape(len(lengths), distinct, *tensor.shape[1:]) for memory in new for tensor in memory)
     # [batch, distinct, heads, 1, head_dim] to [batch, heads, slots, head_dim]
-    return [tensor[:, :, :, 0].transpose(1, 2)[:, :, again].numpy() for tensor in found]
+    return [tensor[:, :, :, 0].transpose(1, 2)[:, :, again].float().numpy() for tensor in found]
 
 
 def _pairs(tensors: list[Tensor]) -> list[KeyValue]:
@@ -147,7 +153,7 @@ def _step(model: Model, inputs: Arrays, past: list[Tensor]) -> tuple[Outputs, li
     """Logits and cross-attention weights of a case, and the new slots of all caches [rows, heads, head_dim]; `past` are
     caches [rows, heads, slots, head_dim]."""
     model = _transformer(model)
-    cross = _pairs([torch.from_numpy(inputs[name]) for name in contract.cache_names(model.config, "cross")])
+    cross = _pairs([_tensor(model, inputs[name]) for name in contract.cache_names(model.config, "cross")])
     tokens, where = (torch.from_numpy(inputs[name]).long().flatten() for name in ("tokens", "position"))
     lengths = torch.from_numpy(inputs["src_len"]).long()
     logits, present, attention = model.step_with_attention(tokens, where, lengths, _pairs(past), cross)
@@ -173,7 +179,7 @@ def _decoder_case(model: Transformer, sizes: Mapping[str, int], random: np.rando
     }
 
     def outputs(model: Model) -> Outputs:
-        old = [torch.from_numpy(past[name]) for name in names]
+        old = [_tensor(model, past[name]) for name in names]
         found, new = _step(model, inputs, old)
         index = torch.from_numpy(position).long()
         # What lies behind the filled slots means nothing, and with two buffers the operator does not copy it.
@@ -218,7 +224,7 @@ def _beam_case(model: Transformer, sizes: Mapping[str, int], random: np.random.G
         for name in names:
             # [batch, heads, cache, head_dim] to the past of each hypothesis, and room for one more slot.
             rows = [past[name][b][:, pasts[b, k]] for b in range(batch) for k in range(beam)]
-            own.append(torch.nn.functional.pad(torch.from_numpy(np.stack(rows)), (0, 0, 0, 1)))
+            own.append(torch.nn.functional.pad(_tensor(model, np.stack(rows)), (0, 0, 0, 1)))
         found, new = _step(model, inputs, own)
         for name, old, slots in zip(contract.cache_names(config, "present"), names, new, strict=True):
             written = torch.from_numpy(past[old]).to(slots.dtype, copy=True)

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from tfexport import contract
 from tfexport.config import ModelConfig
-from tfexport.graph_checks import cases_ort, cases_portable
+from tfexport.graph_checks import cases_cuda, cases_ort, cases_portable
 from tfexport.graph_checks.cases_portable import Case, Model
 from tfexport.graph_checks.definition import Definition
 from tfexport.graph_checks.rounding import SAMPLES, Rounding
@@ -230,10 +230,14 @@ def _together(cases: Iterable[list[tuple[Rounding, Rounding]]]) -> Iterator[tupl
 def case_of(model: Model, graph: contract.GraphSpec, sizes: Mapping[str, int], random: np.random.Generator) -> Case:
     """Random inputs of a graph, and the outputs that a model has for them."""
     with torch.inference_mode():
-        if graph.dialect == "ort":
+        if graph.dialect in _OWN_CASES:
             assert isinstance(model, Transformer)
-            return cases_ort.case(model, graph, sizes, random)
+            return _OWN_CASES[graph.dialect](model, graph, sizes, random)
         return cases_portable.case(model, graph, sizes, random)
+
+
+_OWN_CASES = {"ort": cases_ort.case, "ort-cuda": cases_cuda.case}
+"""The cases of dialects that are not portable."""
 
 
 def _output_distances(
@@ -244,7 +248,7 @@ def _output_distances(
     if name.startswith("best."):
         return _best_distances(name, followed, found)
     exact, own = followed.outputs[name].double(), followed.own_outputs[name].double()
-    if graph.step == "decoder_step" and name.startswith("present.") and graph.dialect == "ort":
+    if graph.step == "decoder_step" and name.startswith("present.") and graph.dialect in _OWN_CASES:
         position = torch.from_numpy(followed.case.inputs["position"])
         behind = torch.arange(got.shape[2]) > position[:, None]  # what lies there means nothing
         got = got.masked_fill(behind[:, None, :, None], 0.0)

@@ -41,10 +41,13 @@ class Place:
     """0 for what goes into them, 1 for what comes out."""
     call: int
     """Of the module's calls: a shared norm has several."""
+    without_bias: bool = False
+    """The value is the output without the bias of the module, which a node elsewhere adds."""
 
     @property
     def about(self) -> str:
-        return f"{('input', 'output')[self.side]} of {' + '.join(self.modules)}"
+        without = ", without its bias" if self.without_bias else ""
+        return f"{('input', 'output')[self.side]} of {' + '.join(self.modules)}{without}"
 
 
 _LAYOUT = ("Reshape", "Transpose", "Identity")
@@ -63,12 +66,12 @@ def places_of(graph: onnx.GraphProto, model: Model) -> list[Place]:
     feeds = {name: node.input[0] for node in graph.node if node.op_type in _LAYOUT for name in node.output}
     found: dict[str, Place] = {}
 
-    def add(value: str, modules: tuple[str, ...], side: int, call: int = 0) -> None:
-        if value in makers and value not in found:
+    def add(value: str, modules: tuple[str, ...], side: int, call: int = 0, *, without_bias: bool = False) -> None:
+        if value and value in makers and value not in found:
             computed = value
             while computed in feeds and feeds[computed] in makers:
                 computed = feeds[computed]
-            found[value] = Place(value, makers[computed][1], modules, side, call)
+            found[value] = Place(value, makers[computed][1], modules, side, call, without_bias)
 
     for path, nodes in groups.items():
         modules = joined.get(path, (path,))
@@ -76,9 +79,9 @@ def places_of(graph: onnx.GraphProto, model: Model) -> list[Place]:
             continue
         if isinstance(model.get_submodule(modules[0]), nn.LayerNorm | nn.RMSNorm):
             for call, node in enumerate(nodes):
-                added = len(node.output) > 1  # a sum and its norm, by one node
-                add(node.output[0] if added else node.input[0], modules, 0, call)
-                add(node.output[-1], modules, 1, call)
+                normed, total = _norm_values(node)
+                add(total, modules, 0, call)
+                add(normed, modules, 1, call)
             continue
         known = {name for node in nodes for name in node.output} | weights
         read = (name for node in nodes for name in node.input if name and name not in known)
@@ -87,8 +90,22 @@ def places_of(graph: onnx.GraphProto, model: Model) -> list[Place]:
             given = next(name for name in read if not name.startswith(contract.SHAPE_NODE))
             if not (given in makers and makers[given][1].rpartition("/")[0] in {*paths, *joined}):
                 add(given, modules, 0)
-        add(nodes[-1].output[0], modules, 1)
+        add(nodes[-1].output[0], modules, 1, without_bias=_leaves_bias(nodes[-1], model.get_submodule(modules[0])))
     return sorted(found.values(), key=lambda place: makers[place.value][0])
+
+
+def _norm_values(node: onnx.NodeProto) -> tuple[str, str]:
+    """What a norm's node computes, and what that is the norm of: empty where the node adds and does not tell the sum."""
+    if node.op_type.startswith("Skip"):  # its sum comes last, with two places before it
+        return node.output[0], node.output[3] if len(node.output) > 3 else ""
+    if len(node.output) > 1:  # a sum and its norm
+        return node.output[-1], node.output[0]
+    return node.output[0], node.input[0]
+
+
+def _leaves_bias(node: onnx.NodeProto, module: nn.Module) -> bool:
+    """Whether the product `node` of a linear layer is without the bias of the layer."""
+    return node.op_type == "Gemm" and len(node.input) < 3 and getattr(module, "bias", None) is not None
 
 
 @dataclass(frozen=True)
@@ -177,6 +194,7 @@ def _following(
 ) -> Iterator[Mapping[Value, Tensor]]:
     """Within it the values of `model` at `places` are collected, and then replaced by those `found` in the graph."""
     given: dict[Value, Tensor] = {}
+    biases: dict[Value, Any] = {}
     for place in places:
         tensor = torch.from_numpy(found[place.value])
         if place.side == 1 and len(place.modules) > 1:
@@ -185,6 +203,8 @@ def _following(
         else:
             parts = [tensor] * len(place.modules)
         given |= {(path, place.side, place.call): part for path, part in zip(place.modules, parts, strict=True)}
+        if place.without_bias:
+            biases |= {(path, place.side, place.call): model.get_submodule(path).bias for path in place.modules}
     seen: dict[Value, Tensor] = {}
     calls: Counter[tuple[str, int]] = Counter()
 
@@ -193,8 +213,10 @@ def _following(
         calls[path, side] += 1
         if value not in given:
             return states
-        seen[value] = states
-        return given[value].reshape(states.shape).to(states.dtype)
+        bias = biases.get(value)
+        seen[value] = states if bias is None else states - bias
+        followed = given[value].reshape(states.shape).to(states.dtype)
+        return followed if bias is None else followed + bias
 
     def enter(path: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (follow(path, 0, inputs[0]),) if inputs[0].is_floating_point() else inputs

@@ -1,13 +1,14 @@
 """Emits ONNX graphs: nodes, weights by reference, functions, and the projections of a model.
 
-The layers are in `graphs/layers.py` and in the modules of the dialects, `graphs/portable.py` and `graphs/ort.py`.
+The layers are in `graphs/layers.py` and in the modules of the dialects: `graphs/portable.py`, `graphs/ort.py` and
+`graphs/ort_cuda.py`.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
@@ -74,6 +75,10 @@ class NodePrecision:
         """`value` in float32; the graph is in half precision."""
         return emitter.node("Cast", value, attributes={"to": int(ir.DataType.FLOAT)}, floats="none")
 
+    def keeps(self, path: str) -> bool:
+        """Whether the module at `path` computes in float32 within a graph in half precision."""
+        return False
+
     def scalar(self, emitter: Emitter, value: float) -> Value:
         """A constant of the type that nodes compute in at `emitter.path`."""
         array = np.asarray(value, _HALVES.get(emitter.graph.precision, np.float32))
@@ -112,6 +117,7 @@ class Emitter:
         self.inputs = {tensor.name: self._with_spec(ir.Value(), tensor) for tensor in graph.inputs}
         self._outputs: dict[str, Value] = {}
         self._relu_inputs: dict[Value, Value] = {}
+        self._products: dict[Value, tuple[Value, Value]] = {}
 
     def _with_spec(self, value: Value, tensor: contract.TensorSpec) -> Value:
         value.name = tensor.name
@@ -226,6 +232,10 @@ class Emitter:
             return given
         return self.initializer(name, self._stored.tensor(name))
 
+    def has_weight(self, name: str) -> bool:
+        """Whether the weights files have a tensor of this name."""
+        return name in self._stored
+
     def is_input_weight(self, name: str) -> bool:
         """Whether the graph has an input in the place of the tensor `name` of the weights files."""
         return f"{LISTED}{name}" in self.inputs
@@ -297,6 +307,34 @@ class Emitter:
         """The value whose ReLU `states` are, or None. A ReLU that nothing takes is left out of the graph."""
         return self._relu_inputs.get(states)
 
+    def add_bias(self, biased: Value, product: Value, bias: Value) -> Value:
+        """`biased`, the sum of `product` and `bias`. A node that adds a bias itself may take these; see `parts_of`."""
+        self._products[biased] = (product, bias)
+        return biased
+
+    def parts_of(self, states: Value) -> tuple[Value, Value | None]:
+        """The product and the bias whose sum `states` are; `states` and None where they are no such sum. A sum that nothing
+        takes is left out of the graph."""
+        return self._products.get(states, (states, None))
+
+    def keeps(self, *paths: str) -> bool:
+        """Whether one of the modules at `paths` computes in float32 within a graph in half precision."""
+        return any(map(self._precision.keeps, paths))
+
+    def contrib(
+        self,
+        op_type: str,
+        *inputs: Value | None,
+        outputs: Sequence[str] | int = 1,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> Sequence[Value]:
+        """The outputs of a new node of ONNX Runtime's own operators, all in the precision of the graph."""
+        values = self.nodes(op_type, *inputs, outputs=outputs, attributes=attributes, domain=CONTRIB)
+        for value in values:
+            if value.type is None:  # ONNX infers no types through operators that it does not know
+                value.type = ir.TensorType(_TYPES[self.graph.precision])
+        return values
+
     def model(self) -> ir.Model:
         """The finished graph, without nodes whose outputs nothing takes."""
         outputs = [self._outputs[tensor.name] for tensor in self.graph.outputs]
@@ -306,6 +344,7 @@ class Emitter:
             if needed.intersection(node.outputs):
                 needed.update(value for value in node.inputs if value is not None)
                 nodes.insert(0, node)
+                _drop_optional(node, needed)
         domains = {node.domain for node in nodes}
         graph = ir.Graph(
             list(self.inputs.values()),
@@ -316,3 +355,17 @@ class Emitter:
             name=self.graph.role,
         )
         return ir.Model(graph, ir_version=10, functions=self._functions.values())
+
+
+_OPTIONAL_OUTPUTS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
+"""Operators that compute only those of their outputs that have names."""
+
+
+def _drop_optional(node: ir.Node, needed: Collection[Value]) -> None:
+    """Take the names of outputs that nothing takes."""
+    if node.op_type in _OPTIONAL_OUTPUTS:
+        taken = [value in needed for value in node.outputs]
+        node.resize_outputs(len(taken) - taken[::-1].index(True))
+        for value in node.outputs:
+            if value not in needed:
+                value.name, value.type = "", None

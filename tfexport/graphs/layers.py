@@ -47,7 +47,7 @@ def embed_target(emitter: Emitter) -> Value:
         return _embedded(emitter, "decoder", emitter.inputs["tokens"], None)
     with emitter.module("decoder.positions"):
         if offset:
-            dtype = np.int32 if emitter.graph.dialect == "ort" else np.int64
+            dtype = np.int32 if position.dtype == ir.DataType.INT32 else np.int64
             position = emitter.node("Add", position, emitter.constant(offset, dtype))
         positions = emitter.node("Gather", emitter.weight("decoder.positions.table"), position)
     return _embedded(emitter, "decoder", emitter.inputs["tokens"], positions)
@@ -89,6 +89,22 @@ def target_position_bias(emitter: Emitter, distance: Value) -> Value:
         rows = emitter.node("Clip", distance, emitter.constant(0, np.int64), most)
         added = emitter.node("Gather", emitter.weight("decoder.positions.table"), rows)
         return emitter.node("Transpose", added, attributes={"perm": (0, 3, 1, 2)})
+
+
+def slot_position_bias(emitter: Emitter) -> Value:
+    """The relative position bias of the slots of a cache that hypotheses share: [batch, heads, beam, cache].
+
+    The slots of a hypothesis are in the order of its tokens. So the number of its slots in `mask` up to a slot is the place
+    of that slot's token, from 1 to `position` + 1.
+    """
+    with emitter.module("decoder.positions"):
+        ours = emitter.node("Cast", emitter.inputs["mask"], attributes={"to": int(ir.DataType.INT64)})
+        ours = emitter.node("Squeeze", ours, emitter.sizes(1))  # [batch, beam, cache]
+        upto = emitter.node("CumSum", ours, emitter.constant(2, np.int64))
+        position = emitter.node("Cast", emitter.inputs["position"], attributes={"to": int(ir.DataType.INT64)})
+        all_of_them = emitter.node("Add", position, emitter.constant(1, np.int64))
+        all_of_them = emitter.node("Unsqueeze", all_of_them, emitter.sizes(2))
+        return target_position_bias(emitter, emitter.node("Sub", all_of_them, upto))
 
 
 def key_places(emitter: Emitter, keys: Value) -> Value:
@@ -182,12 +198,27 @@ def _feed_forward(emitter: Emitter, path: str, inner: Value) -> Value:
 def activation(emitter: Emitter, states: Value) -> Value:
     """The activation of feed-forward blocks."""
     config = emitter.config
-    if config.activation == "silu":
-        return emitter.node("Mul", states, emitter.node("Sigmoid", states))
     if config.activation == "relu":
         return emitter.relu(states)
+    if emitter.graph.dialect == "ort-cuda" and not emitter.keeps(emitter.path):
+        return _fused_activation(emitter, *emitter.parts_of(states))
+    if config.activation == "silu":
+        return emitter.node("Mul", states, emitter.node("Sigmoid", states))
     approximate = "tanh" if config.activation == "gelu_tanh" else "none"
     return emitter.node("Gelu", states, attributes={"approximate": approximate})
+
+
+def _fused_activation(emitter: Emitter, product: Value, bias: Value | None) -> Value:
+    """The activation of `product` + `bias` in one node."""
+    kind = emitter.config.activation
+    if kind == "silu":
+        states = product if bias is None else emitter.node("Add", product, bias)
+        return emitter.contrib("QuickGelu", states, attributes={"alpha": 1.0})[0]
+    if kind == "gelu_tanh":
+        return emitter.contrib("FastGelu", product, *([] if bias is None else [bias]))[0]
+    if bias is None:
+        return emitter.node("Gelu", product, attributes={"approximate": "none"})
+    return emitter.contrib("BiasGelu", product, bias)[0]
 
 
 def norm(emitter: Emitter, path: str, states: Value) -> Value:
@@ -197,6 +228,8 @@ def norm(emitter: Emitter, path: str, states: Value) -> Value:
 
 def add_and_norm(emitter: Emitter, layer: str, path: str, states: Value, branch: Value) -> tuple[Value, Value]:
     """The sum of `states` and a residual branch of `layer`, and the norm at `path` of the sum."""
+    if emitter.graph.dialect == "ort-cuda" and not emitter.keeps(layer, path):
+        return _skip_norm(emitter, path, states, branch)
     if emitter.graph.dialect != "ort" or emitter.config.norm == "rms":
         with emitter.module(layer):
             total = emitter.node("Add", states, branch)
@@ -207,6 +240,17 @@ def add_and_norm(emitter: Emitter, layer: str, path: str, states: Value, branch:
         total, normed = emitter.call(
             "ResidualNorm", *inputs, body=_residual_norm, outputs=("", ""), attributes=attributes
         )
+    return total, normed
+
+
+def _skip_norm(emitter: Emitter, path: str, states: Value, branch: Value) -> tuple[Value, Value]:
+    """`add_and_norm` in one node, with the bias of the projection that `branch` is."""
+    product, bias = emitter.parts_of(branch)
+    kind = "SkipSimplifiedLayerNormalization" if emitter.config.norm == "rms" else "SkipLayerNormalization"
+    inputs = [product, states, *_norm_weights(emitter, path), *([] if bias is None else [bias])]
+    with emitter.module(path):
+        attributes = {"epsilon": float(emitter.config.norm_eps)}
+        normed, _, _, total = emitter.contrib(kind, *inputs, outputs=4, attributes=attributes)
     return total, normed
 
 

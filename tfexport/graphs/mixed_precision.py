@@ -52,11 +52,16 @@ class MixedPrecision(NodePrecision):
     def created(
         self, inputs: Sequence[Value | None], outputs: Sequence[Value], floats: Floats, in_float32: bool
     ) -> None:
-        # Of several outputs the first is of floats; the second one of TopK is of ids.
+        producer = outputs[0].producer()
+        is_ranked = producer is not None and producer.op_type == "TopK"  # whose second output is of ids
+        made = outputs[:1] if is_ranked else outputs
         if in_float32:
-            self._made_in_float32.add(outputs[0])
+            self._made_in_float32.update(made)
         elif floats != "none" and any(map(self._is_half, inputs)):
-            self._made_in_half.add(outputs[0])
+            self._made_in_half.update(made)
+
+    def keeps(self, path: str) -> bool:
+        return path in self._keep
 
     def output(self, emitter: Emitter, value: Value) -> Value:
         return self._in_half(emitter, value)

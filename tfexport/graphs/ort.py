@@ -320,22 +320,6 @@ def _beam_attention(
         new = emitter.node("Transpose", emitter.node("Reshape", new, heads), attributes={"perm": (0, 2, 1, 3)})
         present.append(emitter.node("TensorScatter", past, new, slot, attributes={"axis": -2, "mode": "linear"}))
     masked = emitter.constant(layers.masked_score("float32"), np.float32)
-    seen = _slot_position_bias(emitter) if config.positions == "relative" else emitter.constant(0.0, np.float32)
+    seen = layers.slot_position_bias(emitter) if config.positions == "relative" else emitter.constant(0.0, np.float32)
     bias = emitter.node("Where", mask, seen, masked)
     return _attention(emitter, query, present[0], present[1], length=None, bias=bias), *present
-
-
-def _slot_position_bias(emitter: Emitter) -> Value:
-    """The relative position bias of a shared cache's slots: [batch, heads, beam, cache].
-
-    The slots of a hypothesis are in the order of its tokens. So the number of its slots in `mask` up to a slot is the place
-    of that slot's token, from 1 to `position` + 1.
-    """
-    with emitter.module("decoder.positions"):
-        ours = emitter.node("Cast", emitter.inputs["mask"], attributes={"to": int(ir.DataType.INT64)})
-        ours = emitter.node("Squeeze", ours, emitter.sizes(1))  # [batch, beam, cache]
-        upto = emitter.node("CumSum", ours, emitter.constant(2, np.int64))
-        position = emitter.node("Cast", emitter.inputs["position"], attributes={"to": int(ir.DataType.INT64)})
-        all_of_them = emitter.node("Add", position, emitter.constant(1, np.int64))
-        all_of_them = emitter.node("Unsqueeze", all_of_them, emitter.sizes(2))
-        return layers.target_position_bias(emitter, emitter.node("Sub", all_of_them, upto))

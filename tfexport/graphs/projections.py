@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from tfexport.config import ModelConfig
 
+STACKED, PARTS = "query_key_value", ("query", "key", "value")
+"""The name of the projection that is query, key and value together, and theirs."""
+
 
 @dataclass(frozen=True)
 class Projection:
@@ -59,8 +62,8 @@ def decoder_projections(config: ModelConfig, *, own_output: bool = False) -> Ite
     """
     for i in range(config.n_decoder_layers):
         own, cross = f"decoder.layers.{i}.self_attention", f"decoder.layers.{i}.cross_attention"
-        modules = [f"{own}.{part}" for part in ("query", "key", "value")]
-        yield Projection.of_modules(f"{own}.query_key_value", modules, bias=config.attention_bias)
+        modules = [f"{own}.{part}" for part in PARTS]
+        yield Projection.of_modules(f"{own}.{STACKED}", modules, bias=config.attention_bias)
         for path in (f"{own}.output", f"{cross}.query", f"{cross}.output"):
             yield Projection.of_modules(path, [path], bias=config.attention_bias)
         yield from _feed_forward(config, f"decoder.layers.{i}")

@@ -1,13 +1,19 @@
-"""Initializers as references into a bundle's weights files, so that all graphs share one copy."""
+"""Initializers as references into a bundle's weights files, so that all graphs share one copy.
+
+Files in half precision have the weights of query, key and value of a decoder's self-attention as one tensor, because the
+dialect `ort-cuda` computes them as one product. The other graphs point to its parts.
+"""
 
 from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx_ir as ir
 
+from tfexport.graphs.projections import PARTS, STACKED
 from tfexport.system.regular_files import open_regular
 
 _TYPES = {
@@ -19,12 +25,28 @@ _TYPES = {
 }
 
 
+_Place = tuple[Path, int, str, list[int], int]
+"""File, offset, type, shape and bytes of a tensor."""
+
+
+def _parts(name: str, place: _Place) -> Iterator[tuple[str, _Place]]:
+    """The tensors that are rows of the tensor `name`."""
+    module, _, kind = name.rpartition(".")
+    if not module.endswith(f".{STACKED}") or kind not in ("weight", "bias"):
+        return
+    path, offset, dtype, (rows, *rest), nbytes = place
+    size = nbytes // len(PARTS)
+    for index, part in enumerate(PARTS):
+        shape = [rows // len(PARTS), *rest]
+        yield f"{module.removesuffix(STACKED)}{part}.{kind}", (path, offset + index * size, dtype, shape, size)
+
+
 class StoredWeights:
     """The tensors of safetensors files by their names, as ONNX external data."""
 
     def __init__(self, *paths: Path):
         self.folder = paths[0].parent
-        self._entries: dict[str, tuple[Path, int, str, list[int], int]] = {}
+        self._entries: dict[str, _Place] = {}
         for path in paths:
             with open_regular(path) as file:
                 (header_length,) = struct.unpack("<Q", file.read(8))
@@ -32,7 +54,8 @@ class StoredWeights:
             header.pop("__metadata__", None)
             for name, entry in header.items():
                 begin, end = entry["data_offsets"]
-                self._entries[name] = (path, 8 + header_length + begin, entry["dtype"], entry["shape"], end - begin)
+                place = (path, 8 + header_length + begin, entry["dtype"], entry["shape"], end - begin)
+                self._entries |= {name: place, **dict(_parts(name, place))}
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries

@@ -16,6 +16,7 @@ from tfexport import kernels
 from tfexport.bundle.reader import Bundle
 from tfexport.contract import SHAPE_NODE, Dialect, Precision, Role, aligned_length
 from tfexport.errors import BundleError, RuntimeUnavailable
+from tfexport.runtimes import cuda_provider
 from tfexport.runtimes.base import Capacity, FloatArray, IntArray
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.device import Call, Device, DeviceTensor, HostDevice
@@ -47,7 +48,10 @@ DISABLED_OPTIMIZERS = ["SkipLayerNormFusion"]
 """Fusions of ONNX Runtime that are slower on its CPU provider: on 128 rows of 256 numbers its SkipLayerNormalization takes
 115 microseconds, Add and LayerNormalization 15 together."""
 
-ELEMENT_TYPES: dict[str, Any] = {"int64": np.int64, "float32": np.float32, "float16": np.float16, "bfloat16": 16}
+ELEMENT_TYPES: dict[str, Any] = {
+    **{name: np.dtype(name).type for name in ("bool", "int32", "int64", "float64", "float32", "float16")},
+    "bfloat16": 16,
+}
 """The types for ONNX Runtime's bindings: NumPy's, or ONNX's number where NumPy has none."""
 
 
@@ -87,9 +91,13 @@ def ort_cuda(bundle: Bundle, *, precision: Precision = "float32", threads: int |
     from tfexport.runtimes.cuda import CudaDevice, load_libraries
 
     load_libraries()
+    os.environ.setdefault(*cuda_provider.WITHOUT_XQA)
     _recorder()  # raises if the environment asks for what does not exist
-    dialect = bundle.dialect("ort-cuda", precision)
-    graphs = OrtGraphs(bundle, precision, CudaDevice(), dialect, cuda_buckets(bundle, precision), threads=threads)
+    # This loop gives each row a cache, as the standard graphs have it.
+    dialect: Dialect = "onnx24-lengths"
+    tf32 = cuda_provider.computes_in_tf32(bundle, precision)
+    buckets = cuda_buckets(bundle, precision)
+    graphs = OrtGraphs(bundle, precision, CudaDevice(), dialect, buckets, threads=threads, tf32=tf32)
     return LoopRuntime("ort-cuda", bundle.config, graphs)
 
 
@@ -143,12 +151,13 @@ class OrtGraphs:
         buckets: Buckets,
         *,
         threads: int | None = None,
+        tf32: bool = False,
     ):
         self.device, self.precision, self.buckets = device, precision, buckets
         rounding = device.name == "cpu" and precision in ("float16", "bfloat16")
 
         def load(role: Role) -> OrtExecutable:
-            return OrtExecutable(bundle.graph(role, precision, dialect), device, threads, rounding=rounding)
+            return OrtExecutable(bundle.graph(role, precision, dialect), device, threads, rounding=rounding, tf32=tf32)
 
         self._load, self._attention_step = load, None  # type: tuple[Any, OrtExecutable | None]
         self._step = load("decoder_step")
@@ -196,6 +205,7 @@ class OrtExecutable:
     Args:
         record: on a GPU, record a CUDA graph for each set. Not worth it if sets are seldom reused.
         rounding: on the CPU, round after each node of a graph in half precision.
+        tf32: on a GPU, compute products of float32 in TF32.
     """
 
     def __init__(
@@ -206,10 +216,11 @@ class OrtExecutable:
         *,
         record: bool = True,
         rounding: bool = False,
+        tf32: bool = False,
     ):
         self._graph, self._device = graph, device
         recorder = _recorder() if record and device.name == "cuda" else "none"
-        self._session = _session(graph, device, threads, record=recorder == "onnxruntime", rounding=rounding)
+        self._session = _session(graph, device, threads, record=recorder == "onnxruntime", rounding=rounding, tf32=tf32)
         self._inputs = {node.name for node in self._session.get_inputs()}
         self._outputs = {node.name for node in self._session.get_outputs()}
         elsewhere = report_fallbacks(graph, self._session, CUDA if device.name == "cuda" else CPU)
@@ -325,6 +336,7 @@ def _session(
     *,
     record: bool,
     rounding: bool = False,
+    tf32: bool = False,
     configure: Configure | None = None,
 ) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
@@ -342,14 +354,7 @@ def _session(
         configure(options)
     providers: list[Any] = [CPU]
     if device.name == "cuda":
-        settings = {
-            "user_compute_stream": str(device.stream),
-            "enable_cuda_graph": str(int(record)),
-            "use_tf32": "0",  # the default rounds float32 factors to 10 bits
-            # Flash and memory-efficient attention. By default cuDNN builds a plan for each shape of fp16 and bf16.
-            "sdpa_kernel": "3",
-        }
-        providers = [(CUDA, settings), CPU]
+        providers = [(CUDA, cuda_provider.settings(device.stream, record=record, tf32=tf32)), CPU]
     slower = DISABLED_OPTIMIZERS if device.name == "cpu" else []
     try:
         session = onnxruntime.InferenceSession(model, options, providers=providers, disabled_optimizers=slower)
@@ -359,7 +364,7 @@ def _session(
             # It refuses to record a graph with a node that does not run on the GPU. Then the graph runs unrecorded, and
             # `report_fallbacks` reports the node.
             _warn_unrecorded(graph, first)
-            return _session(graph, device, threads, record=False)
+            return _session(graph, device, threads, record=False, tf32=tf32)
         raise BundleError(f"ONNX Runtime cannot load {graph}: {first} Export again, or upgrade onnxruntime.") from error
     session.disable_fallback()  # or it would change to another provider after a failure
     if device.name == "cuda" and CUDA not in session.get_providers():

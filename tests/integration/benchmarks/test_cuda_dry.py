@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from benchmarks import step_model
 from benchmarks.cuda_dry import build
 from benchmarks.cuda_dry.__main__ import main, run_cases
-from benchmarks.cuda_dry.report import MEASURES, failures, table
+from benchmarks.cuda_dry.report import MEASURES, failures, step_failures, step_table, table
 
 
 @pytest.mark.thorough
@@ -20,6 +22,7 @@ def test_the_provider_decodes_over_the_stand_ins_within_the_limits() -> None:
     found = run_cases("--short", "--lines", "64")
     assert found["violations"] == []
     assert failures(found["rows"]) == []
+    assert step_failures(found["steps"]) == []
     (row,) = found["rows"]
     assert row["text"]["lines"] == 64
     assert row["second"]["total"]["replays"] > row["second"]["steps"] / 2
@@ -53,3 +56,51 @@ def test_a_broken_limit_is_a_failure_and_the_table_has_the_limits() -> None:
     assert len(head) == 3 + len(MEASURES)
     assert {len(row) for row in rows} == {len(head)}
     assert rows[-1][0] == "limit"
+
+
+def a_step(nodes: int, **changes: Any) -> dict[str, Any]:
+    counts = {"kernels": nodes, "on_device": 0, "fills": 0, "to_device": 0, "to_host": 0}
+    row = {"model": "base", "precision": "fp16", "dialect": "ort-cuda", "role": "decoder_step", "batch": 1}
+    return {**row, "counts": {**counts, **{k: changes.pop(k) for k in list(changes) if k in counts}}, **changes}
+
+
+def test_a_step_with_more_launches_than_its_limit_is_a_failure() -> None:
+    assert step_failures([a_step(120), a_step(225, dialect="onnx24-lengths"), a_step(154, precision="fp32")]) == []
+    (failure,) = step_failures([a_step(121)])
+    assert failure == "base fp16 ort-cuda decoder_step batch 1: 121 nodes are more than 120"
+    (failure,) = step_failures([a_step(5, to_host=1)])
+    assert failure.endswith("1 copies between host and GPU within a step")
+
+
+def test_steps_are_a_row_for_each_graph_with_a_column_for_each_batch() -> None:
+    head, rows = step_table([a_step(105), a_step(106, batch=32), a_step(225, dialect="onnx24-lengths")])
+    assert head[-2:] == ["batch 1", "batch 32"]
+    assert rows == [
+        ["base", "fp16", "ort-cuda", "decoder_step", "105", "106"],
+        ["base", "fp16", "onnx24-lengths", "decoder_step", "225", ""],
+    ]
+
+
+def test_a_step_takes_its_launches_and_what_is_larger_than_one() -> None:
+    """One sentence is bound by launches; 1,024 rows by memory and arithmetic, of which the output projection has most."""
+    small, large = (step_model.step_seconds(step_model.CUDA, 100, batch, 1) for batch in (1, 1024))
+    assert 100 * step_model.GAP < small < 1.5 * 100 * step_model.GAP
+    assert large > 2 * small
+    exact = replace(step_model.CUDA, projection="float32")
+    assert step_model.step_seconds(exact, 100, 1024, 1) > 1.5 * large
+    gathered = replace(step_model.CUDA, shares_cache=False)
+    assert step_model.step_seconds(gathered, 100, 256, 4) > step_model.step_seconds(step_model.CUDA, 100, 256, 4)
+
+
+def test_the_model_of_steps_has_a_row_for_each_search_batch_and_engine() -> None:
+    roles = {"ort-cuda": ("decoder_step", "beam_step"), "onnx24-lengths": ("decoder_step",)}
+    steps = [
+        a_step(100, dialect=dialect, role=role, batch=batch)
+        for dialect, some in roles.items()
+        for role in some
+        for batch in step_model.BATCHES
+    ]
+    head, rows = step_model.table(steps)
+    assert len(rows) == 2 * 3 * 3
+    assert {len(row) for row in rows} == {len(head)}
+    assert [row[3] for row in rows if row[0] == "beam 4" and row[2] == "onnx24-lengths"] == ["101"] * 3

@@ -308,7 +308,15 @@ def test_what_the_exporter_writes_is_taken(tmp_path: Path) -> None:
 
 MODELS: tuple[dict[str, Any], ...] = (
     {"d_model": 64, "n_heads": 4, "d_ff": 128, "tgt_vocab_size": 2600},  # with kernels for attention, and screened
-    {"d_model": 64, "n_heads": 4, "positions": "relative", "max_distance": 4, "norm": "rms", "gated": True},
+    {
+        "d_model": 64,
+        "n_heads": 4,
+        "positions": "relative",
+        "max_distance": 4,
+        "norm": "rms",
+        "gated": True,
+        "activation": "gelu",
+    },
     {"n_heads": 6, "position_offset": 3, "activation": "silu", "attention_bias": False, "embedding_norm": True},
     {"norm_first": True, "final_norm": True, "activation": "gelu_tanh", "output_bias": True, "feed_forward": "conv1d"},
 )

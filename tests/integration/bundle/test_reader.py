@@ -38,6 +38,7 @@ FILES = {
     "decoder_step.ort.onnx",
     "greedy_step.ort.onnx",
     "beam_step.ort.onnx",
+    *(f"{role}.ort-cuda.onnx" for role in ("encoder", "decoder_step", "beam_step")),
     "weights.safetensors",
     "source_tokenizer.json",
     "target_tokenizer.json",
@@ -103,6 +104,18 @@ def test_manifest_describes_the_graphs(half_bundle: Path) -> None:
             expected["encoder", precision, dialect] = encoder
             expected["decoder_step", precision, dialect] = step
         expected["select_rows", precision, "onnx24"] = select
+        flat_cross = [(name, ["batch", "src", 24]) for name, _ in cross]
+        flat_slots = [(name, ["batch", "cache", 24]) for name, _ in past]
+        length = ("src_len", "int64", ["batch"])
+        rows = [("tokens", "int64", ["rows"]), ("position", "int32", ["rows"]), length]
+        beams = [("tokens", "int64", ["batch", "beam"]), ("position", "int32", ["batch", "beam"])]
+        beams += [("slot", "int64", ["batch"]), ("mask", "bool", ["batch", 1, "beam", "cache"]), length]
+        expected["encoder", precision, "ort-cuda"] = (encoder[0], typed(precision, flat_cross))
+        expected["decoder_step", precision, "ort-cuda"] = ([*rows, *typed(precision, past + flat_cross)], step[1])
+        expected["beam_step", precision, "ort-cuda"] = (
+            [*beams, *typed(precision, flat_slots + flat_cross)],
+            [*step[1][:3], *typed(precision, [(n.replace("past", "present"), shape) for n, shape in flat_slots])],
+        )
     slots = [(name, ["batch", 3, "cache", 8]) for name, _ in past]
     found = [
         *typed("float32", [("logits", ["rows", TGT_VOCAB]), ("best.log_probs", ["rows", "count"])]),
@@ -156,12 +169,12 @@ def test_manifest_names_the_dialect_of_each_runtime_and_precision(half_bundle: P
     halves = ("float32", "float16", "bfloat16")
     assert manifest_of(half_bundle)["runtimes"] == {
         "ort-cpu": {"float32": "ort", "float16": "onnx24", "bfloat16": "onnx24"},
-        "ort-cuda": dict.fromkeys(halves, "onnx24-lengths"),
+        "ort-cuda": dict.fromkeys(halves, "ort-cuda"),
         "tensorrt": dict.fromkeys(halves, "onnx24"),
     }
     assert manifest_of(quantized_bundle)["runtimes"] == {
         "ort-cpu": dict.fromkeys(("float32", "int8", "int4"), "ort"),
-        "ort-cuda": {"float32": "onnx24-lengths"},
+        "ort-cuda": {"float32": "ort-cuda"},
         "tensorrt": {"float32": "onnx24"},
     }
     bundle = open_bundle(quantized_bundle)
@@ -189,7 +202,7 @@ def test_a_runtime_decodes_with_the_dialect_that_the_bundle_names(own_bundle: Pa
 def test_manifest_says_what_is_float32_in_half_precision_and_why(half_bundle: Path) -> None:
     for graph in manifest_of(half_bundle)["graphs"]:
         islands = graph["float32_islands"]
-        if graph["role"] == "decoder_step" and graph["precision"] != "float32":
+        if graph["role"] in ("decoder_step", "beam_step") and graph["precision"] != "float32":
             assert list(islands) == ["output projection"]
             assert "half-precision logits tie" in islands["output projection"]
         else:

@@ -164,9 +164,9 @@ def test_quantized_weights_are_not_those_of_float32(clean: Bundle, model: Transf
 
 
 def spec_of(bundle: Bundle, name: str, precision: Precision) -> contract.GraphSpec:
-    """`encoder`, `decoder_step.lengths` or `beam_step.ort` in a precision."""
+    """`encoder`, `decoder_step.lengths`, `beam_step.ort` or `beam_step.ort-cuda` in a precision."""
     role, _, variant = name.partition(".")
-    dialect = {"": "onnx24", "lengths": "onnx24-lengths", "ort": "ort"}[variant]
+    dialect = {"": "onnx24", "lengths": "onnx24-lengths"}.get(variant, variant)
     return graph_specs(bundle)[role, precision, dialect]
 
 
@@ -308,6 +308,71 @@ def no_residual(module: str) -> Change:
     return change
 
 
+def no_residual_of_skip(module: str) -> Change:
+    """A norm that adds takes the branch twice."""
+
+    def change(graph: Graph) -> None:
+        node = node_of(graph, module, "SkipLayerNormalization")
+        node.input[1] = node.input[0]
+
+    return change
+
+
+def other_bias(module: str, name: str) -> Change:
+    """A norm that adds a bias adds that of another projection."""
+
+    def change(graph: Graph) -> None:
+        node_of(graph, module, "SkipLayerNormalization").input[4] = name
+
+    return change
+
+
+def scaled_together(path: str, kind: str, factor: float | None = None) -> Change:
+    """A weight or bias of query, key and value: one tensor in half precision, and that of the key alone in float32."""
+
+    def change(graph: Graph) -> None:
+        found = {tensor.name for tensor in graph.initializer}
+        name = f"{path}.query_key_value.{kind}"
+        name = name if name in found else f"{path}.key.{kind}"
+        if factor == 0:
+            planted(graph, name, "Mul", np.asarray(0, type_of(graph, name)))
+        else:
+            scaled(name, factor)(graph)
+
+    return change
+
+
+def first_slot(name: str) -> Change:
+    """New keys and values are written to the first slot, or GroupQueryAttention takes a row for empty."""
+
+    def change(graph: Graph) -> None:
+        for node in graph.node:
+            if node.op_type in ("TensorScatter", "GroupQueryAttention"):
+                places = [place for place, read in enumerate(node.input) if read == name]
+                if not places and node.op_type == "TensorScatter":
+                    places = [2]  # the position in another type
+                for place in places:
+                    node.input[place] = f"{node.input[place]}.first"
+        read = {value for node in graph.node for value in node.input if value.endswith(".first")}
+        for value in read:
+            given = value.removesuffix(".first")
+            places = [index for index, node in enumerate(graph.node) if given in node.output]
+            node = helper.make_node("Sub", [given, given], [value], name=value)
+            graph.node.insert(places[0] + 1 if places else 0, node)
+
+    return change
+
+
+def other_flat_heads(module: str) -> Change:
+    """Heads that lie side by side are cut in another size: 24 = 3 heads of 8 = 8 of 3."""
+
+    def change(graph: Graph) -> None:
+        for name in ("q_num_heads", "kv_num_heads"):
+            attribute_of(attention(graph, module), name, 8)
+
+    return change
+
+
 def no_scale(module: str) -> Change:
     """Embeddings are not multiplied by the root of d_model."""
 
@@ -428,7 +493,7 @@ def other_candidates(graph: Graph) -> None:
 
 E0, E1, D0, D1 = "encoder.layers.0", "encoder.layers.1", "decoder.layers.0", "decoder.layers.1"
 OWN = f"{D1}.self_attention"
-SUM = "ResidualNorm"
+SUM, SKIP = "ResidualNorm", "SkipLayerNormalization"
 FAULTS: list[tuple[str, str, Change, str]] = [
     # what, graph, change, the node that is to be named
     ("weight scaled", "encoder", scaled(f"{E1}.feed_forward.hidden.weight"), f"{E1}.feed_forward.hidden/"),
@@ -516,8 +581,41 @@ STANDARD_STEPS: list[tuple[str, str, Change, str]] = [
     ("other rows", "select_rows", other_rows, "Gather_1"),
 ]  # fmt: skip
 
+CUDA: list[tuple[str, str, Change, str]] = [
+    ("weight scaled", "encoder.ort-cuda", scaled(f"{E1}.feed_forward.hidden.weight"), f"{E1}.feed_forward.hidden/"),
+    ("weight scaled", "decoder_step.ort-cuda", scaled_together(f"{OWN}", "weight"), f"{OWN}.query_key_value/"),
+    ("weight scaled", "beam_step.ort-cuda", scaled("output_weight"), "output/"),
+    ("norm scaled", "decoder_step.ort-cuda", scaled(f"{D1}.norms.1.weight"), f"{D1}.norms.1/"),
+    ("layers swapped", "decoder_step.ort-cuda", swapped(f"{D0}.norms", f"{D1}.norms"), f"{D0}.norms.0/"),
+    ("positions shifted", "decoder_step.ort-cuda", moved("decoder.positions.table"), "decoder.positions/"),
+    ("positions shifted", "beam_step.ort-cuda", moved("decoder.positions.table"), "decoder.positions/"),
+    ("eps", "encoder.ort-cuda", other_eps(f"{E0}.norms.1", SKIP), f"{E0}.norms.1/"),
+    ("eps", "beam_step.ort-cuda", other_eps("decoder.norm", SKIP), "decoder.norm/"),
+    ("activation", "decoder_step.ort-cuda", other_activation(f"{D1}.feed_forward"), f"{D1}.feed_forward/"),
+    # The bias of a projection is added where its sum is taken, which is before the next norm.
+    ("bias lost", "decoder_step.ort-cuda", no_bias(f"{OWN}.output.bias"), f"{D1}.norms.1/"),
+    ("bias lost", "beam_step.ort-cuda", scaled_together(f"{OWN}", "bias", 0), f"{OWN}.query_key_value/"),
+    ("bias of another", "beam_step.ort-cuda", other_bias(f"{D1}.norms.1", f"{D0}.norms.0.bias"), f"{D1}.norms.1/"),
+    ("residual lost", "decoder_step.ort-cuda", no_residual_of_skip(f"{D1}.norms.2"), f"{D1}.norms.2/"),
+    ("embedding scale", "decoder_step.ort-cuda", no_scale("decoder.tokens"), "decoder.tokens/"),
+    ("attention scale", "decoder_step.ort-cuda", other_scale(f"{D1}.cross_attention"), f"{D1}.cross_attention/"),
+    ("attention scale", "decoder_step.ort-cuda", other_scale(OWN), f"{OWN}/"),
+    ("heads", "beam_step.ort-cuda", other_flat_heads(f"{D1}.cross_attention"), f"{D1}.cross_attention/"),
+    ("mask dropped", "encoder.ort-cuda", no_mask(f"{E0}.self_attention"), f"{E0}.self_attention/"),
+    ("mask dropped", "decoder_step.ort-cuda", no_mask(f"{D1}.cross_attention"), f"{D1}.cross_attention/"),
+    ("mask dropped", "beam_step.ort-cuda", no_mask(f"{D0}.self_attention"), f"{D0}.self_attention/"),
+    ("key for value", "beam_step.ort-cuda", key_for_value(f"{D1}.cross_attention"), f"{D1}.cross_attention/"),
+    ("stale cache", "beam_step.ort-cuda", stale_cache(OWN), f"{OWN}/"),
+    ("wrong slot", "beam_step.ort-cuda", first_slot("slot"), f"{D0}.self_attention/"),
+    ("wrong slot", "decoder_step.ort-cuda", first_slot("position"), f"{D0}.self_attention/"),
+    ("beams not followed", "beam_step.ort-cuda", beam_not_followed, f"{D0}.self_attention/"),
+    ("other tokens", "decoder_step.ort-cuda", other_ids, "planted/best.ids"),
+    ("other tokens", "beam_step.ort-cuda", other_ids, "planted/best.ids"),
+]  # fmt: skip
+"""Of float32 and half precision, in which the cache of greedy search is written by another operator."""
+
 PLANTED = [
-    *(("float32", *fault) for fault in (*FAULTS, *STEPS, *STANDARD_STEPS)),
+    *(("float32", *fault) for fault in (*FAULTS, *STEPS, *STANDARD_STEPS, *CUDA)),
     *((precision, *fault) for precision in ("int8", "int4") for fault in QUANTIZED),
     *(("int8", *fault) for fault in STEPS),
     ("int8", "activation", "encoder.ort", no_activation(f"{E1}.feed_forward.output"), f"{E1}.feed_forward.output/"),
@@ -525,7 +623,7 @@ PLANTED = [
     *(
         (precision, *fault)
         for precision in HALVES
-        for fault in (*FAULTS, *STANDARD_STEPS)
+        for fault in (*FAULTS, *STANDARD_STEPS, *CUDA)
         if not fault[1].endswith("ort")
     ),
 ]
@@ -743,7 +841,11 @@ def test_rows_that_no_case_reads_are_not_taken_from_elsewhere(
 
 
 @pytest.mark.parametrize(
-    "name", ["encoder", "decoder_step", "decoder_step.lengths", "decoder_step.ort", "beam_step.ort"]
+    "name",
+    [
+        *("encoder", "decoder_step", "decoder_step.lengths", "decoder_step.ort", "beam_step.ort"),
+        *("encoder.ort-cuda", "decoder_step.ort-cuda", "beam_step.ort-cuda"),
+    ],
 )
 def test_the_long_case_has_a_whole_source_beside_another(clean: Bundle, definitions: Any, name: str) -> None:
     """So that a mask is seen that ends too early, or is that of another sentence."""

@@ -12,7 +12,7 @@ from tests.support.tiny import (
     randomised,
 )
 from tfexport.errors import TfexportError
-from tfexport.models.precision import in_precision
+from tfexport.models.precision import in_precision, to_tf32
 from tfexport.models.transformer import Transformer
 
 LARGEST = 65504.0
@@ -50,12 +50,13 @@ def test_float32_is_the_model_itself() -> None:
 
 
 @half
-def test_a_tied_output_is_stored_twice_and_once_exactly(precision: Any) -> None:
+def test_a_tied_output_is_stored_twice_and_once_as_tf32_has_it(precision: Any) -> None:
     model = native_model(tie_output=True)
     variant = in_precision(model, precision)
     assert isinstance(variant, Transformer)
     exact = model.encoder.tokens.weight
-    assert torch.equal(variant.output_matrix(), exact)
+    assert torch.equal(variant.output_matrix(), to_tf32(exact))
+    assert not torch.equal(variant.output_matrix(), exact)
     assert torch.equal(variant.encoder.tokens.weight, exact.to(getattr(torch, precision)))
     assert not torch.equal(variant.encoder.tokens.weight.float(), exact)  # rounding is seen here
     src, length, tgt = torch.tensor([[5, 6, 7]]), torch.tensor([3]), torch.tensor([[2, 9, 4]])
@@ -97,3 +98,19 @@ def test_what_stays_float32_may_be_larger() -> None:
     assert isinstance(variant, Transformer)
     assert variant.output_bias[3] == 1e5
     assert variant.encoder.positions.table[0, 0] == LARGEST
+
+
+def test_tf32_is_the_nearest_number_with_10_fraction_bits() -> None:
+    numbers = torch.randn(1000) * torch.logspace(-30, 30, 1000)
+    found = to_tf32(numbers)
+    assert not (found.view(torch.int32) & (2**13 - 1)).any()
+    assert ((found - numbers).abs() <= numbers.abs() * 2.0**-11).all()
+    assert torch.equal(to_tf32(found), found)
+    step = 2.0**-10
+    ties = torch.tensor([1 + step / 2, 1 + 3 * step / 2, -1 - step / 2, -1 - 3 * step / 2, 2 - step / 2])
+    assert to_tf32(ties).tolist() == [1, 1 + 2 * step, -1, -1 - 2 * step, 2]
+    for exact in (torch.float16, torch.bfloat16):
+        rounded = torch.randn(1000).to(exact).float()
+        assert torch.equal(to_tf32(rounded), rounded)
+    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan])
+    assert torch.equal(to_tf32(special).view(torch.int32), special.view(torch.int32))
