@@ -315,10 +315,14 @@ class BaseSearchOptions(Options):
         """The exponent A, as the profile takes it."""
         return max(self.length_penalty, self.search_profile.least_length_penalty)
 
+    def length_divisor(self, length: int) -> float:
+        """What the log-probability of a hypothesis of `length` tokens is divided by."""
+        base = (5.0 + length) / 6.0 if self.search_profile.google_length else float(length)
+        return float(base**self.length_exponent)
+
     def normalise(self, log_prob: float, length: int) -> float:
         """The score of a hypothesis of `length` tokens."""
-        base = (5.0 + length) / 6.0 if self.search_profile.google_length else float(length)
-        return log_prob / base**self.length_exponent
+        return log_prob / self.length_divisor(length)
 
 
 @dataclass(frozen=True, kw_only=True)
