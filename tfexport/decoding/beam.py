@@ -154,20 +154,21 @@ class Beams:
                 # The first `beam` candidates are finished, whatever their last token is.
                 ends = ends | (at_limit[..., None] & exists)
         unfinished = np.ones(len(self.sentences), dtype=bool)
-        done = self.finished.is_done(best_live, lengths, self.sentences)
         some_end = ends.any(axis=(1, 2)).tolist()
-        some_stop = (done | at_limit).any(axis=1).tolist()
+        first, done, some_stop = 0, at_limit, []  # of the steps since something was finished
         for step, length in enumerate(lengths.tolist()):
-            candidates = Continuations(*(values[step] for values in found))
+            candidates = Continuations(found.log_probs[step], found.parents[step], found.tokens[step])
             counts = self._new_outputs(candidates, is_eos[step])
             if some_end[step]:
                 self._add(ends[step] & unfinished[:, None], candidates, length, counts)
-                done[step:] = self.finished.is_done(best_live[step:], lengths[step:], self.sentences)
-                some_stop = (done | at_limit).any(axis=1).tolist()
-            if not some_stop[step]:
+            if some_end[step] or not step:
+                last = next((other for other in range(step + 1, len(lengths)) if some_end[other]), len(lengths))
+                first, done = step, self.finished.is_done(best_live[step:last], lengths[step:last], self.sentences)
+                some_stop = (done | at_limit[step:last]).any(axis=1).tolist()
+            if not some_stop[step - first]:
                 continue
-            stops = unfinished & (done[step] | at_limit[step])
-            if self._profile.at_limit == "compete" and (competes := stops & ~done[step]).any():
+            stops = unfinished & (done[step - first] | at_limit[step])
+            if self._profile.at_limit == "compete" and (competes := stops & ~done[step - first]).any():
                 ranked = Continuations(*(values[step] for values in live))
                 self._add(competes[:, None] & np.isfinite(ranked.log_probs), ranked, length)
             if (self.finished.count[self.sentences[stops & (best_live[step] == -np.inf)]] == 0).any():

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tfexport.decoding.options import SearchOptions
+from tfexport.decoding.options import SearchOptions, length_divisor
 from tfexport.runtimes.base import IntArray
 
 Scores = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+
+
+@cache
+def _divisors(google_length: bool, exponent: float, longest: int) -> Scores:
+    """`length_divisor` of lengths from 1, computed one by one: NumPy's powers have other last bits."""
+    return np.array([length_divisor(length, exponent, google_length) for length in range(1, longest + 1)])
 
 
 class Endings(NamedTuple):
@@ -44,7 +51,7 @@ class FinishedHypotheses:
         self._numbers = np.zeros((len(limits), self._most), dtype=np.int64)
         self._endings: list[Endings] = []
         self._n_endings = 0
-        self._divisors = np.array([options.length_divisor(length) for length in range(1, int(limits.max()) + 2)])
+        self._divisors = _divisors(options.search_profile.google_length, options.length_exponent, int(limits.max()) + 1)
         self._limit_divisors = self._divisors[limits - 1]
         self._top_ended = np.zeros(len(limits), dtype=bool)
         self._ended_ranks = np.zeros((len(limits), options.beam), dtype=bool)

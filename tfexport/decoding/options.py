@@ -315,14 +315,9 @@ class BaseSearchOptions(Options):
         """The exponent A, as the profile takes it."""
         return max(self.length_penalty, self.search_profile.least_length_penalty)
 
-    def length_divisor(self, length: int) -> float:
-        """What the log-probability of a hypothesis of `length` tokens is divided by."""
-        base = (5.0 + length) / 6.0 if self.search_profile.google_length else float(length)
-        return float(base**self.length_exponent)
-
     def normalise(self, log_prob: float, length: int) -> float:
         """The score of a hypothesis of `length` tokens."""
-        return log_prob / self.length_divisor(length)
+        return log_prob / length_divisor(length, self.length_exponent, self.search_profile.google_length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,6 +336,16 @@ class SearchOptions(
     Raises:
         TfexportError: an option is out of range, or two of them exclude each other.
     """
+
+
+def length_divisor(length: int, exponent: float, google_length: bool) -> float:
+    """What the log-probability of a hypothesis of `length` tokens is divided by.
+
+    Args:
+        google_length: the length is that of Wu et al. 2016, section 7.
+    """
+    base = (5.0 + length) / 6.0 if google_length else float(length)
+    return float(base**exponent)
 
 
 def _ids(name: str, value: Any, token_ids: Callable[[str], tuple[int, ...]] | None) -> Any:

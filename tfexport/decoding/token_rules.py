@@ -70,6 +70,11 @@ class TokenRules:
         self._history_rules = options.active_rules
         self._always_needs_logits = bool(options.samples or self._history_rules)
         self._eos_at_limit = options.search_profile.at_limit == "eos" or options.force_eos
+        # From then on all steps are alike: longer than what is given, or where an end or a first token is banned. Never where
+        # the limit or a probability that others share decides.
+        special = (longest, self._largest_min_length, options.min_new_tokens, 2)
+        differs = self._eos_at_limit or options.search_profile.renormalises
+        self._settled = math.inf if differs else max(special)
         # Transformers penalises log-probabilities in beam search; the paper and all others penalise logits.
         self._penalises_logits = options.beam == 1 or options.search_profile.renormalises
 
@@ -149,6 +154,8 @@ class TokenRules:
         lengths = range(length, length + steps)
         if length == 1 and self.config.forced_first_id >= 0:
             return None
+        if length > self._settled and not self._always_needs_logits:
+            return (tuple(dict.fromkeys(self._suppressed)),) * steps
         banned = [self._banned(each) for each in lengths]
         if any(self._needs_logits(each, sentences, ids) for each, ids in zip(lengths, banned, strict=True)):
             return None
