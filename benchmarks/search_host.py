@@ -90,6 +90,7 @@ class ScriptedGraphs:
     precision = "float32"
     position_dtype = "int32"
     has_beam_step = True
+    flat = False
 
     def __init__(self, script: Script, searcher: Callable[[Role], OrtExecutable]):
         self.device = HostDevice()

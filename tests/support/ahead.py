@@ -66,6 +66,7 @@ class AheadGraphs:
     precision = "float32"
     position_dtype = "int64"
     has_beam_step = True
+    flat = False
 
     def __init__(
         self, directory: Path, folder: Path, buckets: Buckets, device: Device | None = None, wrap: Any = lambda graph: graph

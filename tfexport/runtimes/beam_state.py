@@ -46,7 +46,7 @@ class BeamState:
         config, graphs = self._workspace.config, self._workspace.graphs
         rows, grid = self._batch * self._beam, (self._batch, self._beam)
         steps = graphs.buckets.first_cache(sources.padded)
-        self._cache = cache or self._workspace.empty_cache(sources.lane, self._batch, steps * self._beam)
+        self._cache = cache or self._empty_cache(steps)
         best = min(BEST, config.tgt_vocab_size)
         self._io = self._workspace.region(
             sources.lane,
@@ -65,7 +65,7 @@ class BeamState:
 
     def _use_masks(self, mask: NDArray[np.bool_] | None) -> None:
         """Two masks that take turns, for caches of the present size; the first is `mask`, with room for more slots."""
-        shape = (self._batch, 1, self._beam, self._cache["all"].shape[3])
+        shape = (self._batch, 1, self._beam, self._cache["all"].shape[-2])
         self._masks = self._workspace.region(self._sources.lane, "masks", mask=(shape, "bool"), other=(shape, "bool"))
         self._mask = self._workspace.mirror(self._masks["mask"])
         self._launches: dict[tuple[int, int], BeamLaunch] = {}
@@ -114,7 +114,7 @@ class BeamState:
         return Best(*(self._best[name][self._slots.rows, :count] for name in ("best.log_probs", "best.ids")))
 
     def _run(self, tokens: IntArray, results: Mirror | Mirrored) -> None:
-        if (self._filled + 1) * self._beam > self._cache["all"].shape[3]:
+        if (self._filled + 1) * self._beam > self._cache["all"].shape[-2]:
             self._grow(self._filled + 1)
         self._read_mask()
         self._given["tokens"].reshape(-1)[self._slots.rows] = tokens
@@ -138,7 +138,7 @@ class BeamState:
     def search_ahead(self, request: Ahead) -> Continuations:
         """The best continuations of each sentence in each of the next steps."""
         workspace = self._workspace
-        if (steps := slots_needed(self._filled, workspace)) * self._beam > self._cache["all"].shape[3]:
+        if (steps := slots_needed(self._filled, workspace)) * self._beam > self._cache["all"].shape[-2]:
             self._grow(steps)
         sizes = tokens_needed(request, workspace), request.candidates
         if sizes not in self._launches:
@@ -198,11 +198,15 @@ class BeamState:
         workspace.graphs.device.synchronize()
         return BeamState(sources, Slots.first(len(slots), self._beam), cache, mask, self._filled)
 
+    def _empty_cache(self, steps: int) -> Region:
+        """Each step takes a slot for each hypothesis."""
+        flat = self._workspace.graphs.flat
+        return self._workspace.empty_cache(self._sources.lane, self._batch, steps * self._beam, flat=flat)
+
     def _grow(self, steps: int) -> None:
         """Continue in a cache for as many `steps`, or more."""
         mask = self._read_mask().copy()
-        size = self._workspace.graphs.buckets.cache_for(steps) * self._beam
-        cache = self._workspace.empty_cache(self._sources.lane, self._batch, size)
+        cache = self._empty_cache(self._workspace.graphs.buckets.cache_for(steps))
         self._workspace.copy_slots(cache, self._cache, self._filled * self._beam)
         self._cache = cache
         self._use_masks(mask)

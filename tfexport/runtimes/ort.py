@@ -125,7 +125,8 @@ class OrtGraphs:
 
         self._load, self._attention_step = load, None  # type: tuple[Any, OrtExecutable | None]
         self._step, self._beam_step = load("decoder_step"), None  # type: tuple[OrtExecutable, OrtExecutable | None]
-        self.position_dtype = self._step.dtype("position")
+        self.position_dtype = self._step.input("position")[0]
+        self.flat = len(self._step.input("cross.0.key")[1]) == 3
         self.has_beam_step = bundle.has_graph("beam_step", precision, dialect)
         self.search: DeviceSearch | None = None
         if ahead and all(bundle.has_graph(graph.role, precision, "onnx24") for graph in SEARCH_GRAPHS):
@@ -209,10 +210,10 @@ class OrtExecutable:
         """Whether its runs may be a part of a recording."""
         return self._record or self._device.name == "cpu"
 
-    def dtype(self, name: str) -> str:
-        """The type of an input of integers."""
-        (found,) = (node.type for node in self._session.get_inputs() if node.name == name)
-        return str(found).removeprefix("tensor(").removesuffix(")")
+    def input(self, name: str) -> tuple[str, list[Any]]:
+        """The type of an input, as ONNX Runtime names it, and its axes."""
+        (node,) = (node for node in self._session.get_inputs() if node.name == name)
+        return str(node.type).removeprefix("tensor(").removesuffix(")"), list(node.shape)
 
     def bind(self, tensors: Mapping[str, DeviceTensor], *, record: bool = True) -> Call:
         binding = self._session.io_binding()

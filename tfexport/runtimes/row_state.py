@@ -91,11 +91,11 @@ class RowState:
         """The best token of each row in each of the next steps."""
         assert self._slots.beam == 1, "the rows of a beam would have to be gathered"
         workspace = self._workspace
-        if (slots := slots_needed(self._filled, workspace)) > self._cache["all"].shape[3]:
+        if (slots := slots_needed(self._filled, workspace)) > self._cache["all"].shape[-2]:
             self._grow(slots)
         found_of_row = tokens_needed(request, workspace)
         if found_of_row not in self._launches:
-            step = workspace.graphs.step(self._cache["all"].shape[3])
+            step = workspace.graphs.step(self._cache["all"].shape[-2])
             self._launches[found_of_row] = GreedyLaunch(
                 workspace, self._sources.lane, step, self._step_tensors(), found_of_row
             )
@@ -111,7 +111,7 @@ class RowState:
         self._given.push()
         if self._reorder is not None:
             self._cache, self._reorder = self._reordered(), None
-        if self._filled == self._cache["all"].shape[3]:
+        if self._filled == self._cache["all"].shape[-2]:
             self._grow(self._filled + 1)
         if self._cache["all"] not in self._steps:
             self._steps[self._cache["all"]] = self._bound_step()
@@ -133,7 +133,7 @@ class RowState:
         return {**tensors, **self._sources.tensors, **next(cached), **next(cached)}
 
     def _bound_step(self) -> Call:
-        size = self._cache["all"].shape[3]
+        size = self._cache["all"].shape[-2]
         step = self._workspace.graphs.step(size, attention=self._attention is not None)
         return self._workspace.call(step, self._step_tensors())
 

@@ -24,7 +24,7 @@ class Sources:
     def __init__(self, workspace: Workspace, lane: Lane, length: int, inputs: Region, mirror: Mirrored, cross: Region):
         self.workspace, self.lane, self.cross = workspace, lane, cross
         self._length, self._inputs, self._mirror = length, inputs, mirror
-        _, self.batch, _, self.padded, _ = cross["all"].shape
+        self.batch, self.padded = cross["all"].shape[1], cross["all"].shape[-2]
 
     @classmethod
     def encode(cls, workspace: Workspace, src_ids: IntArray, src_len: IntArray, beam: int) -> Sources:
@@ -32,7 +32,8 @@ class Sources:
         buckets = workspace.graphs.buckets
         batch, src = buckets.batch_for(len(src_len), beam), buckets.src_for(src_ids.shape[1])
         lane = workspace.lane()
-        inputs, cross = workspace.inputs(lane, batch, src), workspace.blocks(lane, "cross", batch, src)
+        inputs = workspace.inputs(lane, batch, src)
+        cross = workspace.blocks(lane, "cross", batch, src, flat=workspace.graphs.flat)
         mirror = workspace.mirrored(inputs, "src_len", "src_ids")
         fill_sources(mirror["src_ids"], mirror["src_len"], src_ids, src_len, pad_id=workspace.config.pad_id)
         mirror.push()
@@ -49,11 +50,15 @@ class Sources:
         return self._length
 
     def read(self, places: IntArray) -> list[FloatArray]:
-        """The cross keys and values of the sentences in `places`."""
+        """The cross keys and values of the sentences in `places`, each [sentences, heads, src, head_dim]."""
         mirror = self.workspace.mirror(self.cross["all"])
         mirror.pull()
         self.workspace.graphs.device.synchronize()
-        return [to_float32(block[places][:, :, : self._length]) for block in mirror.array]
+        found = [to_float32(block[places][..., : self._length, :]) for block in mirror.array]
+        if self.workspace.graphs.flat:
+            heads = self.workspace.config.n_heads
+            found = [block.reshape(*block.shape[:2], heads, -1).swapaxes(1, 2) for block in found]
+        return found
 
     def gathered(self, sentences: IntArray, index: DeviceTensor) -> Sources:
         """The sources in the places `sentences`, which the device has in `index`, in buffers for as many."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -87,6 +88,11 @@ class Graphs(Protocol):
         """The type of the input `position` of the steps."""
         ...
 
+    @property
+    def flat(self) -> bool:
+        """Whether the heads of cross keys and values, and of shared caches, lie side by side: [.., length, d_attention]."""
+        ...
+
     def step(self, cache: int, *, attention: bool = False) -> Executable:
         """The decoder step for caches of `cache` slots, one of the buckets.
 
@@ -104,6 +110,7 @@ class HostSearch:
 
     search: SearchGraphs | None = None
     has_beam_step = False
+    flat = False
     position_dtype = "int64"
 
     def beam_step(self) -> Executable:
@@ -185,10 +192,15 @@ class Workspace:
         """Host arrays beside tensors of `region` that lie one after the other."""
         return Mirrored(self.mirror(region.span(*names)), region, *names)
 
-    def blocks(self, lane: Lane, use: str, rows: int, length: int) -> Region:
-        """Keys and values of all layers in one tensor `all`, [blocks, rows, heads, length, head_dim]."""
+    def blocks(self, lane: Lane, use: str, rows: int, length: int, *, flat: bool = False) -> Region:
+        """Keys and values of all layers in one tensor `all`, [blocks, rows, heads, length, head_dim].
+
+        Args:
+            flat: [blocks, rows, length, d_attention]; see `Graphs.flat`.
+        """
         config = self.config
-        shape = (2 * config.n_decoder_layers, rows, config.n_heads, length, config.head_dim)
+        of_row = (length, config.d_attention) if flat else (config.n_heads, length, config.head_dim)
+        shape = (2 * config.n_decoder_layers, rows, *of_row)
         return self.region(lane, use, all=(shape, self.graphs.precision))
 
     def named(self, kind: Any, blocks: Region) -> dict[str, DeviceTensor]:
@@ -208,9 +220,9 @@ class Workspace:
 
     def gather(self, lane: Lane, use: str, blocks: Region, index: DeviceTensor) -> Region:
         """The rows `index` of `blocks`, gathered into other memory."""
-        n_blocks, rows, heads, length, head_dim = blocks["all"].shape
-        target = self.blocks(lane, use, index.shape[0], length)
-        width = heads * length * head_dim
+        n_blocks, rows, *of_row = blocks["all"].shape
+        target = self.region(lane, use, all=((n_blocks, index.shape[0], *of_row), blocks["all"].dtype))
+        width = math.prod(of_row)
         tensors = {
             "tensors": blocks["all"]._replace(shape=(n_blocks, rows, width)),
             "index": index,
@@ -221,19 +233,19 @@ class Workspace:
 
     def copy_slots(self, target: Region, source: Region, filled: int) -> None:
         """Enqueue the copy of the first `filled` slots of a cache to a larger one."""
-        n_blocks, rows, heads, length, head_dim = source["all"].shape
-        slot = head_dim * ITEM_SIZES[source["all"].dtype]
+        *runs, length, numbers = source["all"].shape
+        slot = numbers * ITEM_SIZES[source["all"].dtype]
         self.graphs.device.copy_prefixes(
             target["all"].address,
             source["all"].address,
-            count=n_blocks * rows * heads,
+            count=math.prod(runs),
             width=filled * slot,
-            steps=(target["all"].shape[3] * slot, length * slot),
+            steps=(target["all"].shape[-2] * slot, length * slot),
         )
 
-    def empty_cache(self, lane: Lane, rows: int, size: int) -> Region:
+    def empty_cache(self, lane: Lane, rows: int, size: int, *, flat: bool = False) -> Region:
         """A cache of `size` slots for each of `rows`."""
-        cache = self.blocks(lane, "cache", rows, size)
+        cache = self.blocks(lane, "cache", rows, size, flat=flat)
         # Slots that were never written are masked, but 0 * NaN is NaN.
         self.graphs.device.zero(cache["all"])
         return cache
