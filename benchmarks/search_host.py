@@ -2,9 +2,10 @@
 
     python -m benchmarks.search_host [--out FILE]
 
-A script stands in for the model: it tells random tokens, an end now and then, and in each sentence one in the end. On the host the
-search ranks them step by step; ahead, the script tells what ONNX Runtime's CPU provider ranked before. Both decode the same
-sentences. The time is that of the fastest of some searches, divided by the steps that the longest sentence takes.
+A script stands in for the model: it tells random tokens, an end now and then, and in each sentence one in the end. On the
+host the search ranks them step by step; ahead, the script tells what ONNX Runtime's CPU provider ranked before. Both decode
+the same sentences. The time is the CPU time of the fastest of some searches, divided by the steps that the longest sentence
+takes.
 """
 
 from __future__ import annotations

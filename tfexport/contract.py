@@ -348,8 +348,8 @@ def graphs_of(
 ) -> tuple[GraphSpec, ...]:
     """The graphs that a model of this config is exported to, with a tensor for every layer.
 
-    `select_rows` and the graphs of a search have no attention, so they are the same in both standard dialects. The dialect `ort` is for decoding on a
-    CPU: in float32 and quantized, and not of classifiers.
+    `select_rows` and the graphs of a search have no attention, so they are the same in both standard dialects. The dialect
+    `ort` is for decoding on a CPU: in float32 and quantized, and not of classifiers.
     """
     if dialect == "ort":
         wanted = not config.is_classifier and (precision == "float32" or precision in QUANTIZED)

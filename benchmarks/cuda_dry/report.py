@@ -41,8 +41,8 @@ def _violations(row: Row) -> float:
 
 MEASURES = (
     Measure("nodes a step", _a_step("kernels", "on_device", "fills"), most=240),
-    Measure("launches a step", _a_step("launches"), most=4, ahead=1 / 8),
-    Measure("copies to the GPU a step", _a_step("to_device"), most=1, ahead=1 / 8),
+    Measure("launches a step", _a_step("launches"), most=4, ahead=1 / 5),
+    Measure("copies to the GPU a step", _a_step("to_device"), most=1, ahead=1 / 5),
     Measure("copies to the host a step", _a_step("to_host"), most=1, ahead=1 / 8),
     Measure("waits a step", _a_step("waits"), most=1, ahead=1 / 8),
     Measure("allocations, second batch", lambda row: row["second"]["total"]["allocations"], most=0),

@@ -79,8 +79,8 @@ class ScriptedState:
 class Scripted(BaseRuntime):
     """A runtime that does its work and then tells random tokens, so that searches go on, reorder beams and end.
 
-    A sentence of n ids ends after about n tokens. `steps` has the counts of each call with the reorder after it: of a step, or of
-    several that the runtime makes by itself. `step_count` is the number of steps.
+    A sentence of n ids ends after about n tokens. `steps` has the counts of each call with the reorder after it: of a step,
+    or of several that the runtime makes by itself. `step_count` is the number of steps.
     """
 
     def __init__(self, inner: Any):

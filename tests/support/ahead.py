@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import onnx_ir as ir
 from tfexport.bundle.reader import open_bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import SEARCH_GRAPHS, WEIGHTS_FILE, Role, cache_names
+from tfexport.decoding.search import Hypothesis, SearchOptions, search_steps
 from tfexport.graphs import portable
 from tfexport.graphs.stored_weights import StoredWeights
 from tfexport.runtimes.buckets import Buckets
@@ -69,7 +70,12 @@ class AheadGraphs:
     flat = False
 
     def __init__(
-        self, directory: Path, folder: Path, buckets: Buckets, device: Device | None = None, wrap: Any = lambda graph: graph
+        self,
+        directory: Path,
+        folder: Path,
+        buckets: Buckets,
+        device: Device | None = None,
+        wrap: Any = lambda graph: graph,
     ):
         bundle = open_bundle(directory)
         self.device, self.buckets = device or HostDevice(), buckets
@@ -99,3 +105,81 @@ def ahead_runtime(directory: Path, folder: Path, buckets: Buckets) -> LoopRuntim
     """A runtime that searches ahead on the CPU, over the bundle in `directory`; search graphs come to lie in `folder`."""
     graphs: Any = AheadGraphs(directory, folder, buckets)
     return LoopRuntime("ahead", open_bundle(directory).config, graphs)
+
+
+def late_runtime(directory: Path, folder: Path, buckets: Buckets) -> LoopRuntime:
+    """The same on a device that does nothing before it is waited for."""
+    device = LateDevice()
+    graphs: Any = AheadGraphs(directory, folder, buckets, device, lambda graph: LateExecutable(graph, device))
+    return LoopRuntime("late", open_bundle(directory).config, graphs)
+
+
+class LateDevice(HostDevice):
+    """Memory of the host, with mirrors of their own, and a stream whose work is done when it is waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._queue: list[Call] = []
+        self._recording: list[Call] | None = None
+
+    def enqueue(self, work: Call) -> None:
+        (self._queue if self._recording is None else self._recording).append(work)
+
+    def mirror(self, tensor: DeviceTensor) -> Any:
+        return LateMirror(tensor, self)
+
+    def zero(self, tensor: DeviceTensor) -> None:
+        self.enqueue(lambda: HostDevice.zero(self, tensor))
+
+    def copy_prefixes(self, target: int, source: int, *, count: int, width: int, steps: tuple[int, int]) -> None:
+        self.enqueue(lambda: HostDevice.copy_prefixes(self, target, source, count=count, width=width, steps=steps))
+
+    def capture(self, enqueue: Call) -> Call:
+        assert self._recording is None
+        self._recording = work = []
+        enqueue()
+        self._recording = None
+        return lambda: self._queue.extend(work)
+
+    def synchronize(self) -> None:
+        assert self._recording is None, "waiting cannot be part of a recording"
+        queue, self._queue = self._queue, []
+        for work in queue:
+            work()
+
+
+class LateMirror:
+    """A host array beside a tensor."""
+
+    def __init__(self, tensor: DeviceTensor, device: LateDevice):
+        self._there, self._device = tensor, device
+        self.array = host_array(tensor).copy()
+
+    def push(self) -> None:
+        self._device.enqueue(lambda: np.copyto(host_array(self._there), self.array))
+
+    def pull(self) -> None:
+        self._device.enqueue(lambda: np.copyto(self.array, host_array(self._there)))
+
+
+class LateExecutable:
+    """A graph whose runs are enqueued."""
+
+    records = True
+
+    def __init__(self, inner: Any, device: LateDevice):
+        self._inner, self._device = inner, device
+
+    def bind(self, tensors: Mapping[str, DeviceTensor], *, record: bool = True) -> Call:
+        call = self._inner.bind(tensors)
+        return lambda: self._device.enqueue(call)
+
+
+def on_host(runtime: LoopRuntime, sources: Sequence[Any], options: SearchOptions) -> list[list[Hypothesis]]:
+    """What a search finds that sees each step."""
+    steps = search_steps(runtime, sources, options)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return list(end.value)

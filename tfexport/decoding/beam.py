@@ -47,9 +47,10 @@ def beam_search(
     """
     beams = Beams(rules.config, limits, options, trace)
     while True:
-        request = ahead and ahead.request(
-            beams.length, beams.sentences, beams.tokens, beams.log_probs, beams.n_candidates
-        )
+        request = None
+        if ahead is not None:
+            live = beams.tokens, beams.log_probs
+            request = ahead.request(beams.length, beams.sentences, *live, beams.n_candidates)
         if request is not None:
             found, state = rules.ahead(state, request)
         else:
@@ -106,7 +107,7 @@ class Beams:
         if self._profile.narrows_beam:
             places = self._beam - self.finished.count[self.sentences]
             candidates.log_probs[np.arange(candidates.log_probs.shape[1]) >= places[:, None]] = -np.inf
-        return Continuations(*(values[None] for values in candidates))
+        return candidates.at(None)
 
     def advance(self, found: Continuations) -> NDArray[np.bool_]:
         """Take one step or several; what a sentence's steps found after it was done is dropped.
@@ -121,7 +122,7 @@ class Beams:
             TfexportError: a sentence has no live hypothesis and no finished one.
         """
         steps = min(len(found.tokens), self._longest_limit - self.length)
-        found = Continuations(*(values[:steps] for values in found))
+        found = found.at(slice(steps))
         lengths = np.arange(self.length + 1, self.length + 1 + steps)
         is_eos = is_end(found.tokens, self._end_ids)
         live = self._going_on(found, is_eos)
@@ -134,11 +135,11 @@ class Beams:
     def _going_on(self, found: Continuations, is_eos: NDArray[np.bool_]) -> Continuations:
         """The best `beam` continuations of each step that do not end: [steps, sentences, beam]."""
         if self._profile.continues_past_eos or not is_eos[..., : self._beam].any():
-            return Continuations(*(values[..., : self._beam] for values in found))
+            return found.at((..., slice(self._beam)))
         going_on = is_eos.argsort(axis=-1, kind="stable")[..., : self._beam]  # keeps the order of the others
         steps, sentences, _ = is_eos.shape
         at = np.arange(steps)[:, None, None], np.arange(sentences)[:, None], going_on
-        return Continuations(*(values[at] for values in found))
+        return found.at(at)
 
     def _finish(
         self, found: Continuations, is_eos: NDArray[np.bool_], live: Continuations, lengths: IntArray
@@ -147,17 +148,17 @@ class Beams:
         exists = found.log_probs[..., : self._beam] > -np.inf
         ends = is_eos[..., : self._beam] & exists
         best_live = live.log_probs[..., 0]
-        at_limit = np.zeros(best_live.shape, dtype=bool)
+        at_limit: NDArray[np.bool_] = np.zeros(best_live.shape, dtype=bool)
         if lengths[-1] >= self._shortest_limit:
-            at_limit = self._limits[self.sentences] == lengths[:, None]
+            at_limit = np.asarray(self._limits[self.sentences] == lengths[:, None])
             if self._profile.at_limit != "compete":
                 # The first `beam` candidates are finished, whatever their last token is.
                 ends = ends | (at_limit[..., None] & exists)
         unfinished = np.ones(len(self.sentences), dtype=bool)
         some_end = ends.any(axis=(1, 2)).tolist()
-        first, done, some_stop = 0, at_limit, []  # of the steps since something was finished
+        first, done, some_stop = 0, at_limit, [False]  # of the steps since something was finished
         for step, length in enumerate(lengths.tolist()):
-            candidates = Continuations(found.log_probs[step], found.parents[step], found.tokens[step])
+            candidates = found.at(step)
             counts = self._new_outputs(candidates, is_eos[step])
             if some_end[step]:
                 self._add(ends[step] & unfinished[:, None], candidates, length, counts)
@@ -169,7 +170,7 @@ class Beams:
                 continue
             stops = unfinished & (done[step - first] | at_limit[step])
             if self._profile.at_limit == "compete" and (competes := stops & ~done[step - first]).any():
-                ranked = Continuations(*(values[step] for values in live))
+                ranked = live.at(step)
                 self._add(competes[:, None] & np.isfinite(ranked.log_probs), ranked, length)
             if (self.finished.count[self.sentences[stops & (best_live[step] == -np.inf)]] == 0).any():
                 raise no_token_error()
@@ -323,7 +324,8 @@ class Backpointers:
     def read(self, sentences: IntArray, beams: IntArray, lengths: IntArray) -> Paths:
         """Hypotheses: of each of `sentences` [n] the one in `beams` after `lengths` tokens, each [n]."""
         longest = int(lengths.max(initial=0))
-        found = Paths(*(np.empty((len(beams), longest + 1), dtype) for dtype in (np.int64, np.float64, np.int64)))
+        shape = len(beams), longest + 1
+        found = Paths(np.empty(shape, dtype=np.int64), np.empty(shape), np.empty(shape, dtype=np.int64))
         for step in range(longest - 1, -1, -1):
             at = step, sentences, beams
             found.ids[:, step], found.log_probs[:, step] = self._tokens[at], self._log_probs[at]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.decoding.options import SearchOptions, length_divisor
-from tfexport.runtimes.base import IntArray
+from tfexport.runtimes.base import Continuations, IntArray
 
 Scores = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -30,6 +31,20 @@ class Endings(NamedTuple):
     """The beam that the last token continues."""
     tokens: IntArray
     """The last tokens."""
+
+    def at(self, index: Any) -> Endings:
+        """Those at an index of all fields."""
+        return Endings(self.log_probs[index], self.lengths[index], self.parents[index], self.tokens[index])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Endings]) -> Endings:
+        """All of several."""
+        return cls(
+            np.concatenate([part.log_probs for part in parts]),
+            np.concatenate([part.lengths for part in parts]),
+            np.concatenate([part.parents for part in parts]),
+            np.concatenate([part.tokens for part in parts]),
+        )
 
 
 class FinishedHypotheses:
@@ -61,7 +76,7 @@ class FinishedHypotheses:
     def add(
         self,
         ends: Flags,
-        found: tuple[Scores, IntArray, IntArray],
+        found: Continuations,
         sentences: IntArray,
         length: int,
         *,
@@ -73,7 +88,7 @@ class FinishedHypotheses:
         Of two with the same score the earlier one is better.
 
         Args:
-            found: the log-probabilities, parents and last tokens, each [sentences, beam] or more.
+            found: continuations of hypotheses, of each sentence as many as the beam, or more.
             length: of their tokens.
             counts: which of them are new outputs; all when None. The others continue one that was added before.
             penalties: added to the scores, [sentences, beam].
@@ -88,12 +103,13 @@ class FinishedHypotheses:
             ends = ends & counts[rows]
         if self._profile.keeps == "first":
             ends = ends & (self.count[index][:, None] + ends.cumsum(axis=1) <= self._most)
-        log_probs, parents, tokens = (values[rows, : ends.shape[1]] for values in found)
-        scores = log_probs / self._divisors[length - 1]
+        found = found.at((rows, slice(ends.shape[1])))
+        scores = found.log_probs / self._divisors[length - 1]
         if penalties is not None:
             scores = scores + penalties[rows]
         numbers = np.arange(self._n_endings, self._n_endings + ends.size).reshape(ends.shape)
-        self._endings.append(Endings(log_probs.ravel(), np.full(ends.size, length), parents.ravel(), tokens.ravel()))
+        lengths = np.full(ends.size, length)
+        self._endings.append(Endings(found.log_probs.ravel(), lengths, found.parents.ravel(), found.tokens.ravel()))
         self._n_endings += ends.size
         self.count[index] += ends.sum(axis=1)
         scores = np.concatenate([self._scores[index], np.where(ends, scores, -np.inf)], axis=1)
@@ -145,6 +161,5 @@ class FinishedHypotheses:
         if not self._endings:
             nothing = np.empty(0, dtype=np.int64)
             return Endings(np.empty(0), nothing, nothing, nothing), counts
-        every = Endings(*(np.concatenate(parts) for parts in zip(*self._endings, strict=True)))
-        self._endings = [every]
-        return Endings(*(values[chosen] for values in every)), counts
+        self._endings = [Endings.joined(self._endings)]
+        return self._endings[0].at(chosen), counts

@@ -49,7 +49,7 @@ def greedy_search(
 
     length = 0
     while length < longest_limit:
-        request = ahead and ahead.request(length, sentences, tokens, None, 1)
+        request = None if ahead is None else ahead.request(length, sentences, tokens, None, 1)
         if request is not None:
             (scores, _, chosen), state = rules.ahead(state, request)
             scores, chosen = scores[: longest_limit - length], chosen[: longest_limit - length]

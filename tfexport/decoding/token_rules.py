@@ -70,8 +70,8 @@ class TokenRules:
         self._history_rules = options.active_rules
         self._always_needs_logits = bool(options.samples or self._history_rules)
         self._eos_at_limit = options.search_profile.at_limit == "eos" or options.force_eos
-        # From then on all steps are alike: longer than what is given, or where an end or a first token is banned. Never where
-        # the limit or a probability that others share decides.
+        # Longer outputs than this have nothing given, and no end or first token that is banned: all steps are alike. Never
+        # so where the limit or a probability that others share decides.
         special = (longest, self._largest_min_length, options.min_new_tokens, 2)
         differs = self._eos_at_limit or options.search_profile.renormalises
         self._settled = math.inf if differs else max(special)

@@ -1,5 +1,5 @@
-"""The search graphs by their definition, sentence by sentence, and inputs to check them with: ties everywhere, hypotheses that
-do not exist, tokens that may not come, and ends."""
+"""The search graphs by their definition, sentence by sentence, and inputs to check them with: ties everywhere, hypotheses
+that do not exist, tokens that may not come, and ends."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from tfexport.graph_checks.cases_portable import Arrays, Case, Model, Outputs
 ROLES = tuple(graph.role for graph in contract.SEARCH_GRAPHS)
 
 
-def case(
-    graph: contract.GraphSpec, config: ModelConfig, sizes: Mapping[str, int], random: np.random.Generator
-) -> Case:
+def case(graph: contract.GraphSpec, config: ModelConfig, sizes: Mapping[str, int], random: np.random.Generator) -> Case:
     """A random case of a search graph."""
     inputs = random_inputs(graph, config, sizes, random)
 

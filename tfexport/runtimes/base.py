@@ -44,6 +44,10 @@ class Continuations(NamedTuple):
     """The beam that each token continues."""
     tokens: IntArray
 
+    def at(self, index: Any) -> Continuations:
+        """Those at an index of all three fields."""
+        return Continuations(self.log_probs[index], self.parents[index], self.tokens[index])
+
 
 AHEAD = 8
 """Steps that a runtime makes by itself where it searches ahead."""
