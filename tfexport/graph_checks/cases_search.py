@@ -42,7 +42,7 @@ def random_inputs(
     ids = np.stack([random.permutation(vocab)[:found] for _ in range(rows)])
     bias = np.zeros(vocab, dtype=np.float32)
     if found > 2:
-        bias[ids[0, 1]] = -np.inf
+        bias[ids[0, 0]] = -np.inf
     inputs: Arrays = {"best.log_probs": (-steps / 4).astype(np.float32), "best.ids": ids, "bias": bias}
     if graph.role == "greedy_search":
         return inputs

@@ -27,7 +27,9 @@ from tfexport.graphs.stored_weights import StoredWeights
 def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, keep: Collection[str] = ()) -> ir.Model:
     """A graph of a standard dialect over the weights in `stored`; in half precision, the modules `keep` are in float32."""
     projections = _projections(graph, config)
-    mixed = MixedPrecision(graph, StoredWeights(stored.folder / contract.WEIGHTS_FILE), keep) if keep else None
+    mixed = None
+    if keep and graph.role not in contract.WITHOUT_MODULES:
+        mixed = MixedPrecision(graph, StoredWeights(stored.folder / contract.WEIGHTS_FILE), keep)
     emitter = Emitter(graph, config, stored, projections, _linear, mixed)
     _EMIT[graph.role](emitter)
     return emitter.model()
@@ -35,6 +37,8 @@ def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, 
 
 def modules_in_half(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights) -> list[str]:
     """The modules of a graph that compute in half precision, by their paths."""
+    if graph.role in contract.WITHOUT_MODULES:
+        return []
     mixed = MixedPrecision(graph, stored, keep=())
     _EMIT[graph.role](Emitter(graph, config, stored, _projections(graph, config), _linear, mixed))
     return list(mixed.modules)
