@@ -140,6 +140,7 @@ def contract() -> str:
     )  # fmt: skip
     sections: dict[str, list[contract.GraphSpec]] = {
         "Portable graphs": [contract.ENCODER, contract.DECODER_STEP, contract.SELECT_ROWS],
+        "Search graphs": list(contract.SEARCH_GRAPHS),
         "Graphs for ONNX Runtime on a CPU": [
             *(contract.ORT_ENCODER, contract.ORT_DECODER_STEP, contract.ORT_BEAM_STEP, contract.ORT_GREEDY_STEP)
         ],

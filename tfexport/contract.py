@@ -19,7 +19,10 @@ from tfexport.errors import TfexportError
 SpecialStep = Literal[
     "greedy_step", "decoder_step_attention", "beam_step_attention", "shortlist_decoder_step", "shortlist_beam_step"
 ]
-Role = Literal["encoder", "decoder_step", "beam_step", "select_rows", "encoder_classifier", "shortlist", SpecialStep]
+SearchRole = Literal["greedy_search", "beam_search", "best_tokens"]
+Role = Literal[
+    "encoder", "decoder_step", "beam_step", "select_rows", "encoder_classifier", "shortlist", SpecialStep, SearchRole
+]
 Precision = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 Dialect = Literal["onnx24", "onnx24-lengths", "ort", "ort-cuda"]
 
@@ -49,7 +52,17 @@ what is rounded does not depend on the neighbours of a sentence in a batch."""
 FLOATS: dict[str, Precision] = {short: name for short, name in PRECISIONS.items() if name not in QUANTIZED}
 """The precisions that GPUs compute in, by their short names."""
 
-ITEM_SIZES = {"int64": 8, "int32": 4, "float32": 4, "float16": 2, "bfloat16": 2, "bool": 1, "int8": 1, "uint8": 1}
+ITEM_SIZES = {
+    "float64": 8,
+    "int64": 8,
+    "int32": 4,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "bool": 1,
+    "int8": 1,
+    "uint8": 1,
+}
 
 ALIGNMENT = 256
 """Bytes to which tensors are aligned on a device: what TensorRT asks of every address."""
@@ -60,7 +73,7 @@ SHAPE_NODE = "shape/"
 BEST = 17
 """Best tokens of a row that a step tells: 2 * beam + 1 for beams up to 8, one more for an eos that may not come yet."""
 
-DType = Literal["int64", "int32", "bool", "float32", "float16", "bfloat16", "int8", "uint8", "float"]
+DType = Literal["int64", "int32", "bool", "float64", "float32", "float16", "bfloat16", "int8", "uint8", "float"]
 
 
 @dataclass(frozen=True)
@@ -147,6 +160,62 @@ SELECT_ROWS = GraphSpec(
     ),
     (TensorSpec("selected", "float", ("blocks", "rows", "width"), "the rows so chosen, in another buffer"),),
 )
+# One step of a search, for runtimes that choose tokens where they compute them. No graph depends on the model but for the
+# size of its vocabulary.
+_BEST_OF_ROWS = (
+    TensorSpec("best.log_probs", "float32", ("rows", "found"), "log-probabilities of the best tokens, best first"),
+    TensorSpec("best.ids", "int64", ("rows", "found"), "these tokens"),
+)
+_BIAS = TensorSpec("bias", "float32", ("vocab",), "added to log-probabilities: -inf for what may not come, else 0")
+BEST_TOKENS = GraphSpec(
+    "best_tokens",
+    (
+        TensorSpec("logits", "float32", ("rows", "vocab"), "of a step"),
+        TensorSpec("places", "float32", ("found",), "as many numbers as best tokens are to be told"),
+    ),
+    _BEST_OF_ROWS,
+)
+GREEDY_SEARCH = GraphSpec(
+    "greedy_search",
+    (*_BEST_OF_ROWS, _BIAS),
+    (
+        TensorSpec("next.tokens", "int64", ("rows", "one"), "the best token of each row"),
+        TensorSpec("next.log_probs", "float32", ("rows", "one"), "its log-probability"),
+    ),
+)
+BEAM_SEARCH = GraphSpec(
+    "beam_search",
+    (
+        *_BEST_OF_ROWS,
+        _BIAS,
+        TensorSpec("scores", "float64", ("batch", "beam"), "log-probabilities of the live hypotheses"),
+        TensorSpec("mask", "bool", ("batch", "one", "beam", "cache"), "the cache slots that are their past"),
+        TensorSpec("first_row", "int64", ("batch", "one"), "beam times the sentence's number: 0, beam, 2 * beam, .."),
+        TensorSpec("slots", "int64", ("cache",), "0, 1, 2, .."),
+        TensorSpec("own", "int64", ("beam", "one"), "the slot that each hypothesis' next token gets"),
+        TensorSpec("leaving", "float32", ("vocab",), "minus `candidates` for tokens that end a hypothesis, else 0"),
+        TensorSpec("order", "float32", ("candidates",), "0, -1, -2, .."),
+        TensorSpec("found", "int64", ("one",), "the number of best tokens of a row"),
+    ),
+    (
+        TensorSpec(
+            "candidates.log_probs",
+            "float64",
+            ("batch", "candidates"),
+            "of the best continuations of a sentence, best first",
+        ),
+        TensorSpec("candidates.parents", "int64", ("batch", "candidates"), "the hypothesis that each continues"),
+        TensorSpec("candidates.tokens", "int64", ("batch", "candidates"), "its token"),
+        TensorSpec("next.tokens", "int64", ("batch", "beam"), "of the best continuations that do not end"),
+        TensorSpec("next.scores", "float64", ("batch", "beam"), "their log-probabilities"),
+        TensorSpec("next.mask", "bool", ("batch", "one", "beam", "cache"), "the cache slots that are their past"),
+    ),
+)
+SEARCH_GRAPHS = (GREEDY_SEARCH, BEAM_SEARCH, BEST_TOKENS)
+
+WITHOUT_MODULES: tuple[Role, ...] = ("select_rows", *(graph.role for graph in SEARCH_GRAPHS))
+"""Graphs in which no module of the model computes anything."""
+
 ENCODER_CLASSIFIER = GraphSpec(
     "encoder_classifier",
     (_SRC_IDS, _SRC_LEN),
@@ -310,8 +379,8 @@ def graphs_of(
 ) -> tuple[GraphSpec, ...]:
     """The graphs that a model of this config is exported to, with a tensor for every layer.
 
-    `select_rows` has no attention, so it is the same in both standard dialects. The dialect `ort` is for decoding on a
-    CPU: in float32 and quantized, and not of classifiers. `ort-cuda` is for decoding on a GPU, and not of classifiers.
+    `select_rows` and the graphs of a search have no attention, so they are the same in both standard dialects. The dialect
+    `ort` is for decoding on a CPU: in float32 and quantized. `ort-cuda` is for decoding on a GPU. Classifiers have neither.
     """
     if dialect == "ort":
         wanted = not config.is_classifier and (precision == "float32" or precision in QUANTIZED)
@@ -324,7 +393,7 @@ def graphs_of(
     elif dialect == "ort-cuda":
         roles = (CUDA_ENCODER, CUDA_DECODER_STEP, CUDA_BEAM_STEP)
     else:
-        roles = (ENCODER, DECODER_STEP, *((SELECT_ROWS,) if dialect == "onnx24" else ()))
+        roles = (ENCODER, DECODER_STEP, *((SELECT_ROWS, *SEARCH_GRAPHS) if dialect == "onnx24" else ()))
     return tuple(
         replace(_in_precision(expand(graph, config.n_decoder_layers), precision), dialect=dialect) for graph in roles
     )

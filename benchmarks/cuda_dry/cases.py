@@ -59,9 +59,11 @@ def run(case: Case, directory: Path) -> dict[str, Any]:
     start, before = time.perf_counter(), Counts.now()
     runtime = _load(case, directory)
     options = SearchOptions(beam=case.beam)
+    capabilities = runtime.capabilities
     lengths = np.linspace(10, 24, SENTENCES).astype(np.int64)
     batch = sources(runtime.config, lengths)
     row: dict[str, Any] = {"model": case.model, "precision": case.precision, "beam": case.beam}
+    row["ahead"] = capabilities.greedy_ahead if case.beam == 1 else capabilities.beam_ahead
     row["first"] = _decode(runtime, [batch], options)
     row["second"] = _decode(runtime, [batch], options)
     row["threads"] = _in_threads(runtime, batch, options)
@@ -89,7 +91,7 @@ def _decode(runtime: Scripted, work: Iterable[Sequence[list[int]]], options: Sea
     nothing = Counts(dict.fromkeys(stand_in.COUNTS, 0))
     encoders, steps = sum(runtime.encoders, nothing), sum(runtime.steps, nothing)
     counted = {"total": total, "encoder": encoders, "step": steps}
-    return {"batches": len(runtime.encoders), "steps": len(runtime.steps), **counted}
+    return {"batches": len(runtime.encoders), "steps": runtime.step_count, **counted}
 
 
 def _in_threads(runtime: Scripted, batch: Sequence[list[int]], options: SearchOptions) -> Counts:

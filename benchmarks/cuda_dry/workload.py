@@ -14,7 +14,16 @@ from benchmarks.cuda_dry.stand_in import Counts
 from tfexport.config import ModelConfig
 from tfexport.contract import FLOATS
 from tfexport.exporter.pipeline import export
-from tfexport.runtimes.base import BaseRuntime, Best, Capacity, FloatArray, IntArray
+from tfexport.runtimes.base import (
+    Ahead,
+    BaseRuntime,
+    Best,
+    Capabilities,
+    Capacity,
+    Continuations,
+    FloatArray,
+    IntArray,
+)
 
 MODELS: dict[str, dict[str, Any]] = {
     "tiny": {"d_model": 24, "n_heads": 3, "d_ff": 40, "n_encoder_layers": 2, "n_decoder_layers": 1},
@@ -70,7 +79,8 @@ class ScriptedState:
 class Scripted(BaseRuntime):
     """A runtime that does its work and then tells random tokens, so that searches go on, reorder beams and end.
 
-    A sentence of n ids ends after about n tokens. `steps` has the counts of each step with the reorder after it.
+    A sentence of n ids ends after about n tokens. `steps` has the counts of each call with the reorder after it: of a step,
+    or of several that the runtime makes by itself. `step_count` is the number of steps.
     """
 
     def __init__(self, inner: Any):
@@ -82,6 +92,7 @@ class Scripted(BaseRuntime):
     def start(self) -> None:
         """Forget the counts and tell the same tokens again."""
         self.steps.clear()
+        self.step_count = 0
         self.encoders.clear()
         self._before: Counts | None = None
         self._random = np.random.default_rng(2)
@@ -89,6 +100,11 @@ class Scripted(BaseRuntime):
     name = property(lambda self: self._inner.name)
     config = property(lambda self: self._inner.config)
     precision = property(lambda self: self._inner.precision)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        found: Capabilities = self._inner.capabilities
+        return found
 
     @property
     def capacity(self) -> Capacity:
@@ -109,8 +125,31 @@ class Scripted(BaseRuntime):
     def best(self, state: ScriptedState, tokens: IntArray, count: int) -> tuple[Best, ScriptedState]:
         self._close()
         self._before = Counts.now()
+        self.step_count += 1
         _, inner = self._inner.best(state.inner, tokens, count)
         return self._told(state, count), ScriptedState(inner, state.ends, state.beam, state.position + 1)
+
+    def search_ahead(self, state: ScriptedState, request: Ahead) -> tuple[Continuations, ScriptedState]:
+        self._close()
+        self._before = Counts.now()
+        found, inner = self._inner.search_ahead(state.inner, request)
+        steps = len(found.tokens)
+        self.step_count += steps
+        told = self._continued(state, request, steps)
+        return told, ScriptedState(inner, state.ends, state.beam, state.position + steps)
+
+    def _continued(self, state: ScriptedState, request: Ahead, steps: int) -> Continuations:
+        """Random continuations of each step, best first, and the end where a sentence is over."""
+        shape = (steps, state.rows // state.beam, request.candidates)
+        tokens = self._random.integers(4, self._inner.config.tgt_vocab_size, shape)
+        parents = self._random.integers(0, state.beam, shape)
+        before = 0.0 if request.log_probs is None else request.log_probs[:, :1]
+        falls = -np.arange(1, steps + 1)[:, None, None] - np.arange(request.candidates)
+        log_probs = np.broadcast_to(before + falls, shape).copy()
+        over = state.position + np.arange(steps)[:, None] >= state.ends
+        tokens[over, 0] = self._inner.config.eos_id
+        log_probs[over, 1:] -= 100.0
+        return Continuations(log_probs, parents, tokens)
 
     def step(self, state: ScriptedState, tokens: IntArray) -> tuple[FloatArray, ScriptedState]:
         raise NotImplementedError("searches of a dry run ask for the best tokens")

@@ -18,6 +18,7 @@ CLASSIFIER = tiny_config(
 )
 ORT_ROLES = ("encoder", "decoder_step", "beam_step", "greedy_step")
 CUDA_ROLES = ("encoder", "decoder_step", "beam_step")
+PORTABLE_ROLES = ("encoder", "decoder_step", "select_rows", "greedy_search", "beam_search", "best_tokens")
 
 
 def every_graph() -> Iterator[contract.GraphSpec]:
@@ -30,9 +31,9 @@ def every_graph() -> Iterator[contract.GraphSpec]:
 @pytest.mark.parametrize(
     ("precision", "dialect", "files"),
     [
-        ("float32", "onnx24", ["encoder.onnx", "decoder_step.onnx", "select_rows.onnx"]),
+        ("float32", "onnx24", [f"{role}.onnx" for role in PORTABLE_ROLES]),
         ("float32", "onnx24-lengths", ["encoder.lengths.onnx", "decoder_step.lengths.onnx"]),
-        ("float16", "onnx24", ["encoder.fp16.onnx", "decoder_step.fp16.onnx", "select_rows.fp16.onnx"]),
+        ("float16", "onnx24", [f"{role}.fp16.onnx" for role in PORTABLE_ROLES]),
         ("bfloat16", "onnx24-lengths", ["encoder.bf16.lengths.onnx", "decoder_step.bf16.lengths.onnx"]),
         ("float32", "ort", [f"{role}.ort.onnx" for role in ORT_ROLES]),
         ("float32", "ort-cuda", [f"{role}.ort-cuda.onnx" for role in CUDA_ROLES]),
@@ -74,7 +75,7 @@ def test_a_greedy_step_in_the_dialect_ort_needs_heads_of_a_multiple_of_8(d_model
 
 def test_no_two_graphs_have_one_file() -> None:
     files = [graph.file for graph in every_graph()]
-    assert len(files) == len(set(files)) == 15 + 12 + 9
+    assert len(files) == len(set(files)) == 24 + 12 + 9
 
 
 @pytest.mark.parametrize(

@@ -29,10 +29,11 @@ def _names(text: str) -> frozenset[str]:
 
 OPERATORS: Mapping[str, frozenset[str]] = {
     ONNX: _names(
-        "Abs Add Attention BitwiseXor Cast Clip Compress Concat Constant CumSum DequantizeLinear Div Exp Expand Flatten "
-        "Gather GatherElements Gelu Gemm Greater Identity LayerNormalization Less Log LogSoftmax MatMul Max Mul NonZero Not "
-        "Pad QuantizeLinear RMSNormalization Range ReduceL2 ReduceMax ReduceMin ReduceSum Relu Reshape ScatterElements "
-        "ScatterND Shape Sigmoid Slice Softmax Split Squeeze Sub TensorScatter TopK Transpose Unsqueeze Where"
+        "Abs Add Attention BitwiseXor Cast Clip Compress Concat Constant CumSum DequantizeLinear Div Equal Exp Expand "
+        "Flatten Gather GatherElements Gelu Gemm Greater Identity LayerNormalization Less Log LogSoftmax MatMul Max Mul "
+        "NonZero Not Or Pad QuantizeLinear RMSNormalization Range ReduceL2 ReduceMax ReduceMin ReduceSum Relu Reshape "
+        "ScatterElements ScatterND Shape Sigmoid Slice Softmax Split Squeeze Sub TensorScatter TopK Transpose Unsqueeze "
+        "Where"
     ),
     CONTRIB: _names(
         "BiasGelu FastGelu GroupQueryAttention MatMulIntegerToFloat MatMulNBits MultiHeadAttention QuickGelu "

@@ -2,93 +2,164 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tfexport.decoding.hypothesis import Hypothesis
-from tfexport.decoding.options import SearchOptions
-from tfexport.runtimes.base import FloatArray
+from tfexport.decoding.options import SearchOptions, length_divisor
+from tfexport.runtimes.base import Continuations, IntArray
+
+Scores = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+@cache
+def _divisors(google_length: bool, exponent: float, longest: int) -> Scores:
+    """`length_divisor` of lengths from 1, computed one by one: NumPy's powers have other last bits."""
+    return np.array([length_divisor(length, exponent, google_length) for length in range(1, longest + 1)])
+
+
+class Endings(NamedTuple):
+    """Finished hypotheses, without the tokens before the last. Each field is [hypotheses]."""
+
+    log_probs: Scores
+    lengths: IntArray
+    parents: IntArray
+    """The beam that the last token continues."""
+    tokens: IntArray
+    """The last tokens."""
+
+    def at(self, index: Any) -> Endings:
+        """Those at an index of all fields."""
+        return Endings(self.log_probs[index], self.lengths[index], self.parents[index], self.tokens[index])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Endings]) -> Endings:
+        """All of several."""
+        return cls(
+            np.concatenate([part.log_probs for part in parts]),
+            np.concatenate([part.lengths for part in parts]),
+            np.concatenate([part.parents for part in parts]),
+            np.concatenate([part.tokens for part in parts]),
+        )
 
 
 class FinishedHypotheses:
-    """The finished hypotheses of one sentence, best first.
+    """The finished hypotheses of each sentence of a batch, best first.
+
+    It depends on candidates alone, and not on who ranked them or how many steps came at once.
 
     Args:
-        limit: the largest number of tokens of a hypothesis.
+        limits: the largest number of tokens of each sentence's hypotheses, [batch].
     """
 
-    def __init__(self, options: SearchOptions, limit: int):
-        self._options, self._profile, self._limit = options, options.search_profile, limit
-        self._found: list[Hypothesis] = []
-        self._top_ended = False
-        self._ended_ranks: set[int] = set()
-
-    def __len__(self) -> int:
-        return len(self._found)
+    def __init__(self, options: SearchOptions, limits: IntArray):
+        self._options, self._profile, self._limits = options, options.search_profile, limits
+        self._most = max(options.beam, options.enough_finished)
+        self.count: IntArray = np.zeros(len(limits), dtype=np.int64)
+        """The number of each sentence, [batch]."""
+        # The `most` best ones: nothing depends on others. A place without one has score -inf.
+        self._scores = np.full((len(limits), self._most), -np.inf)
+        self._numbers = np.zeros((len(limits), self._most), dtype=np.int64)
+        self._endings: list[Endings] = []
+        self._n_endings = 0
+        self._divisors = _divisors(options.search_profile.google_length, options.length_exponent, int(limits.max()) + 1)
+        self._limit_divisors = self._divisors[limits - 1]
+        self._top_ended = np.zeros(len(limits), dtype=bool)
+        self._ended_ranks = np.zeros((len(limits), options.beam), dtype=bool)
+        # A bias above 0 may raise log-probabilities; else they only fall.
+        self._scores_fall = not any(bias > 0 for _, bias in options.sequence_bias)
 
     def add(
         self,
-        ids: tuple[int, ...],
-        log_prob: float,
+        ends: Flags,
+        found: Continuations,
+        sentences: IntArray,
+        length: int,
         *,
-        rank: int,
-        end_ids: tuple[int, ...],
-        token_log_probs: Iterable[float] = (),
-        attention: FloatArray | None = None,
+        counts: Flags | None = None,
+        penalties: Scores | None = None,
     ) -> None:
-        """Add a hypothesis that was candidate `rank` of its step. Of two with the same score the earlier one is better."""
-        keeps, most = self._profile.keeps, max(self._options.beam, self._options.enough_finished)
-        self._top_ended |= rank == 0
-        self._ended_ranks.add(rank)
-        continues_past_eos = any(index in end_ids for index in ids[:-1])  # what comes up to there was added before
-        if continues_past_eos or (keeps == "first" and len(self._found) == most):
-            return
-        hypothesis = Hypothesis.scored(
-            ids,
-            log_prob,
-            self._options,
-            finished=ids[-1] in end_ids,
-            token_log_probs=token_log_probs,
-            attention=attention,
-        )
-        self._found.append(hypothesis)
-        self._found.sort(key=lambda hypothesis: -hypothesis.score)
-        if keeps == "best":
-            del self._found[most:]
+        """Add the hypotheses `ends` [sentences, beam] of `sentences`, in the order of their ranks.
 
-    def is_done(self, best_live: float, length: int) -> bool:
-        """Whether the sentence is done, given the log-probability of its best live hypothesis of `length` tokens."""
-        options, profile = self._options, self._profile
-        if best_live == -np.inf or self._is_decided(best_live, length):
-            return True
-        if profile.done == "all":
-            return False
-        if profile.done == "places":
-            return len(self._ended_ranks) == options.beam
-        if profile.top_ends and options.length_penalty == options.coverage_penalty == 0 and options.patience == 1:
-            return self._top_ended and len(self._found) >= options.nbest
-        if len(self._found) < options.enough_finished:
-            return False
-        if profile.done == "enough" or options.early_stopping == "true":
-            return True
-        if options.early_stopping == "never" and options.length_penalty > 0:
-            length = self._limit
-        # The coverage penalty lowers the scores of live hypotheses too; at best it is 0.
-        return options.normalise(best_live, length) <= self._found[options.enough_finished - 1].score
+        Of two with the same score the earlier one is better.
 
-    def _is_decided(self, best_live: float, length: int) -> bool:
-        """Whether no continuation of the live hypotheses can be among the `nbest`.
-
-        Log-probabilities only fall, but for a bias above 0, and the coverage penalty is 0 at best. The length normalisation
-        is best at the limit if the exponent is above 0, and at the next token if not.
+        Args:
+            found: continuations of hypotheses, of each sentence as many as the beam, or more.
+            length: of their tokens.
+            counts: which of them are new outputs; all when None. The others continue one that was added before.
+            penalties: added to the scores, [sentences, beam].
         """
-        options = self._options
-        if len(self._found) < options.nbest or any(bias > 0 for _, bias in options.sequence_bias):
-            return False
-        best_length = self._limit if options.length_exponent > 0 else min(length + 1, self._limit)
-        return options.normalise(best_live, best_length) <= self._found[options.nbest - 1].score
+        rows = np.flatnonzero(ends.any(axis=1))
+        ends, index = ends[rows], sentences[rows]
+        if self._profile.top_ends:
+            self._top_ended[index] |= ends[:, 0]
+        if self._profile.done == "places":
+            self._ended_ranks[index] |= ends
+        if counts is not None:
+            ends = ends & counts[rows]
+        if self._profile.keeps == "first":
+            ends = ends & (self.count[index][:, None] + ends.cumsum(axis=1) <= self._most)
+        found = found.at((rows, slice(ends.shape[1])))
+        scores = found.log_probs / self._divisors[length - 1]
+        if penalties is not None:
+            scores = scores + penalties[rows]
+        numbers = np.arange(self._n_endings, self._n_endings + ends.size).reshape(ends.shape)
+        lengths = np.full(ends.size, length)
+        self._endings.append(Endings(found.log_probs.ravel(), lengths, found.parents.ravel(), found.tokens.ravel()))
+        self._n_endings += ends.size
+        self.count[index] += ends.sum(axis=1)
+        scores = np.concatenate([self._scores[index], np.where(ends, scores, -np.inf)], axis=1)
+        numbers = np.concatenate([self._numbers[index], numbers], axis=1)
+        at = np.arange(len(rows))[:, None], (-scores).argsort(axis=1, kind="stable")[:, : self._most]
+        self._scores[index], self._numbers[index] = scores[at], numbers[at]
 
-    def best(self) -> list[Hypothesis]:
-        """The `nbest` best ones."""
-        return self._found[: self._options.nbest]
+    def is_done(self, best_live: Scores, lengths: IntArray, sentences: IntArray) -> Flags:
+        """Whether `sentences` are done after steps, [steps, sentences], given what has been added so far.
+
+        Args:
+            best_live: the log-probability of the best live hypothesis after each step, [steps, sentences].
+            lengths: the number of its tokens, [steps].
+        """
+        options, profile = self._options, self._profile
+        done = best_live == -np.inf
+        if not self._endings:
+            return done
+        scores = self._scores[sentences]
+        if self._scores_fall:
+            # No continuation can be among the `nbest`: log-probabilities only fall, and the coverage penalty is 0 at best.
+            # The length normalisation is best at the limit if the exponent is above 0, and at the next token if not.
+            done |= best_live / self._best_divisors(lengths, sentences) <= scores[:, options.nbest - 1]
+        if profile.done == "all":
+            return done
+        if profile.done == "places":
+            return done | self._ended_ranks[sentences].all(axis=1)
+        count = self.count[sentences]
+        if profile.top_ends and options.length_penalty == options.coverage_penalty == 0 and options.patience == 1:
+            return done | (self._top_ended[sentences] & (count >= options.nbest))
+        if profile.done == "enough" or options.early_stopping == "true":
+            return done | (count >= options.enough_finished)
+        if options.early_stopping == "never" and options.length_penalty > 0:
+            divisors = self._limit_divisors[sentences]
+        else:
+            divisors = self._divisors[lengths - 1][:, None]
+        return done | (best_live / divisors <= scores[:, options.enough_finished - 1])
+
+    def _best_divisors(self, lengths: IntArray, sentences: IntArray) -> Scores:
+        """Of the lengths at which log-probabilities give the best scores."""
+        if self._options.length_exponent > 0:
+            return self._limit_divisors[sentences]
+        return self._divisors[np.minimum(lengths[:, None] + 1, self._limits[sentences]) - 1]
+
+    def best(self, sentences: IntArray) -> tuple[Endings, IntArray]:
+        """The `nbest` best ones of `sentences`, one sentence after the other, and their number in each [sentences]."""
+        counts = np.minimum(self.count[sentences], self._options.nbest)
+        chosen = self._numbers[sentences][np.arange(self._most) < counts[:, None]]
+        if not self._endings:
+            nothing = np.empty(0, dtype=np.int64)
+            return Endings(np.empty(0), nothing, nothing, nothing), counts
+        self._endings = [Endings.joined(self._endings)]
+        return self._endings[0].at(chosen), counts

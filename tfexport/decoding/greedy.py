@@ -12,6 +12,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from tfexport.decoding.ahead import SearchAhead
 from tfexport.decoding.attention_trace import AttentionTrace
 from tfexport.decoding.hypothesis import Hypothesis
 from tfexport.decoding.options import SearchOptions
@@ -24,7 +25,12 @@ COMPACT_BELOW = 0.75
 
 
 def greedy_search(
-    rules: TokenRules, state: State, limits: IntArray, options: SearchOptions, trace: AttentionTrace | None
+    rules: TokenRules,
+    state: State,
+    limits: IntArray,
+    options: SearchOptions,
+    trace: AttentionTrace | None,
+    ahead: SearchAhead | None = None,
 ) -> Steps:
     """One output of each sentence, or `options.samples` outputs.
 
@@ -32,32 +38,44 @@ def greedy_search(
         state: of the batch, before any token.
         limits: the largest number of tokens of each sentence's outputs, [batch].
         trace: records cross-attention, where the search needs it.
+        ahead: lets the runtime make several steps by itself where it can; None to see each step.
     """
     end_ids, width, batch = options.end_ids(rules.config), options.width, len(limits)
     outputs = GreedyOutputs(rules.config.bos_id, end_ids, limits, options)
     sentences = np.arange(batch)  # the index of the source of each group of `width` rows
     live = np.ones((batch, width), dtype=bool)  # [sentences, width]
     tokens = np.full(batch * width, rules.config.bos_id, dtype=np.int64)
-    shortest_limit = int(limits.min())
+    shortest_limit, longest_limit = int(limits.min()), int(limits.max())
 
-    for length in range(1, limits.max() + 1):
-        (scores, ids), state = rules.next_token(state, tokens, length, sentences, outputs.history)
-        if scores.min() == -np.inf:
-            impossible = live & (scores.reshape(-1, width) == -np.inf)
-            if impossible[rules.forced_tokens(length, sentences) < 0].any():
-                raise no_token_error()
-        if trace:
-            trace.add(state.attention, sentences)
-        tokens = ids[:, 0]
-        chosen = tokens.reshape(-1, width)
+    length = 0
+    while length < longest_limit:
+        request = None if ahead is None else ahead.request(length, sentences, tokens, None, 1)
+        if request is not None:
+            (scores, _, chosen), state = rules.ahead(state, request)
+            scores, chosen = scores[: longest_limit - length], chosen[: longest_limit - length]
+        else:
+            (found, ids), state = rules.next_token(state, tokens, length + 1, sentences, outputs.history)
+            if trace:
+                trace.add(state.attention, sentences)
+            scores, chosen = found.reshape(1, -1, width), ids.reshape(1, -1, width)
+        steps = len(chosen)
+        tokens = chosen[-1].ravel()
         outputs.append(chosen, scores, sentences)
 
         ends = live & is_end(chosen, end_ids)
-        if length >= shortest_limit:
-            ends |= live & (limits[sentences, None] <= length)
+        if length + steps >= shortest_limit:
+            lengths = np.arange(length + 1, length + steps + 1)
+            ends |= live & (limits[sentences] <= lengths[:, None])[..., None]
+        if scores.min() == -np.inf:
+            ended = np.logical_or.accumulate(ends, axis=0)
+            goes_on = live & ~np.concatenate([np.zeros_like(ended[:1]), ended[:-1]])
+            forced = np.stack([rules.forced_tokens(length + step, sentences) for step in range(1, steps + 1)])
+            if (goes_on & (scores == -np.inf) & (forced < 0)[..., None]).any():
+                raise no_token_error()
+        length += steps
         if ends.any():
             outputs.end(ends, sentences)
-            live &= ~ends
+            live &= ~ends.any(axis=0)
             unfinished = np.asarray(live.any(axis=1))
             if not unfinished.any():
                 break
@@ -82,17 +100,19 @@ class GreedyOutputs:
         self._length = 0
 
     def append(self, chosen: IntArray, scores: NDArray[np.floating], sentences: IntArray) -> None:
-        """Add the tokens `chosen` [sentences, width] for `sentences`; their scores are `scores` [rows, 1]."""
-        at = self._length, sentences if len(sentences) < self._ids.shape[1] else ALL_SENTENCES
+        """Add the tokens `chosen` of some steps for `sentences`, and their scores, both [steps, sentences, width]."""
+        every = sentences if len(sentences) < self._ids.shape[1] else ALL_SENTENCES
+        at = slice(self._length, self._length + len(chosen)), every
         self._ids[at] = chosen
         if self._options.scores:
-            self._log_probs[at] = scores.reshape(chosen.shape)
-        self._length += 1
+            self._log_probs[at] = scores
+        self._length += len(chosen)
 
     def end(self, ends: NDArray[np.bool_], sentences: IntArray) -> None:
-        """The outputs `ends` [sentences, width] of `sentences` end with the token that was added last."""
-        group, sample = np.nonzero(ends)
-        self._lengths[sentences[group], sample] = self._length
+        """The outputs of `sentences` end with the first of the tokens added last that `ends` [steps, sentences, width]."""
+        group, sample = np.nonzero(ends.any(axis=0))
+        first = ends[:, group, sample].argmax(axis=0) + 1
+        self._lengths[sentences[group], sample] = self._length - len(ends) + first
 
     def history(self, length: int, sentences: IntArray) -> IntArray:
         """The tokens before `length` of each output of `sentences`, bos first, [rows, length]."""

@@ -317,8 +317,7 @@ class BaseSearchOptions(Options):
 
     def normalise(self, log_prob: float, length: int) -> float:
         """The score of a hypothesis of `length` tokens."""
-        base = (5.0 + length) / 6.0 if self.search_profile.google_length else float(length)
-        return log_prob / base**self.length_exponent
+        return log_prob / length_divisor(length, self.length_exponent, self.search_profile.google_length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,6 +336,16 @@ class SearchOptions(
     Raises:
         TfexportError: an option is out of range, or two of them exclude each other.
     """
+
+
+def length_divisor(length: int, exponent: float, google_length: bool) -> float:
+    """What the log-probability of a hypothesis of `length` tokens is divided by.
+
+    Args:
+        google_length: the length is that of Wu et al. 2016, section 7.
+    """
+    base = (5.0 + length) / 6.0 if google_length else float(length)
+    return float(base**exponent)
 
 
 def _ids(name: str, value: Any, token_ids: Callable[[str], tuple[int, ...]] | None) -> Any:

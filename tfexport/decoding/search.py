@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tfexport.decoding.ahead import SearchAhead
 from tfexport.decoding.alternatives import Alternatives
 from tfexport.decoding.attention_trace import AttentionTrace
 from tfexport.decoding.beam import beam_search
@@ -42,7 +43,7 @@ def search(
         return alternatives.best_continuations(
             [search(runtime, batch, alternatives.options) for batch in alternatives.batches]
         )
-    steps = search_steps(runtime, sources, options)
+    steps = _search(runtime, sources, options, ahead=True)
     while True:
         try:
             next(steps)
@@ -53,9 +54,17 @@ def search(
 def search_steps(runtime: Runtime[Any], sources: Sequence[Source | Sequence[int]], options: SearchOptions) -> Steps:
     """`search`, except for alternatives, step by step: after each step, what is known of the outputs.
 
+    The host chooses each token, also where the runtime could make several steps by itself.
+
     Raises:
         TfexportError: as `search`.
     """
+    return _search(runtime, sources, options, ahead=False)
+
+
+def _search(
+    runtime: Runtime[Any], sources: Sequence[Source | Sequence[int]], options: SearchOptions, *, ahead: bool
+) -> Steps:
     if not sources:
         return []
     batch = as_sources(sources)
@@ -67,4 +76,5 @@ def search_steps(runtime: Runtime[Any], sources: Sequence[Source | Sequence[int]
     limits = length_limits(runtime, batch, options)
     rules = TokenRules(runtime, options, batch, limits)
     search_batch = greedy_search if options.beam == 1 else beam_search
-    return (yield from search_batch(rules, state, limits, options, trace))
+    goes_ahead = SearchAhead(rules, options, runtime.capabilities) if ahead else None
+    return (yield from search_batch(rules, state, limits, options, trace, goes_ahead))

@@ -19,7 +19,17 @@ from tfexport.decoding.hypothesis import Source
 from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.sampling import RandomStreams, draw
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import Argmax, Best, FloatArray, IntArray, Runtime, State, top_k
+from tfexport.runtimes.base import (
+    Ahead,
+    Argmax,
+    Best,
+    Continuations,
+    FloatArray,
+    IntArray,
+    Runtime,
+    State,
+    top_k,
+)
 
 NO_HISTORY: IntArray = np.empty((0, 0), dtype=np.int64)
 LogProbs = NDArray[np.float64]
@@ -60,6 +70,11 @@ class TokenRules:
         self._history_rules = options.active_rules
         self._always_needs_logits = bool(options.samples or self._history_rules)
         self._eos_at_limit = options.search_profile.at_limit == "eos" or options.force_eos
+        # Longer outputs than this have nothing given, and no end or first token that is banned: all steps are alike. Never
+        # so where the limit or a probability that others share decides.
+        special = (longest, self._largest_min_length, options.min_new_tokens, 2)
+        differs = self._eos_at_limit or options.search_profile.renormalises
+        self._settled = math.inf if differs else max(special)
         # Transformers penalises log-probabilities in beam search; the paper and all others penalise logits.
         self._penalises_logits = options.beam == 1 or options.search_profile.renormalises
 
@@ -120,6 +135,31 @@ class TokenRules:
         require_finite(best.logits[~impossible] if banned else best.logits)
         ends = impossible & (self.config.eos_id in banned)  # as in `drop_banned`
         return Argmax(np.where(ends, 0.0, best.logits), np.where(ends, self.config.eos_id, best.ids)), state
+
+    def ahead(self, state: State, request: Ahead) -> tuple[Continuations, State]:
+        """The next steps of the search, made by the runtime.
+
+        Raises:
+            TfexportError: the runtime returned numbers that are not finite.
+        """
+        found, state = self._runtime.search_ahead(state, request)
+        if np.isnan(found.log_probs).any():
+            require_finite(found.log_probs)
+        return found, state
+
+    def banned_ahead(self, length: int, sentences: IntArray, steps: int) -> tuple[tuple[int, ...], ...] | None:
+        """The ids that no row may have as token `length` and the next ones, `steps` in all; None where these steps need more
+        than the best tokens.
+        """
+        lengths = range(length, length + steps)
+        if length == 1 and self.config.forced_first_id >= 0:
+            return None
+        if length > self._settled and not self._always_needs_logits:
+            return (tuple(dict.fromkeys(self._suppressed)),) * steps
+        banned = [self._banned(each) for each in lengths]
+        if any(self._needs_logits(each, sentences, ids) for each, ids in zip(lengths, banned, strict=True)):
+            return None
+        return tuple(map(tuple, banned))
 
     def forced_tokens(self, length: int, sentences: IntArray) -> IntArray:
         """Token `length` of these sources where it is given, whatever its probability, and -1 elsewhere; [sentences]."""

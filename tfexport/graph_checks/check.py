@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from tfexport import contract
 from tfexport.config import ModelConfig
-from tfexport.graph_checks import cases_cuda, cases_ort, cases_portable
+from tfexport.graph_checks import cases_cuda, cases_ort, cases_portable, cases_search
 from tfexport.graph_checks.cases_portable import Case, Model
 from tfexport.graph_checks.definition import Definition
 from tfexport.graph_checks.rounding import SAMPLES, Rounding
@@ -161,7 +161,7 @@ def _checked(
     tolerance: float | None,
 ) -> GraphCheck:
     elsewhere = [Compared(node, about, math.inf, 0.0, 0.0) for node, about in misplaced(proto, graph.precision, folder)]
-    places = places_of(proto.graph, definition.model) if graph.step != "select_rows" else []
+    places = places_of(proto.graph, definition.model) if graph.role not in contract.WITHOUT_MODULES else []
     makers = {name: node.name for node in proto.graph.node for name in node.output}
     session = Session(proto, graph, folder, [place.value for place in places], with_kernels)
     random = np.random.default_rng(1)
@@ -233,6 +233,8 @@ def case_of(model: Model, graph: contract.GraphSpec, sizes: Mapping[str, int], r
         if graph.dialect in _OWN_CASES:
             assert isinstance(model, Transformer)
             return _OWN_CASES[graph.dialect](model, graph, sizes, random)
+        if graph.role in cases_search.ROLES:
+            return cases_search.case(graph, model.config, sizes, random)
         return cases_portable.case(model, graph, sizes, random)
 
 
@@ -268,6 +270,7 @@ def _best_distances(name: str, followed: Followed, found: Mapping[str, NDArray[A
     )
     ids, asked = torch.from_numpy(found["best.ids"]), 1 if told_logits else contract.BEST
     asked = min(int(followed.case.inputs.get("count", [asked])[0]), exact.shape[-1])
+    asked = len(followed.case.inputs.get("places", range(asked)))
     if ids.shape != (len(exact), asked) or found[name].shape != ids.shape:
         return Rounding(math.nan)
     wanted, own_best = exact.topk(ids.shape[-1]).values, own.topk(ids.shape[-1]).values

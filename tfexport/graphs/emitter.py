@@ -36,6 +36,7 @@ _TYPES = {
     "bool": ir.DataType.BOOL,
     "int8": ir.DataType.INT8,
     "uint8": ir.DataType.UINT8,
+    "float64": ir.DataType.DOUBLE,
     "float32": ir.DataType.FLOAT,
     "float16": ir.DataType.FLOAT16,
     "bfloat16": ir.DataType.BFLOAT16,

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from tfexport import contract
 from tfexport.config import ModelConfig
-from tfexport.graphs import layers
+from tfexport.graphs import layers, search
 from tfexport.graphs.emitter import Emitter, Value
 from tfexport.graphs.mixed_precision import MixedPrecision
 from tfexport.graphs.projections import Projection, decoder_projections, encoder_projections
@@ -27,7 +27,9 @@ from tfexport.graphs.stored_weights import StoredWeights
 def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, keep: Collection[str] = ()) -> ir.Model:
     """A graph of a standard dialect over the weights in `stored`; in half precision, the modules `keep` are in float32."""
     projections = _projections(graph, config)
-    mixed = MixedPrecision(graph, StoredWeights(stored.folder / contract.WEIGHTS_FILE), keep) if keep else None
+    mixed = None
+    if keep and graph.role not in contract.WITHOUT_MODULES:
+        mixed = MixedPrecision(graph, StoredWeights(stored.folder / contract.WEIGHTS_FILE), keep)
     emitter = Emitter(graph, config, stored, projections, _linear, mixed)
     _EMIT[graph.role](emitter)
     return emitter.model()
@@ -35,6 +37,8 @@ def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, 
 
 def modules_in_half(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights) -> list[str]:
     """The modules of a graph that compute in half precision, by their paths."""
+    if graph.role in contract.WITHOUT_MODULES:
+        return []
     mixed = MixedPrecision(graph, stored, keep=())
     _EMIT[graph.role](Emitter(graph, config, stored, _projections(graph, config), _linear, mixed))
     return list(mixed.modules)
@@ -147,7 +151,8 @@ def _decoder_step(emitter: Emitter) -> None:
         layers.output_attention(emitter, weights)
     logits = emitter.project("output", emitter.to_float32(states))
     emitter.set_output(logits, "logits")
-    _best_tokens(emitter, logits)
+    count = emitter.sizes(min(contract.BEST, emitter.config.tgt_vocab_size))
+    search.tell_best_tokens(emitter, logits, count)
 
 
 def _cache_position_bias(emitter: Emitter, keys: Value) -> Value:
@@ -213,16 +218,6 @@ def _mask(emitter: Emitter, length: Value, keys: Value, queries: Value | None) -
         return emitter.node("Expand", mask, shape)
 
 
-def _best_tokens(emitter: Emitter, logits: Value) -> None:
-    """The best tokens of each row of `logits` and their log-probabilities, as `models.layers.best_tokens`."""
-    count, last = emitter.sizes(min(contract.BEST, emitter.config.tgt_vocab_size)), emitter.sizes(-1)
-    values, _ = emitter.nodes("TopK", logits, count, outputs=("", "best.ids"))
-    peak = emitter.node("Slice", values, emitter.sizes(0), emitter.sizes(1), last)  # out of the sum: nothing overflows
-    powers = emitter.node("Exp", emitter.node("Sub", logits, peak))
-    total = emitter.node("Log", emitter.node("ReduceSum", powers, last))
-    emitter.node("Sub", emitter.node("Sub", values, peak), total, output="best.log_probs")
-
-
 def _select_rows(emitter: Emitter) -> None:
     """The rows `index` of tensors [blocks, from, width]."""
     tensors, index = emitter.inputs["tensors"], emitter.inputs["index"]
@@ -234,5 +229,8 @@ _EMIT: dict[contract.Role, Callable[[Emitter], None]] = {
     "decoder_step": _decoder_step,
     "decoder_step_attention": _decoder_step,
     "select_rows": _select_rows,
+    "greedy_search": search.greedy_search,
+    "beam_search": search.beam_search,
+    "best_tokens": search.best_tokens,
     "encoder_classifier": _classifier,
 }

@@ -34,6 +34,41 @@ class Argmax(NamedTuple):
     """[rows, 1]"""
 
 
+class Continuations(NamedTuple):
+    """Tokens that continue live hypotheses, best first. Each field is [sentences, count], or [steps, sentences, count]."""
+
+    log_probs: NDArray[np.float64]
+    """Of the whole hypothesis, summed over its tokens; -inf where it does not exist. Without a beam, of the token. NaN where
+    a runtime that searches ahead met numbers that are not finite."""
+    parents: IntArray
+    """The beam that each token continues."""
+    tokens: IntArray
+
+    def at(self, index: Any) -> Continuations:
+        """Those at an index of all three fields."""
+        return Continuations(self.log_probs[index], self.parents[index], self.tokens[index])
+
+
+AHEAD = 8
+"""Steps that a runtime makes by itself where it searches ahead."""
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """Steps of a search that a runtime is to make by itself: it ranks continuations, and goes on with the best."""
+
+    tokens: IntArray
+    """The last token of each live hypothesis, [rows]."""
+    log_probs: NDArray[np.float64] | None
+    """Of the live hypotheses, [sentences, beam]; None without a beam."""
+    candidates: int
+    """Continuations of a sentence to tell, the best ones."""
+    banned: tuple[tuple[int, ...], ...]
+    """Of each step: the ids that no hypothesis may go on with."""
+    end_ids: tuple[int, ...]
+    """The ids with which a hypothesis leaves the beam."""
+
+
 @dataclass(frozen=True)
 class Capacity:
     """The sizes that a runtime takes; None where only memory sets a limit."""
@@ -80,6 +115,10 @@ class Capabilities:
     """`Runtime.encode_shortlisted` is implemented."""
     fork: bool = False
     """After `prepare` the process may fork, and the children may search."""
+    greedy_ahead: bool = False
+    """`Runtime.search_ahead` is implemented for searches without a beam."""
+    beam_ahead: bool = False
+    """`Runtime.search_ahead` is implemented for searches with a beam."""
 
 
 class DecoderState(Protocol):
@@ -181,6 +220,19 @@ class Runtime(Protocol[State]):
         """
         ...
 
+    def search_ahead(self, state: State, request: Ahead) -> tuple[Continuations, State]:
+        """Make `AHEAD` steps, each with the tokens that the one before found best.
+
+        Equal continuations are ordered by beam, then by rank; log-probabilities are summed in float64. A sentence goes on
+        after its end; what is found then means nothing. Steps behind the last position of the runtime find anything. Only if
+        `capabilities.greedy_ahead`, or `capabilities.beam_ahead`.
+
+        Returns:
+            The best continuations of each step, [AHEAD, sentences, candidates], and the state whose rows are the live
+            hypotheses after the last step, in their order.
+        """
+        ...
+
 
 class BaseRuntime:
     """The members of `Runtime` as a runtime without `Capabilities` has them."""
@@ -199,6 +251,9 @@ class BaseRuntime:
 
     def argmax(self, state: Any, tokens: IntArray, banned: Sequence[int]) -> tuple[Argmax, Any]:
         raise NotImplementedError(f"{type(self).__name__} has no argmax; use best")
+
+    def search_ahead(self, state: Any, request: Ahead) -> tuple[Continuations, Any]:
+        raise NotImplementedError(f"{type(self).__name__} does not search ahead; use best")
 
 
 class ClassifierRuntime(Protocol):

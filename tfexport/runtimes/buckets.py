@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
+from tfexport.contract import Precision, aligned_length
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Capacity
+
+CACHE_BLOCK = 16
+"""Slots by which a cache on the CPU grows. Little, because the kernels read the whole cache, also empty slots."""
+
+CUDA_BATCH = tuple(2**power for power in range(15))
+CUDA_LENGTH = 64
+"""The shortest source and cache on a GPU. The others are 2, 4, 8, ... times as long."""
+CUDA_SHRINK, CUDA_LEAST = 4, 8
+"""`Buckets.shrink` and `Buckets.least_batch` on a GPU, which takes hardly less time for a step of a few sentences."""
 
 
 @dataclass(frozen=True)
@@ -70,3 +81,32 @@ class Buckets:
             if size >= needed:
                 return size
         raise TfexportError(f"{what.format(needed)} is more than the {max(sizes)} planned for. {self.remedy}")
+
+
+def cpu_buckets(max_target_length: int, block: int = CACHE_BLOCK) -> Buckets:
+    """Batches and sources of any size; caches that grow by blocks to the model's limit."""
+    sizes = range(block, max_target_length, block)
+    return Buckets((*sizes, max_target_length), remedy="The model has no more positions.")
+
+
+def cuda_buckets(bundle: Bundle, precision: Precision) -> Buckets:
+    """Few shapes, so that few graphs are recorded, and soon reused."""
+    config = bundle.config
+    shortest = max(CUDA_LENGTH, aligned_length(config.d_attention, precision))
+
+    def doubled(most: int) -> list[int]:
+        return [shortest * 2**power for power in range(most.bit_length()) if shortest * 2**power < 2 * most] or [
+            shortest
+        ]
+
+    longest = config.max_source_length
+    src = (*(length for length in doubled(longest) if length < longest), longest)
+    return Buckets(
+        tuple(doubled(config.max_target_length)),
+        CUDA_BATCH,
+        src,
+        remedy="Use a smaller --batch-size, or shorter lines.",
+        shrink=CUDA_SHRINK,
+        least_batch=CUDA_LEAST,
+        cache_as_source=True,
+    )

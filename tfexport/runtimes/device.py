@@ -7,6 +7,7 @@ On the host all work is done at once, and a `Mirror` is the memory itself.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -27,7 +28,7 @@ class DeviceTensor(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return int(np.prod(self.shape)) * ITEM_SIZES[self.dtype]
+        return math.prod(self.shape) * ITEM_SIZES[self.dtype]
 
 
 class Memory(Protocol):

@@ -122,7 +122,7 @@ class Mirrored:
     """
 
     def __init__(self, mirror: Mirror, region: Region, *names: str):
-        self._mirror = mirror
+        self._mirror, self.names = mirror, names
         start = region[names[0]].address
         self._arrays: dict[str, NDArray[Any]] = {}
         for name in names:

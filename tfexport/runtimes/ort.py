@@ -14,12 +14,13 @@ import onnxruntime
 
 from tfexport import kernels
 from tfexport.bundle.reader import Bundle
-from tfexport.contract import SHAPE_NODE, Dialect, Precision, Role, aligned_length
+from tfexport.contract import SEARCH_GRAPHS, SHAPE_NODE, Dialect, Precision, Role
 from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.runtimes import cuda_provider
 from tfexport.runtimes.base import Capacity, FloatArray, IntArray
-from tfexport.runtimes.buckets import Buckets
+from tfexport.runtimes.buckets import CACHE_BLOCK, Buckets, cpu_buckets, cuda_buckets
 from tfexport.runtimes.device import Call, Device, DeviceTensor, HostDevice
+from tfexport.runtimes.device_search import DeviceSearch
 from tfexport.runtimes.loop import LoopRuntime
 from tfexport.system.imports import import_failure
 from tfexport.system.processes import usable_cpus
@@ -33,14 +34,6 @@ RECORDERS = ("tfexport", "onnxruntime", "none")
 """Values of the environment variable `TFEXPORT_CUDA_GRAPHS`: who records CUDA graphs. ONNX Runtime keeps its graphs for each
 calling thread, so every new thread would record again, and nothing of it is freed before the session."""
 
-CACHE_BLOCK = 16
-"""Slots by which a cache on the CPU grows. Little, because the kernels read the whole cache, also empty slots."""
-
-CUDA_BATCH = tuple(2**power for power in range(15))
-CUDA_LENGTH = 64
-"""The shortest source and cache on a GPU. The others are 2, 4, 8, ... times as long."""
-CUDA_SHRINK, CUDA_LEAST = 4, 8
-"""`Buckets.shrink` and `Buckets.least_batch` on a GPU, which takes hardly less time for a step of a few sentences."""
 ATTEMPTS = 2
 """To record a graph. ONNX Runtime may allocate in a run that is recorded, which CUDA refuses; the next run need not."""
 
@@ -93,11 +86,9 @@ def ort_cuda(bundle: Bundle, *, precision: Precision = "float32", threads: int |
     load_libraries()
     os.environ.setdefault(*cuda_provider.WITHOUT_XQA)
     _recorder()  # raises if the environment asks for what does not exist
-    # This loop gives each row a cache, as the standard graphs have it.
-    dialect: Dialect = "onnx24-lengths"
+    dialect, buckets = bundle.dialect("ort-cuda", precision), cuda_buckets(bundle, precision)
     tf32 = cuda_provider.computes_in_tf32(bundle, precision)
-    buckets = cuda_buckets(bundle, precision)
-    graphs = OrtGraphs(bundle, precision, CudaDevice(), dialect, buckets, threads=threads, tf32=tf32)
+    graphs = OrtGraphs(bundle, precision, CudaDevice(), dialect, buckets, threads=threads, tf32=tf32, ahead=True)
     return LoopRuntime("ort-cuda", bundle.config, graphs)
 
 
@@ -110,37 +101,12 @@ def require_cuda_provider() -> None:
         )
 
 
-def cpu_buckets(max_target_length: int, block: int = CACHE_BLOCK) -> Buckets:
-    """Batches and sources of any size; caches that grow by blocks to the model's limit."""
-    sizes = range(block, max_target_length, block)
-    return Buckets((*sizes, max_target_length), remedy="The model has no more positions.")
-
-
-def cuda_buckets(bundle: Bundle, precision: Precision) -> Buckets:
-    """Few shapes, so that few graphs are recorded, and soon reused."""
-    config = bundle.config
-    shortest = max(CUDA_LENGTH, aligned_length(config.d_attention, precision))
-
-    def doubled(most: int) -> list[int]:
-        return [shortest * 2**power for power in range(most.bit_length()) if shortest * 2**power < 2 * most] or [
-            shortest
-        ]
-
-    longest = config.max_source_length
-    src = (*(length for length in doubled(longest) if length < longest), longest)
-    return Buckets(
-        tuple(doubled(config.max_target_length)),
-        CUDA_BATCH,
-        src,
-        remedy="Use a smaller --batch-size, or shorter lines.",
-        shrink=CUDA_SHRINK,
-        least_batch=CUDA_LEAST,
-        cache_as_source=True,
-    )
-
-
 class OrtGraphs:
-    """The graphs of a bundle as ONNX Runtime sessions on one device."""
+    """The graphs of a bundle as ONNX Runtime sessions on one device.
+
+    Args:
+        ahead: load the graphs that choose tokens on the device, where the bundle has them.
+    """
 
     def __init__(
         self,
@@ -152,6 +118,7 @@ class OrtGraphs:
         *,
         threads: int | None = None,
         tf32: bool = False,
+        ahead: bool = False,
     ):
         self.device, self.precision, self.buckets = device, precision, buckets
         rounding = device.name == "cpu" and precision in ("float16", "bfloat16")
@@ -160,12 +127,27 @@ class OrtGraphs:
             return OrtExecutable(bundle.graph(role, precision, dialect), device, threads, rounding=rounding, tf32=tf32)
 
         self._load, self._attention_step = load, None  # type: tuple[Any, OrtExecutable | None]
-        self._step = load("decoder_step")
+        self._step, self._beam_step = load("decoder_step"), None  # type: tuple[OrtExecutable, OrtExecutable | None]
+        self.position_dtype = self._step.input("position")[0]
+        self.flat = len(self._step.input("cross.0.key")[1]) == 3
+        self.has_beam_step = bundle.has_graph("beam_step", precision, dialect)
+        self.search: DeviceSearch | None = None
+        if ahead and all(bundle.has_graph(graph.role, precision, "onnx24") for graph in SEARCH_GRAPHS):
+            self.search = DeviceSearch(
+                device,
+                lambda role: OrtExecutable(bundle.graph(role, precision), device, threads),
+                lambda: [self._step, *([self._beam_step] if self._beam_step else [])],
+            )
         self.encoder = OrtExecutable(
             bundle.graph("encoder", precision, dialect), device, threads, record=False, rounding=rounding
         )
         # One node, and as many bindings as there are pairs of buffers: a recording would cost more than it saves.
         self.select_rows = OrtExecutable(bundle.graph("select_rows", precision), device, threads, record=False)
+
+    def beam_step(self) -> OrtExecutable:
+        if self._beam_step is None:  # loaded at the first search with a beam
+            self._beam_step = self._load("beam_step")
+        return self._beam_step
 
     def step(self, cache: int, *, attention: bool = False) -> OrtExecutable:
         if not attention:
@@ -228,7 +210,17 @@ class OrtExecutable:
         self._record = recorder == "tfexport" and not elsewhere
         self._graph_ids = itertools.count(1) if recorder == "onnxruntime" else itertools.repeat(-1)
 
-    def bind(self, tensors: Mapping[str, DeviceTensor]) -> Call:
+    @property
+    def records(self) -> bool:
+        """Whether its runs may be a part of a recording."""
+        return self._record or self._device.name == "cpu"
+
+    def input(self, name: str) -> tuple[str, list[Any]]:
+        """The type of an input, as ONNX Runtime names it, and its axes."""
+        (node,) = (node for node in self._session.get_inputs() if node.name == name)
+        return str(node.type).removeprefix("tensor(").removesuffix(")"), list(node.shape)
+
+    def bind(self, tensors: Mapping[str, DeviceTensor], *, record: bool = True) -> Call:
         binding = self._session.io_binding()
         for name, tensor in tensors.items():
             arguments = (self._device.name, 0, ELEMENT_TYPES[tensor.dtype], tensor.shape, tensor.address)
@@ -240,6 +232,8 @@ class OrtExecutable:
                 binding.bind_output(name, *arguments)
         if self._device.name == "cpu":
             return lambda: self._session.run_with_iobinding(binding)
+        if not record:
+            return _GpuRun(self._session, binding, -1)
         call = _GpuRun(self._session, binding, next(self._graph_ids))
         return self._recorded(call) if self._record else call
 
@@ -252,7 +246,7 @@ class OrtExecutable:
                 return self._device.capture(call)
             except Exception as error:  # the library's errors have no common base
                 if attempt == ATTEMPTS - 1:
-                    _warn_unrecorded(self._graph, str(error).splitlines()[0])
+                    _warn_unrecorded(self._graph.name, str(error).splitlines()[0])
         self._record = False
         return call
 
@@ -287,8 +281,8 @@ def _recorder() -> str:
     return found
 
 
-def _warn_unrecorded(graph: Path, reason: str) -> None:
-    logging.getLogger(__name__).warning("warning: %s is not recorded as a CUDA graph: %s", graph.name, reason)
+def _warn_unrecorded(what: str, reason: str) -> None:
+    logging.getLogger(__name__).warning("warning: %s is not recorded as a CUDA graph: %s", what, reason)
 
 
 def report_fallbacks(graph: Path, session: onnxruntime.InferenceSession, provider: str) -> list[str]:
@@ -363,7 +357,7 @@ def _session(
         if device.name == "cuda" and record:
             # It refuses to record a graph with a node that does not run on the GPU. Then the graph runs unrecorded, and
             # `report_fallbacks` reports the node.
-            _warn_unrecorded(graph, first)
+            _warn_unrecorded(graph.name, first)
             return _session(graph, device, threads, record=False, tf32=tf32)
         raise BundleError(f"ONNX Runtime cannot load {graph}: {first} Export again, or upgrade onnxruntime.") from error
     session.disable_fallback()  # or it would change to another provider after a failure

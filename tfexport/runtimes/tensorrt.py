@@ -16,6 +16,7 @@ from tfexport.errors import EngineError, RuntimeUnavailable
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.device import Call, Device, DeviceTensor, Memory
 from tfexport.runtimes.loop import LoopRuntime
+from tfexport.runtimes.workspace import HostSearch
 from tfexport.system import disk_cache
 from tfexport.system.regular_files import read_bytes
 
@@ -115,7 +116,7 @@ def runs_portable_engines(library: Any, generation: str) -> bool:
     return hasattr(known, generation.upper()) and generation != "sm75"
 
 
-class TensorRtGraphs:
+class TensorRtGraphs(HostSearch):
     """The engines of a bundle on one device.
 
     Raises:
@@ -216,7 +217,7 @@ class TensorRtExecutable:
     def _is_input(self, name: str) -> bool:
         return bool(self._engine.get_tensor_mode(name) == self._trt.TensorIOMode.INPUT)
 
-    def bind(self, tensors: Mapping[str, DeviceTensor]) -> Call:
+    def bind(self, tensors: Mapping[str, DeviceTensor], *, record: bool = True) -> Call:
         context = self._context()
         for name, tensor in tensors.items():
             assert tensor.address % ALIGNMENT == 0, f"{name} is not aligned"

@@ -20,7 +20,7 @@ from typing import Any
 
 from tfexport import kernels
 from tfexport.bundle.reader import CERTIFICATES, PORTABLE, Bundle, Engine
-from tfexport.contract import Precision, short_name
+from tfexport.contract import SEARCH_GRAPHS, Precision, short_name
 from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.graph_checks.rounding import RULE
 from tfexport.system.atomic_files import whole_file
@@ -79,10 +79,16 @@ def files_of(bundle: Bundle, runtime: str, precision: Precision, *, longest: int
         names |= {engine.file for engine in _engines_of(bundle, precision, longest)}
     elif not runtime.startswith("torch"):
         dialect = bundle.dialect(runtime, precision)
-        names |= {graph.file for graph in bundle.graphs if (graph.precision, graph.dialect) == (precision, dialect)}
-        # Standard dialects share the graph that selects rows.
-        shared = ("select_rows", precision) if dialect.startswith("onnx24") else None
-        names |= {graph.file for graph in bundle.graphs if (graph.role, graph.precision) == shared}
+        searches = {graph.role for graph in SEARCH_GRAPHS}
+        # Dialects share the graph that selects rows, and GPUs those that choose tokens.
+        shared = {"select_rows"} if dialect != "ort" else set()
+        shared |= searches if runtime == "ort-cuda" else set()
+        names |= {
+            graph.file
+            for graph in bundle.graphs
+            if graph.precision == precision
+            and (graph.role in shared or (graph.dialect == dialect and graph.role not in searches))
+        }
     return {name: bundle.files[name] for name in sorted(names)}
 
 

@@ -34,6 +34,9 @@ FILES = {
     "decoder_step.onnx",
     "decoder_step.lengths.onnx",
     "select_rows.onnx",
+    "greedy_search.onnx",
+    "beam_search.onnx",
+    "best_tokens.onnx",
     "encoder.ort.onnx",
     "decoder_step.ort.onnx",
     "greedy_step.ort.onnx",
@@ -43,6 +46,31 @@ FILES = {
     "source_tokenizer.json",
     "target_tokenizer.json",
 }
+
+
+def search_graphs() -> dict[str, Any]:
+    """The inputs and outputs of the graphs of a search, the same in every precision."""
+    found, listed = ["rows", "found"], ["batch", "candidates"]
+    best = [("best.log_probs", "float32", found), ("best.ids", "int64", found)]
+    bias = ("bias", "float32", [TGT_VOCAB])
+    live = [("scores", "float64", ["batch", "beam"]), ("mask", "bool", ["batch", 1, "beam", "cache"])]
+    places = [
+        *[("first_row", "int64", ["batch", 1]), ("slots", "int64", ["cache"]), ("own", "int64", ["beam", 1])],
+        *[("leaving", "float32", [TGT_VOCAB]), ("order", "float32", ["candidates"]), ("found", "int64", [1])],
+    ]
+    candidates = [
+        *[("candidates.log_probs", "float64", listed), ("candidates.parents", "int64", listed)],
+        ("candidates.tokens", "int64", listed),
+    ]
+    following = [("next.tokens", "int64", ["batch", "beam"]), *((f"next.{name}", *rest) for name, *rest in live)]
+    return {
+        "greedy_search": (
+            [*best, bias],
+            [("next.tokens", "int64", ["rows", 1]), ("next.log_probs", "float32", ["rows", 1])],
+        ),
+        "beam_search": ([*best, bias, *live, *places], [*candidates, *following]),
+        "best_tokens": ([("logits", "float32", ["rows", TGT_VOCAB]), ("places", "float32", ["found"])], best),
+    }
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -116,6 +144,8 @@ def test_manifest_describes_the_graphs(half_bundle: Path) -> None:
             [*beams, *typed(precision, flat_slots + flat_cross)],
             [*step[1][:3], *typed(precision, [(n.replace("past", "present"), shape) for n, shape in flat_slots])],
         )
+        for role, sides in search_graphs().items():
+            expected[role, precision, "onnx24"] = sides
     slots = [(name, ["batch", 3, "cache", 8]) for name, _ in past]
     found = [
         *typed("float32", [("logits", ["rows", TGT_VOCAB]), ("best.log_probs", ["rows", "count"])]),

@@ -60,7 +60,7 @@ VARIANTS = [
 ]
 FILES = [
     *VARIANTS,
-    *("select_rows.onnx", "select_rows.fp16.onnx", "select_rows.bf16.onnx"),
+    *(f"{role}{precision}.onnx" for role in contract.WITHOUT_MODULES for precision in ("", ".fp16", ".bf16")),
     *("encoder_classifier.onnx", "encoder_classifier.lengths.onnx"),
 ]
 ORT_FILES = [
@@ -172,7 +172,7 @@ def test_only_standard_operators_are_used(path: Path, graph: onnx.GraphProto) ->
 
 @standard
 def test_attention_is_one_operator_and_the_cache_is_written_in_place(graph: onnx.GraphProto, spec: GraphSpec) -> None:
-    count = 0 if spec.role == "select_rows" else 2  # 2 encoder layers; self and cross
+    count = 0 if spec.role in contract.WITHOUT_MODULES else 2  # 2 encoder layers; self and cross
     attentions = [node for node in graph.node if node.op_type == "Attention"]
     assert len(attentions) == count
     for node in attentions:
@@ -209,7 +209,9 @@ def test_weights_are_those_of_the_files(path: Path, graph: onnx.GraphProto, spec
     raw = {file: (path.parent / file).read_bytes() for file in files}
     weights = {file: load_torch_file(path.parent / file) for file in files}
     places = external(graph)
-    assert {place["location"] for place in places.values()} == (files if spec.role != "select_rows" else set())
+    assert {place["location"] for place in places.values()} == (
+        set() if spec.role in contract.WITHOUT_MODULES else files
+    )
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     for name, place in places.items():
         begin, length = int(place["offset"]), int(place["length"])
@@ -280,7 +282,7 @@ def test_nodes_are_named_by_their_modules(path: Path, graph: onnx.GraphProto, sp
     layers = model.n_decoder_layers if side == "decoder" else model.n_encoder_layers
     parts = ["self_attention.query", "self_attention.output", "feed_forward.hidden", "norms.0", "norms.1"]
     parts += ["cross_attention.query", "norms.2"] * (side == "decoder")
-    if spec.role != "select_rows":
+    if spec.role not in contract.WITHOUT_MODULES:
         assert {f"{side}.layers.{layer}.{part}" for layer in range(layers) for part in parts} <= modules
     for node in graph.node:  # the exporter's own notes name files of the machine that exported
         assert not node.metadata_props

@@ -464,6 +464,11 @@ def other_rows(graph: Graph) -> None:
     planted(graph, "index", "Sub", np.asarray(1, np.int64))
 
 
+def input_changed(name: str, op_type: str, operand: np.generic) -> Change:
+    """A graph that computes with another input."""
+    return lambda graph: planted(graph, name, op_type, np.asarray(operand))
+
+
 def nothing_banned(graph: Graph) -> None:
     """But the first token."""
     planted(graph, "banned", "Mul", np.asarray(0, np.int64))
@@ -579,6 +584,13 @@ STANDARD_STEPS: list[tuple[str, str, Change, str]] = [
     ("other tokens", "decoder_step_attention", other_ids, "planted/best.ids"),
     ("mask dropped", "decoder_step_attention", attention_without("Where"), "Concat_1"),
     ("other rows", "select_rows", other_rows, "Gather_1"),
+    ("tokens not banned", "greedy_search", input_changed("bias", "Max", np.float32(0)), "GatherElements_1"),
+    ("tokens not banned", "beam_search", input_changed("bias", "Max", np.float32(0)), "TopK_1"),
+    ("scores left out", "beam_search", input_changed("scores", "Mul", np.float64(0)), "TopK_1"),
+    ("ends go on", "beam_search", input_changed("leaving", "Mul", np.float32(0)), "GatherElements_"),
+    ("beams not followed", "beam_search", input_changed("first_row", "Mul", np.int64(0)), "Or_1"),
+    ("wrong slot", "beam_search", input_changed("own", "Add", np.int64(1)), "Or_1"),
+    ("other tokens", "best_tokens", other_ids, "planted/best.ids"),
 ]  # fmt: skip
 
 CUDA: list[tuple[str, str, Change, str]] = [

@@ -14,11 +14,12 @@ from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.search import SearchOptions, pad, search
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import best_from_logits
-from tfexport.runtimes.buckets import Buckets
+from tfexport.runtimes.buckets import Buckets, cpu_buckets
 from tfexport.runtimes.device import Call, DeviceTensor, HostDevice
-from tfexport.runtimes.loop import Executable, LoopRuntime
-from tfexport.runtimes.ort import OrtGraphs, cpu_buckets, ort_cpu_portable
+from tfexport.runtimes.loop import LoopRuntime
+from tfexport.runtimes.ort import OrtGraphs, ort_cpu_portable
 from tfexport.runtimes.pytorch import TorchRuntime
+from tfexport.runtimes.workspace import Executable, HostSearch
 
 RANDOM = np.random.default_rng(4)
 SOURCES = [RANDOM.integers(4, SRC_VOCAB, length).tolist() for length in (7, 1, 20, 3, 12, 5, 9, 2, 17, 4, 6)]
@@ -33,7 +34,7 @@ class LateExecutable:
         self.bound: list[Mapping[str, DeviceTensor]] = []
         self.runs = 0
 
-    def bind(self, tensors: Mapping[str, DeviceTensor]) -> Call:
+    def bind(self, tensors: Mapping[str, DeviceTensor], *, record: bool = True) -> Call:
         self.bound.append(tensors)
         call = self._inner.bind(tensors)
 
@@ -44,7 +45,7 @@ class LateExecutable:
         return enqueue
 
 
-class LateGraphs:
+class LateGraphs(HostSearch):
     """The graphs of a bundle on a fake GPU; the step for a cache is asked for by its size."""
 
     precision = "float32"

@@ -125,6 +125,7 @@ def test_contract_names_every_tensor() -> None:
     shown = text_of(DOCS / "reference/contract.md")
     for graph in (
         *(contract.ENCODER, contract.DECODER_STEP, contract.SELECT_ROWS, contract.ENCODER_CLASSIFIER),
+        *contract.SEARCH_GRAPHS,
         *(contract.ORT_ENCODER, contract.ORT_DECODER_STEP, contract.ORT_BEAM_STEP),
     ):
         for side, tensors in (("in", graph.inputs), ("out", graph.outputs)):

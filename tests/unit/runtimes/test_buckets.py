@@ -10,8 +10,7 @@ import pytest
 
 from tests.support.fakes import tiny_config
 from tfexport.errors import TfexportError
-from tfexport.runtimes.buckets import Buckets
-from tfexport.runtimes.ort import CUDA_BATCH, cpu_buckets, cuda_buckets
+from tfexport.runtimes.buckets import CUDA_BATCH, Buckets, cpu_buckets, cuda_buckets
 
 BUCKETS = Buckets((16, 32, 64), (1, 2, 4), (8, 24), rows=9, remedy="Ask for less.")
 

@@ -1,0 +1,213 @@
+"""The host's time in a search whose steps cost nothing: what a GPU would wait for.
+
+    python -m benchmarks.search_host [--out FILE]
+
+A script stands in for the model: it tells random tokens, an end now and then, and in each sentence one in the end. On the
+host the search ranks them step by step; ahead, the script tells what ONNX Runtime's CPU provider ranked before. Both decode
+the same sentences. The time is the CPU time of the fastest of some searches, divided by the steps that the longest sentence
+takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from benchmarks.cuda_dry.workload import model_config
+from tfexport.config import ModelConfig
+from tfexport.contract import SEARCH_GRAPHS, Role
+from tfexport.decoding.search import Hypothesis, SearchOptions, search, search_steps
+from tfexport.graphs import portable
+from tfexport.runtimes.base import AHEAD
+from tfexport.runtimes.buckets import Buckets
+from tfexport.runtimes.device import Call, DeviceTensor, HostDevice, host_array
+from tfexport.runtimes.device_search import DeviceSearch
+from tfexport.runtimes.loop import LoopRuntime
+from tfexport.runtimes.ort import OrtExecutable
+
+BATCHES, BEAMS = (1, 32, 256), (1, 4)
+ROUNDS = 12
+BEST = 17
+LONGEST = 64
+
+Tensors = Mapping[str, DeviceTensor]
+
+
+class Script:
+    """What the steps of a batch tell: for each position the best tokens of each row, and their log-probabilities."""
+
+    def __init__(self, config: ModelConfig, batch: int, beam: int):
+        random = np.random.default_rng(3)
+        shape = (LONGEST + AHEAD, batch * beam, BEST)
+        self.log_probs = np.sort(-random.exponential(3, shape).astype(np.float32), axis=2)[..., ::-1].copy()
+        first = random.integers(4, config.tgt_vocab_size - BEST, (*shape[:2], 1))
+        self.ids = first + np.arange(BEST)
+        ends = np.repeat(random.integers(16, 26, batch), beam)
+        is_over = np.arange(shape[0])[:, None] >= ends
+        places = np.where(is_over, 0, random.integers(0, 4 * BEST, shape[:2]))  # mostly the end is not among the best
+        step, row = np.nonzero(places < BEST)
+        self.ids[step, row, places[step, row]] = config.eos_id
+        self.log_probs[..., 0] = np.where(is_over, -0.001, self.log_probs[..., 0])
+        self.searched: dict[int, dict[str, Any]] = {}
+        """What was ranked after each position."""
+
+
+class Played:
+    """A graph that does nothing but to write what the script has for its position.
+
+    Args:
+        write: called with the position and the arrays of the tensors.
+    """
+
+    records = True
+
+    def __init__(self, write: Callable[[int, dict[str, Any]], None]):
+        self.position = 0
+        self._write = write
+
+    def bind(self, tensors: Tensors, *, record: bool = True) -> Call:
+        arrays = {name: host_array(tensor) for name, tensor in tensors.items()}
+
+        def run() -> None:
+            self._write(self.position, arrays)
+            self.position += 1
+
+        return run
+
+
+class ScriptedGraphs:
+    """Graphs without a model. The first search ranks with `searcher`; later ones tell what it found."""
+
+    precision = "float32"
+    position_dtype = "int32"
+    has_beam_step = True
+    flat = False
+
+    def __init__(self, script: Script, searcher: Callable[[Role], OrtExecutable]):
+        self.device = HostDevice()
+        self.buckets = Buckets((LONGEST,), BATCHES, (32,), shrink=2, least_batch=max(BATCHES))
+        self.script, self.played = script, False
+        self.encoder = self.select_rows = Played(lambda position, arrays: None)
+        self.told = Played(self._tell)
+        self._searcher = searcher
+        self.search = DeviceSearch(self.device, self._load, lambda: [])
+        self.ranked: list[Played] = []
+
+    def start(self) -> None:
+        """A search is to begin."""
+        self.told.position = 0
+        for ranked in self.ranked:
+            ranked.position = 0
+
+    def _tell(self, position: int, arrays: dict[str, Any]) -> None:
+        if not self.played:
+            arrays["best.log_probs"][:] = self.script.log_probs[position]
+            arrays["best.ids"][:] = self.script.ids[position]
+
+    def _load(self, role: Role) -> Played:
+        real, outputs = self._searcher(role), _outputs(role)
+
+        def write(position: int, arrays: dict[str, Any]) -> None:
+            if self.played:
+                for name, array in self.script.searched[position].items():
+                    arrays[name][:] = array
+                return
+            tensors = {name: _tensor(array) for name, array in arrays.items()}
+            real.bind(tensors)()
+            self.script.searched[position] = {name: arrays[name].copy() for name in outputs}
+
+        self.ranked.append(Played(write))
+        return self.ranked[-1]
+
+    def step(self, cache: int, *, attention: bool = False) -> Played:
+        return self.told
+
+    def beam_step(self) -> Played:
+        return self.told
+
+
+def _outputs(role: Role) -> list[str]:
+    """What the host reads of the outputs of a search graph."""
+    (graph,) = (graph for graph in SEARCH_GRAPHS if graph.role == role)
+    return [tensor.name for tensor in graph.outputs if tensor.name.startswith("candidates") or role == "greedy_search"]
+
+
+def _tensor(array: Any) -> DeviceTensor:
+    return DeviceTensor(array.ctypes.data, array.shape, array.dtype.name)
+
+
+def measure(config: ModelConfig, batch: int, beam: int, searcher: Callable[[Role], OrtExecutable]) -> dict[str, Any]:
+    """Microseconds of a step on the host, and ahead."""
+    graphs: Any = ScriptedGraphs(Script(config, batch, beam), searcher)
+    runtime, options = LoopRuntime("scripted", config, graphs), SearchOptions(beam=beam, max_length=LONGEST)
+    sources = [[5] * 20] * batch
+
+    def on_host() -> list[list[Hypothesis]]:
+        graphs.start()
+        steps = search_steps(runtime, sources, options)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return list(end.value)
+
+    def ahead() -> list[list[Hypothesis]]:
+        graphs.start()
+        return search(runtime, sources, options)
+
+    wanted = on_host()
+    steps = graphs.told.position
+    row: dict[str, Any] = {"batch": batch, "beam": beam, "steps": steps, "host": _fastest(on_host, steps)}
+    assert ahead() == wanted, "what runs ahead finds something else"
+    graphs.played = True
+    assert ahead() == wanted
+    return {**row, "ahead": _fastest(ahead, steps)}
+
+
+def _fastest(run: Callable[[], Any], steps: int) -> float:
+    """Microseconds of a step."""
+    seconds = []
+    for _ in range(ROUNDS):
+        start = time.thread_time()
+        run()
+        seconds.append(time.thread_time() - start)
+    return round(min(seconds) / steps * 1e6, 1)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="a JSON file")
+    options = parser.parse_args()
+    # Caches of a real size would be zeroed here, which a GPU does by itself.
+    config = replace(model_config("tiny"), d_model=2, n_heads=1)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+
+        def searcher(role: Role) -> OrtExecutable:
+            (graph,) = (graph for graph in SEARCH_GRAPHS if graph.role == role)
+            file = Path(folder) / graph.file
+            stored: Any = None  # these graphs have no weights
+            ir.save(portable.emit(graph, config, stored), file)
+            return OrtExecutable(file, HostDevice(), threads=1)
+
+        for beam in BEAMS:
+            for batch in BATCHES:
+                rows.append(measure(config, batch, beam, searcher))
+                print(rows[-1], flush=True)
+    if options.out:
+        options.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

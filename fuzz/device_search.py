@@ -1,0 +1,180 @@
+"""Random searches that a runtime makes by itself, eight steps at once, beside the same searches on the host.
+
+    python -m fuzz.device_search [--models 100] [--searches 20] [--seed 0]
+
+Models are random; some tell equal logits for several tokens. Searches are greedy or have beams up to 16, and differ in
+n-best lists, profile, limits, suppressed tokens, prefixes and batches. Every other model decodes on a device that does
+nothing before it is waited for.
+
+Half of the models decode in buffers of one size. There tokens and scores have to be the same to the last bit. The others
+decode in buffers that grow and shrink, at other steps than on the host, and products have other last bits for other numbers
+of rows: scores have to be close, and tokens the same where scores are apart. So it is with beams that need more than 17 best
+tokens, whose log-probabilities the host computes in float64. The exit code is 1 where something differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fuzz.models import random_config, random_model
+from tests.support.ahead import ahead_runtime, late_runtime, on_host
+from tfexport.bundle.reader import open_bundle
+from tfexport.bundle.writer import write_manifest
+from tfexport.config import ModelConfig
+from tfexport.contract import BEST
+from tfexport.decoding.profiles import PROFILES
+from tfexport.decoding.search import SearchOptions, Source, search
+from tfexport.errors import TfexportError
+from tfexport.exporter.pipeline import write_graphs, write_weights
+from tfexport.models.transformer import Transformer
+from tfexport.runtimes.buckets import Buckets
+from tfexport.verification.parity import random_sources
+
+
+def buckets_of(config: ModelConfig, *, one: bool) -> Buckets:
+    """Sizes of buffers: one of each kind, or a few small ones."""
+    if one:
+        return Buckets((72,), (16,), (config.max_source_length,))
+    src = (*(size for size in (5, 12) if size < config.max_source_length), config.max_source_length)
+    return Buckets((8, 24, 72), (1, 2, 4, 8, 16), src, shrink=2)
+
+
+def has_ties(seed: int) -> bool:
+    """Whether the model of this seed tells equal logits for several tokens."""
+    return seed % 3 == 0
+
+
+def tied(model: Transformer, seed: int) -> Transformer:
+    """`model` with pairs of tokens that it cannot tell apart, so that their logits are equal."""
+    generator = np.random.default_rng(seed)
+    matrix, bias = model.output_matrix().data, model.output_bias
+    for one, other in generator.integers(4, len(matrix), (len(matrix) // 2, 2)).tolist():
+        matrix[one] = matrix[other]
+        if bias is not None:
+            bias.data[one] = bias.data[other]
+    return model
+
+
+def write_model(seed: int, folder: Path) -> Path:
+    """A bundle of a random model with at least a few words and positions."""
+    chosen = random.Random(seed)
+    config = random_config(chosen)
+    while config.tgt_vocab_size < 8 or config.max_source_length < 7 or config.max_target_length < 9:
+        config = random_config(chosen)
+    model = random_model(config, seed)
+    if has_ties(seed):
+        model = tied(model, seed)
+    bundle = folder / "bundle"
+    bundle.mkdir()
+    write_weights(model, "float32", bundle)
+    graphs = write_graphs(config, "float32", bundle)
+    write_manifest(bundle, config, graphs, {"source": {"sha256": "", "family": "native", "given": {}}})
+    return bundle
+
+
+def random_options(chosen: random.Random, vocab: int) -> SearchOptions:
+    """A search that may run on the device."""
+    beam = chosen.choice((1, 1, 2, 3, 4, 5, 8, 9, 12, 16))
+    profile = chosen.choice(sorted(set(PROFILES) - {"marian"}))
+    given: dict[str, Any] = {
+        "beam": beam,
+        "nbest": chosen.randint(1, beam),
+        "max_length": chosen.choice((2, 5, 13, 30, 60)),
+        "token_scores": chosen.random() < 0.3,
+    }
+    if chosen.random() < 0.3:
+        given["max_length_ratio"] = chosen.choice((0.5, 1.0, 1.7))
+    if chosen.random() < 0.3:
+        given["length_penalty"] = chosen.choice((-0.5, 0.0, 0.8))
+    if chosen.random() < 0.3:
+        given["min_length"] = chosen.randint(0, given["max_length"] - 1)
+    if chosen.random() < 0.3:
+        given["suppress"] = tuple(sorted({chosen.randrange(4, vocab) for _ in range(3)}))
+    if beam > 1 and profile not in ("joeynmt",) and chosen.random() < 0.2:
+        given["patience"] = 2.0
+    if chosen.random() < 0.2:
+        given["end_tokens"] = (chosen.randrange(4, vocab),)
+        given["suppress"] = tuple(set(given.get("suppress", ())) - {*given["end_tokens"]})
+    return SearchOptions.for_profile(profile, **given)
+
+
+def check(seed: int, searches: int, folder: Path) -> list[str]:
+    """What differs in `searches` random searches of a random model, in words."""
+    chosen = random.Random(seed)
+    bundle = write_model(seed, folder)
+    make = late_runtime if seed % 2 else ahead_runtime
+    config = open_bundle(bundle).config
+    one_size = seed % 4 < 2
+    runtime = make(bundle, folder, buckets_of(config, one=one_size))
+    limit = min(config.max_source_length, 40)
+    found = []
+    for number in range(searches):
+        options = random_options(chosen, config.tgt_vocab_size)
+        plain = [source[:limit] for source in random_sources(config, chosen.randint(1, 9), seed=1000 * seed + number)]
+        sources: Sequence[Any] = plain
+        if chosen.random() < 0.2:
+            sources = [Source(source, prefix=(chosen.randrange(4, config.tgt_vocab_size),)) for source in plain]
+        with np.errstate(all="raise", under="ignore"):
+            one, other = outcome(search, runtime, sources, options), outcome(on_host, runtime, sources, options)
+        needed = (2 + len(options.end_tokens)) * options.beam + len(options.suppress) + 4
+        if not same(one, other, exact=one_size and needed <= BEST, ties=has_ties(seed)):
+            found.append(f"seed {seed}, search {number}: {options}\n    ahead {one}\n    on the host {other}")
+    return found
+
+
+def outcome(run: Any, runtime: Any, sources: Sequence[Any], options: SearchOptions) -> Any:
+    """What a search finds, or the error that it raises."""
+    try:
+        return run(runtime, sources, options)
+    except TfexportError as error:
+        return str(error)
+
+
+def same(one: Any, other: Any, *, exact: bool, ties: bool) -> bool:
+    """Whether two outcomes are the same: to the last bit, or as far as scores that are close can tell.
+
+    Args:
+        ties: several outputs may have one score.
+    """
+    if exact or isinstance(one, str) or isinstance(other, str):
+        return bool(one == other)
+    for left, right in zip(one, other, strict=True):
+        scores = [h.score for h in left], [h.score for h in right]
+        if len(left) != len(right) or not np.allclose(*scores, rtol=1e-5, atol=1e-4):
+            return False
+        apart = not ties and np.abs(np.diff(scores[1])).min(initial=1.0) > 1e-3
+        if apart and [h.ids for h in left] != [h.ids for h in right]:
+            return False
+    return True
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Random searches on the device and on the host.")
+    parser.add_argument("--models", type=int, default=100)
+    parser.add_argument("--searches", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    began, bad = time.monotonic(), 0
+    for seed in range(options.seed, options.seed + options.models):
+        with tempfile.TemporaryDirectory() as folder:
+            for line in check(seed, options.searches, Path(folder)):
+                bad += 1
+                print(line, flush=True)
+    total = options.models * options.searches
+    print(f"{total:,} searches of {options.models} models, {bad} that differ; {time.monotonic() - began:.0f} s")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""When a runtime makes several steps of a search by itself.
+
+A runtime that ranks continuations where it computes them needs no host between two steps. The search learns afterwards what
+each step found, and does with it what it does with its own ranking. It ranks itself where a step needs more than the best
+tokens of a row: rules about past tokens, sampling, forced beginnings, attention.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from tfexport.decoding.options import SearchOptions
+from tfexport.decoding.token_rules import LogProbs, TokenRules
+from tfexport.runtimes.base import AHEAD, Ahead, Capabilities, IntArray
+
+
+def obstacle(options: SearchOptions) -> str:
+    """What of these options keeps a whole search on the host, in words; empty where nothing does."""
+    if options.samples:
+        # Its sums over the vocabulary are in float64, in one order, so that a seed means the same everywhere.
+        return "sampling"
+    if options.active_rules:
+        return "rules about past tokens"
+    if options.reads_attention:
+        return "attention weights"
+    if options.search_profile.narrows_beam and options.beam > 1:
+        return f"the profile {options.profile}, whose beam depends on what is finished"
+    return ""
+
+
+class SearchAhead:
+    """Decides, step by step, whether the runtime goes ahead.
+
+    Args:
+        capabilities: of the runtime.
+    """
+
+    def __init__(self, rules: TokenRules, options: SearchOptions, capabilities: Capabilities):
+        self._rules, self._beam = rules, options.beam
+        able = capabilities.greedy_ahead if options.width == 1 else capabilities.beam_ahead
+        found = obstacle(options) if able else ""
+        if found:
+            _note_once(found)
+        self._able = able and not found
+        ends = options.end_ids(rules.config)
+        self._leaving = () if options.search_profile.continues_past_eos and options.beam > 1 else ends
+
+    def request(
+        self, length: int, sentences: IntArray, tokens: IntArray, log_probs: LogProbs | None, candidates: int
+    ) -> Ahead | None:
+        """The next steps, after `length` tokens of each hypothesis; None where the search ranks the next one itself."""
+        if not self._able:
+            return None
+        banned = self._rules.banned_ahead(length + 1, sentences, AHEAD)
+        if banned is None:
+            return None
+        return Ahead(tokens, log_probs, candidates, banned, self._leaving)
+
+
+_noted: set[str] = set()
+
+
+def _note_once(reason: str) -> None:
+    """Say why a search stays on the host, once in a process."""
+    if reason not in _noted:
+        _noted.add(reason)
+        logging.getLogger(__name__).warning("note: %s: the host chooses each token, which is slower on a GPU.", reason)

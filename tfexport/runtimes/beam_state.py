@@ -1,0 +1,212 @@
+"""A batch in which the hypotheses of a sentence share a cache.
+
+Each step appends a slot for each hypothesis, and a mask says which slots are the past of which. A reorder of beams moves
+rows of the mask, and no keys or values:
+
+    slots   0   1   2   3   4   5   6   7   8        beam 3, three steps done
+          [a0][b0][c0][a1][b1][c1][a2][b2][c2]
+    mask   x           x                   x         hypothesis 0: a0, a1, then c2
+
+No slot is dropped: the caches of rows of their own would be as large.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfexport.contract import BEST
+from tfexport.runtimes.base import Ahead, Best, Continuations, FloatArray, IntArray, best_from_logits
+from tfexport.runtimes.device import DeviceTensor, Mirror
+from tfexport.runtimes.device_pool import Mirrored, Region
+from tfexport.runtimes.launches import BeamLaunch, slots_needed, tokens_needed
+from tfexport.runtimes.slots import Slots
+from tfexport.runtimes.sources import Sources
+from tfexport.runtimes.workspace import locked
+
+
+class BeamState:
+    """A batch during decoding; `slots` are the places of its live sentences in the buffers.
+
+    Args:
+        mask: the slots that are the past of each row, [batch, 1, beam, cache]; None before the first step.
+    """
+
+    def __init__(
+        self,
+        sources: Sources,
+        slots: Slots,
+        cache: Region | None = None,
+        mask: NDArray[np.bool_] | None = None,
+        filled: int = 0,
+    ):
+        self._sources, self._workspace, self._slots = sources, sources.workspace, slots
+        self.lock = self._workspace.lock
+        self._batch, self._beam, self._filled = sources.batch, slots.beam, filled
+        config, graphs = self._workspace.config, self._workspace.graphs
+        rows, grid = self._batch * self._beam, (self._batch, self._beam)
+        steps = graphs.buckets.first_cache(sources.padded)
+        self._cache = cache or self._empty_cache(steps)
+        best = min(BEST, config.tgt_vocab_size)
+        self._io = self._workspace.region(
+            sources.lane,
+            "io",
+            tokens=(grid, "int64"),
+            position=(grid, graphs.position_dtype),
+            slot=((self._batch,), "int64"),
+            **{"best.log_probs": ((rows, best), "float32"), "best.ids": ((rows, best), "int64")},
+            logits=((rows, config.tgt_vocab_size), "float32"),
+        )
+        self._given = self._workspace.mirrored(self._io, "tokens", "position", "slot")
+        self._best = self._workspace.mirrored(self._io, "best.log_probs", "best.ids")
+        self._logits: Mirror | None = None  # allocated at the first `step`: it may be large
+        self._given["tokens"][:] = config.bos_id  # read by empty places
+        self._use_masks(mask)
+
+    def _use_masks(self, mask: NDArray[np.bool_] | None) -> None:
+        """Two masks that take turns, for caches of the present size; the first is `mask`, with room for more slots."""
+        shape = (self._batch, 1, self._beam, self._cache["all"].shape[-2])
+        self._masks = self._workspace.region(self._sources.lane, "masks", mask=(shape, "bool"), other=(shape, "bool"))
+        self._mask = self._workspace.mirror(self._masks["mask"])
+        self._launches: dict[tuple[int, int], BeamLaunch] = {}
+        """Over the present buffers, by the best tokens of a row and the candidates."""
+        self._is_on_host = True
+        """Whether the host's mask is the newest; else the device's is."""
+        self._mask.array[:] = False
+        if mask is not None:
+            self._mask.array[..., : mask.shape[3]] = mask
+        self._see_own()
+
+    def _see_own(self) -> None:
+        """Let each row see the slot of its next token."""
+        slot = self._filled * self._beam
+        if slot < self._mask.array.shape[3]:
+            hypotheses = np.arange(self._beam)
+            self._mask.array[:, 0, hypotheses, slot + hypotheses] = True
+
+    @property
+    def rows(self) -> int:
+        return len(self._slots.rows)
+
+    @property
+    @locked
+    def cross(self) -> list[FloatArray]:
+        return self._sources.read(self._slots.places)
+
+    @property
+    def attention(self) -> FloatArray:
+        raise NotImplementedError("steps with a shared cache tell no attention")
+
+    @locked
+    def step(self, tokens: IntArray) -> FloatArray:
+        """Logits [rows, vocab] after `tokens` [rows]."""
+        if self._logits is None:
+            self._logits = self._workspace.mirror(self._io["logits"])
+        self._run(tokens, self._logits)
+        return self._logits.array[self._slots.rows]
+
+    @locked
+    def best(self, tokens: IntArray, count: int) -> Best:
+        """The `count` best tokens of each row after `tokens` [rows]; only they leave the device, up to `BEST`."""
+        if min(count, self._workspace.config.tgt_vocab_size) > BEST:
+            return best_from_logits(self.step(tokens), count)
+        self._run(tokens, self._best)
+        return Best(*(self._best[name][self._slots.rows, :count] for name in ("best.log_probs", "best.ids")))
+
+    def _run(self, tokens: IntArray, results: Mirror | Mirrored) -> None:
+        if (self._filled + 1) * self._beam > self._cache["all"].shape[-2]:
+            self._grow(self._filled + 1)
+        self._read_mask()
+        self._given["tokens"].reshape(-1)[self._slots.rows] = tokens
+        self._given["position"][:] = self._filled
+        self._given["slot"][:] = self._filled * self._beam
+        self._given.push()
+        self._mask.push()
+        self._workspace.call(self._workspace.graphs.beam_step(), self._step_tensors())()
+        results.pull()
+        self._workspace.graphs.device.synchronize()
+        self._filled += 1
+        self._see_own()
+
+    def _step_tensors(self) -> dict[str, DeviceTensor]:
+        """The buffers of this state by the names of the step graph; past and present are the same buffer."""
+        cached = (self._workspace.named(kind, self._cache) for kind in ("past", "present"))
+        mask = {"mask": self._masks["mask"]}
+        return {**self._io.tensors, **self._sources.tensors, **mask, **next(cached), **next(cached)}
+
+    @locked
+    def search_ahead(self, request: Ahead) -> Continuations:
+        """The best continuations of each sentence in each of the next steps."""
+        workspace = self._workspace
+        if (steps := slots_needed(self._filled, workspace)) * self._beam > self._cache["all"].shape[-2]:
+            self._grow(steps)
+        sizes = tokens_needed(request, workspace), request.candidates
+        if sizes not in self._launches:
+            step, tensors, (found_of_row, candidates) = workspace.graphs.beam_step(), self._step_tensors(), sizes
+            self._launches[sizes] = BeamLaunch(
+                *(workspace, self._sources.lane, step, tensors, found_of_row),
+                other=self._masks["other"],
+                candidates=candidates,
+            )
+        if self._is_on_host:
+            self._mask.push()
+        found = self._launches[sizes].run(request, self._filled, self._slots)
+        self._filled += len(found.tokens)
+        self._is_on_host = False
+        return found
+
+    def _read_mask(self) -> NDArray[np.bool_]:
+        """The newest mask, on the host."""
+        if not self._is_on_host:
+            self._mask.pull()
+            self._workspace.graphs.device.synchronize()
+            self._is_on_host = True
+        return np.asarray(self._mask.array)
+
+    @locked
+    def select(self, rows: IntArray) -> BeamState:
+        slots, parents = self._slots.select(rows)
+        batch = self._workspace.graphs.buckets.batch_after(self._batch, len(slots), self._beam)
+        if batch < self._batch:
+            return self._smaller(batch, slots, parents)
+        self._slots = slots
+        if (parents.ravel() != slots.rows).any():
+            self._move_rows(slots.rows, parents.ravel())
+        return self
+
+    def _move_rows(self, rows: IntArray, parents: IntArray) -> None:
+        """Let `rows` of the mask continue their `parents`."""
+        mask = self._read_mask().reshape(self._batch * self._beam, -1)
+        own = self._filled * self._beam
+        mask[rows] = mask[parents]
+        mask[:, own : own + self._beam] = False
+        self._see_own()
+
+    def _smaller(self, batch: int, slots: Slots, parents: IntArray) -> BeamState:
+        """This state in buffers for `batch` sentences."""
+        if (parents.ravel() != slots.rows).any():
+            self._move_rows(slots.rows, parents.ravel())
+        workspace, lane = self._workspace, self._sources.lane
+        sentences, _ = slots.compact(parents, batch)
+        mask = self._read_mask()[sentences]
+        index = workspace.region(lane, "smaller", sentences=((batch,), "int64"))
+        given = workspace.mirrored(index, "sentences")
+        given["sentences"][:] = sentences
+        given.push()
+        sources = self._sources.gathered(sentences, index["sentences"])
+        cache = workspace.gather(lane, "cache", self._cache, index["sentences"])
+        workspace.graphs.device.synchronize()
+        return BeamState(sources, Slots.first(len(slots), self._beam), cache, mask, self._filled)
+
+    def _empty_cache(self, steps: int) -> Region:
+        """Each step takes a slot for each hypothesis."""
+        flat = self._workspace.graphs.flat
+        return self._workspace.empty_cache(self._sources.lane, self._batch, steps * self._beam, flat=flat)
+
+    def _grow(self, steps: int) -> None:
+        """Continue in a cache for as many `steps`, or more."""
+        mask = self._read_mask().copy()
+        cache = self._empty_cache(self._workspace.graphs.buckets.cache_for(steps))
+        self._workspace.copy_slots(cache, self._cache, self._filled * self._beam)
+        self._cache = cache
+        self._use_masks(mask)

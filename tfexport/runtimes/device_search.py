@@ -1,0 +1,66 @@
+"""The graphs that choose tokens where a step computed them, loaded by a library."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from tfexport.contract import Role
+from tfexport.runtimes.device import Call, Device
+from tfexport.runtimes.workspace import Executable
+
+
+class Recordable(Executable, Protocol):
+    """A graph that may be a part of a recording."""
+
+    @property
+    def records(self) -> bool:
+        """Whether all of it runs on the device."""
+        ...
+
+
+class DeviceSearch:
+    """The search graphs of a bundle.
+
+    Args:
+        load: loads the graph of a role.
+        steps: the steps that were loaded, which run between search graphs.
+    """
+
+    def __init__(self, device: Device, load: Callable[[Role], Recordable], steps: Callable[[], Iterable[Recordable]]):
+        self._device, self._load, self._steps = device, load, steps
+        self._loaded: dict[Role, Recordable] = {}
+        self._refused = False
+
+    def _graph(self, role: Role) -> Recordable:
+        if role not in self._loaded:  # at the first search that needs it
+            self._loaded[role] = self._load(role)
+        return self._loaded[role]
+
+    @property
+    def greedy_search(self) -> Executable:
+        return self._graph("greedy_search")
+
+    @property
+    def beam_search(self) -> Executable:
+        return self._graph("beam_search")
+
+    @property
+    def best_tokens(self) -> Executable:
+        return self._graph("best_tokens")
+
+    def record(self, work: Call) -> Call | None:
+        """`work` as one recording; None where a graph has nodes that do not run on the device, or where it is refused."""
+        if not all(graph.records for graph in (*self._steps(), *self._loaded.values())):
+            return None
+        try:
+            return self._device.capture(work)
+        except Exception as error:  # the libraries' errors have no common base
+            if self._refused:
+                reason = str(error).splitlines()[0]
+                logging.getLogger(__name__).warning(
+                    "warning: a launch of several steps is not recorded as a CUDA graph: %s", reason
+                )
+            self._refused = True
+            return None

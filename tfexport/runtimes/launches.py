@@ -1,0 +1,329 @@
+"""Several steps of a search in one launch: the device chooses the tokens, and the host reads a log afterwards.
+
+    push ─> step ─> search ─> step ─> search ─> ... ─> pull      8 steps; one copy each way, one wait
+              └─ best ─┘  └─ tokens, scores, mask ─┘
+
+The search graph of a step writes the inputs of the next one. Each step has places of its own in the log, so that nothing
+is overwritten before it was read; masks of a shared cache take turns. A launch is recorded when it is made a second time:
+sizes that come once are not worth it, and work must have run once before it is recorded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfexport.contract import ALIGNMENT, BEST, ITEM_SIZES
+from tfexport.runtimes.base import AHEAD, Ahead, Continuations, IntArray
+from tfexport.runtimes.device import Call, DeviceTensor
+from tfexport.runtimes.device_pool import Lane, Mirrored
+from tfexport.runtimes.slots import Slots
+from tfexport.runtimes.workspace import Executable, SearchGraphs, Workspace
+
+ATTEMPTS = 2
+"""To record a launch. A library may allocate in a run that is recorded, which CUDA refuses; the next run need not."""
+
+Spec = tuple[tuple[int, ...], str]
+
+
+def steps_of(shape: tuple[int, ...], dtype: str) -> Spec:
+    """A tensor for each step of a launch, in one tensor [AHEAD, numbers]: each begins aligned."""
+    step = ALIGNMENT // ITEM_SIZES[dtype]
+    return (AHEAD, -(-math.prod(shape) // step) * step), dtype
+
+
+def at_step(tensor: DeviceTensor, step: int, shape: tuple[int, ...]) -> DeviceTensor:
+    """The tensor of one step in what `steps_of` describes."""
+    return DeviceTensor(tensor.address + step * (tensor.nbytes // AHEAD), shape, tensor.dtype)
+
+
+def every_step(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """The arrays of all steps, [AHEAD, *shape], in the mirror of such a tensor."""
+    return array[:, : math.prod(shape)].reshape(AHEAD, *shape)
+
+
+def slots_needed(filled: int, workspace: Workspace) -> int:
+    """Slots of a cache that a launch after `filled` tokens takes: what is behind the largest cache is in no output."""
+    return min(filled + AHEAD, max(workspace.graphs.buckets.cache))
+
+
+def positions(filled: int, workspace: Workspace) -> IntArray:
+    """The position of each step. Behind the last one the steps repeat it: their tokens are in no output."""
+    last = min(workspace.config.max_target_length, max(workspace.graphs.buckets.cache)) - 1
+    return np.minimum(np.arange(filled, filled + AHEAD), last)
+
+
+def tokens_needed(request: Ahead, workspace: Workspace) -> int:
+    """The best tokens of a row that a search needs: more than the candidates where some may not come."""
+    wanted = request.candidates + max(map(len, request.banned))
+    told = min(BEST, workspace.config.tgt_vocab_size)
+    return told if wanted <= told else min(wanted, workspace.config.tgt_vocab_size)
+
+
+class Recording:
+    """Work on given tensors, recorded when it is done a second time."""
+
+    def __init__(self, graphs: SearchGraphs, work: Call, given: Mirrored, log: Mirrored):
+        self._graphs, self._work = graphs, work
+        self.given, self.log = given, log
+        self._runs, self._recorded = 0, None  # type: tuple[int, Call | None]
+
+    def __call__(self) -> None:
+        if self._recorded is None and 0 < self._runs <= ATTEMPTS:
+            self._recorded = self._graphs.record(self._work)
+        self._runs += 1
+        (self._recorded or self._work)()
+
+
+class Tables:
+    """What a search adds to the log-probabilities of tokens, in every step of a launch.
+
+    They are pushed where they differ from those of the last launch, whoever made it.
+    """
+
+    def __init__(self, workspace: Workspace):
+        self._vocab = (workspace.config.tgt_vocab_size,)
+        tensors = {"bias": steps_of(self._vocab, "float32"), "leaving": (self._vocab, "float32")}
+        self._region = workspace.region(None, "search tables", **tensors)
+        self._host = workspace.mirrored(self._region, *tensors)
+        self._filled: Any = None
+
+    def bias(self, step: int) -> DeviceTensor:
+        """[vocab]"""
+        return at_step(self._region["bias"], step, self._vocab)
+
+    @property
+    def leaving(self) -> DeviceTensor:
+        """[vocab]"""
+        return self._region["leaving"]
+
+    def fill(self, request: Ahead) -> None:
+        """Enqueue the copy of what `request` needs."""
+        wanted = (request.banned, request.end_ids, request.candidates)
+        if wanted == self._filled:
+            return
+        bias = every_step(self._host["bias"], self._vocab)
+        bias[:] = 0.0
+        for step, banned in enumerate(request.banned):
+            bias[step, list(banned)] = -np.inf
+        self._host["leaving"][:] = 0.0
+        self._host["leaving"][list(request.end_ids)] = -request.candidates
+        self._host.push()
+        self._filled = wanted
+
+
+class _Launch:
+    """A launch over the buffers of a batch.
+
+    Args:
+        step: the step graph, and `tensors` its tensors, as the host runs it.
+        found: best tokens of a row that the search needs.
+        given, log: tensors that are copied to the device before the launch and to the host after it.
+        inner: others. These or those of `log` have the `best.log_probs` of each step.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        lane: Lane,
+        step: Executable,
+        tensors: Mapping[str, DeviceTensor],
+        found: int,
+        *,
+        given: dict[str, Spec],
+        log: dict[str, Spec],
+        inner: dict[str, Spec],
+    ):
+        graphs = workspace.graphs.search
+        assert graphs is not None, "the host chooses the tokens"
+        self._graphs, self._workspace, self._step, self._tensors = graphs, workspace, step, dict(tensors)
+        rows = tensors["best.ids"].shape[0]
+        self._rows, self._found = rows, found
+        self._given = workspace.region(lane, "given", **given, places=((found,), "float32"))
+        wide = {"wide.ids": ((rows, found), "int64")} if self._is_wide else {}
+        self._log = workspace.region(lane, "log", **log, **inner, **wide)
+        self._tables = workspace.tables(Tables)
+        regions = (*self._given.tensors.values(), *self._log.tensors.values())
+        key = ("launch", id(step), *regions, *tensors.values(), *self._others())
+
+        def recording() -> Recording:
+            host_given, host_log = workspace.mirrored(self._given, *given), workspace.mirrored(self._log, *log)
+            return Recording(graphs, self._work(host_given, host_log), host_given, host_log)
+
+        self.recording: Recording = workspace.made(key, recording)
+
+    @property
+    def _is_wide(self) -> bool:
+        return self._found > self._tensors["best.ids"].shape[1]
+
+    def _others(self) -> list[DeviceTensor]:
+        """Tensors of the launch that are of no region of its own and not of the step."""
+        return []
+
+    def _work(self, given: Mirrored, log: Mirrored) -> Call:
+        """All that is enqueued. It refers to memory by address alone, so that the pool gets it back."""
+        calls = [call for step in range(AHEAD) for call in self._calls(step)]
+
+        def work() -> None:
+            given.push()
+            for call in calls:
+                call()
+            log.pull()
+
+        return work
+
+    def _calls(self, step: int) -> list[Call]:
+        best = {
+            "best.log_probs": at_step(self._log["best.log_probs"], step, (self._rows, self._found)),
+            "best.ids": self._log["wide.ids"] if self._is_wide else self._tensors["best.ids"],
+        }
+        told = {} if self._is_wide else best
+        calls = [self._step.bind({**self._tensors, **told, **self._step_inputs(step)}, record=False)]
+        if self._is_wide:
+            logits = {"logits": self._tensors["logits"], "places": self._given["places"]}
+            calls.append(self._graphs.best_tokens.bind({**logits, **best}, record=False))
+        search, tensors = self._search(step)
+        bias = {"bias": self._tables.bias(step)}
+        return [*calls, search.bind({**best, **bias, **tensors}, record=False)]
+
+    def _step_inputs(self, step: int) -> dict[str, DeviceTensor]:
+        raise NotImplementedError
+
+    def _search(self, step: int) -> tuple[Executable, dict[str, DeviceTensor]]:
+        raise NotImplementedError
+
+    def _run(self, request: Ahead) -> None:
+        self._tables.fill(request)
+        self.recording()
+        self._workspace.graphs.device.synchronize()
+
+
+class GreedyLaunch(_Launch):
+    """Steps of a search without a beam, over a cache for each row."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        lane: Lane,
+        step: Executable,
+        tensors: Mapping[str, DeviceTensor],
+        found: int,
+    ):
+        shape = tensors["tokens"].shape
+        given = {"tokens": (shape, "int64"), "position": steps_of(shape, tensors["position"].dtype)}
+        log = {"next.tokens": steps_of(shape, "int64"), "next.log_probs": steps_of(shape, "float32")}
+        inner = {"best.log_probs": steps_of((*shape, found), "float32")}
+        super().__init__(workspace, lane, step, tensors, found, given=given, log=log, inner=inner)
+        self.recording.given["tokens"][:] = workspace.config.bos_id  # read by empty places
+
+    def _step_inputs(self, step: int) -> dict[str, DeviceTensor]:
+        shape = (self._rows,)
+        last = at_step(self._log["next.tokens"], step - 1, shape) if step else self._given["tokens"]
+        return {"tokens": last, "position": at_step(self._given["position"], step, shape)}
+
+    def _search(self, step: int) -> tuple[Executable, dict[str, DeviceTensor]]:
+        outputs = {name: at_step(self._log[name], step, (self._rows, 1)) for name in ("next.tokens", "next.log_probs")}
+        return self._graphs.greedy_search, outputs
+
+    def run(self, request: Ahead, filled: int, rows: IntArray) -> Continuations:
+        """The best token of `rows` in each step, after `filled` tokens."""
+        given, log = self.recording.given, self.recording.log
+        given["tokens"][rows] = request.tokens
+        given["position"][:] = positions(filled, self._workspace)[:, None]
+        self._run(request)
+        shape = (self._rows,)
+        tokens = every_step(log["next.tokens"], shape)[:, rows, None]
+        log_probs = every_step(log["next.log_probs"], shape)[:, rows, None]
+        return Continuations(log_probs.astype(np.float64), np.zeros_like(tokens), tokens)
+
+
+class BeamLaunch(_Launch):
+    """Steps of a beam search, over a cache that the hypotheses of a sentence share.
+
+    Args:
+        other: a mask like that of `tensors`.
+        candidates: continuations of a sentence to tell.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        lane: Lane,
+        step: Executable,
+        tensors: Mapping[str, DeviceTensor],
+        found: int,
+        *,
+        other: DeviceTensor,
+        candidates: int,
+    ):
+        self._masks = tensors["mask"], other
+        self._batch, _, self._beam, self._slots = tensors["mask"].shape
+        self._grid, self._listed = (self._batch, self._beam), (self._batch, candidates)
+        given: dict[str, Spec] = {
+            "tokens": (self._grid, "int64"),
+            "scores": (self._grid, "float64"),
+            "position": steps_of(self._grid, tensors["position"].dtype),
+            "slot": steps_of((self._batch,), "int64"),
+            "own": steps_of((self._beam, 1), "int64"),
+            "first_row": ((self._batch, 1), "int64"),
+            "slots": ((self._slots,), "int64"),
+            "order": ((candidates,), "float32"),
+            "found": ((1,), "int64"),
+        }
+        dtypes = {"log_probs": "float64", "parents": "int64", "tokens": "int64"}
+        log = {f"candidates.{name}": steps_of(self._listed, dtype) for name, dtype in dtypes.items()}
+        log["best.log_probs"] = steps_of((self._batch * self._beam, found), "float32")
+        inner = {"next.tokens": steps_of(self._grid, "int64"), "next.scores": steps_of(self._grid, "float64")}
+        super().__init__(workspace, lane, step, tensors, found, given=given, log=log, inner=inner)
+        host = self.recording.given
+        host["tokens"][:], host["scores"][:] = workspace.config.bos_id, 0.0  # read by empty places
+        host["first_row"][:, 0] = np.arange(self._batch) * self._beam
+        host["slots"][:], host["order"][:], host["found"][:] = np.arange(self._slots), -np.arange(candidates), found
+
+    def _others(self) -> list[DeviceTensor]:
+        return [*self._masks]
+
+    def _step_inputs(self, step: int) -> dict[str, DeviceTensor]:
+        last = at_step(self._log["next.tokens"], step - 1, self._grid) if step else self._given["tokens"]
+        position = at_step(self._given["position"], step, self._grid)
+        slot = at_step(self._given["slot"], step, (self._batch,))
+        return {"tokens": last, "position": position, "slot": slot, "mask": self._masks[step % 2]}
+
+    def _search(self, step: int) -> tuple[Executable, dict[str, DeviceTensor]]:
+        given, log = self._given, self._log
+        scores = at_step(log["next.scores"], step - 1, self._grid) if step else given["scores"]
+        names = ("candidates.log_probs", "candidates.parents", "candidates.tokens")
+        return self._graphs.beam_search, {
+            **{name: given[name] for name in ("first_row", "slots", "order", "found")},
+            "scores": scores,
+            "mask": self._masks[step % 2],
+            "own": at_step(given["own"], step, (self._beam, 1)),
+            "leaving": self._tables.leaving,
+            **{name: at_step(log[name], step, self._listed) for name in names},
+            "next.tokens": at_step(log["next.tokens"], step, self._grid),
+            "next.scores": at_step(log["next.scores"], step, self._grid),
+            "next.mask": self._masks[(step + 1) % 2],
+        }
+
+    def run(self, request: Ahead, filled: int, live: Slots) -> Continuations:
+        """The best continuations of the sentences in the places `live`, after `filled` tokens of each hypothesis."""
+        given, log = self.recording.given, self.recording.log
+        assert request.log_probs is not None
+        given["tokens"][live.places] = request.tokens.reshape(-1, self._beam)
+        given["scores"][live.places] = request.log_probs
+        given["position"][:] = positions(filled, self._workspace)[:, None]
+        slots = np.arange(filled, filled + AHEAD + 1) * self._beam
+        given["slot"][:] = np.minimum(slots[:-1], self._slots - self._beam)[:, None]
+        every_step(given["own"], (self._beam,))[:] = slots[1:, None] + np.arange(self._beam)
+        self._run(request)
+        names = ("candidates.log_probs", "candidates.parents", "candidates.tokens")
+        found = Continuations(*(every_step(log[name], self._listed)[:, live.places] for name in names))
+        best = every_step(log["best.log_probs"], (self._rows, self._found))[:, live.rows, 0]
+        if not math.isfinite(best.sum(dtype=np.float64)):
+            bad = ~np.isfinite(best).reshape(AHEAD, -1, self._beam).all(axis=2)
+            found.log_probs[bad] = np.nan
+        return found

@@ -1,0 +1,179 @@
+"""A batch in which each row has a cache of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from tfexport.contract import BEST
+from tfexport.runtimes.base import Ahead, Best, Continuations, FloatArray, IntArray, best_from_logits
+from tfexport.runtimes.device import Call, DeviceTensor, Mirror
+from tfexport.runtimes.device_pool import Mirrored, Region
+from tfexport.runtimes.launches import GreedyLaunch, slots_needed, tokens_needed
+from tfexport.runtimes.slots import Slots
+from tfexport.runtimes.sources import Sources
+from tfexport.runtimes.workspace import locked
+
+
+class RowState:
+    """A batch during decoding; `slots` are the places of its live sentences in the buffers."""
+
+    def __init__(
+        self, sources: Sources, slots: Slots, cache: Region | None = None, filled: int = 0, *, attention: bool = False
+    ):
+        self._sources, self._workspace, self._slots = sources, sources.workspace, slots
+        self.lock = self._workspace.lock
+        self._filled = filled
+        self._reorder: IntArray | None = None
+        """The rows that the rows of the next step continue, where the cache has them in another order."""
+        config, graphs = self._workspace.config, self._workspace.graphs
+        self._batch = sources.batch
+        places = self._batch * slots.beam
+        self._cache = cache or self._empty_cache(graphs.buckets.first_cache(sources.padded))
+        self._steps: dict[DeviceTensor, Call] = {}  # the bound step graph for each buffer of the cache
+        self._launches: dict[int, GreedyLaunch] = {}  # over the present buffers, by the best tokens that they need
+        best = min(BEST, config.tgt_vocab_size)
+        self._io = self._workspace.region(
+            sources.lane,
+            "io",
+            tokens=((places,), "int64"),
+            position=((places,), graphs.position_dtype),
+            index=((places,), "int64"),
+            **{"best.log_probs": ((places, best), "float32"), "best.ids": ((places, best), "int64")},
+            logits=((places, config.tgt_vocab_size), "float32"),
+            **self._attention_spec(places) if attention else {},
+        )
+        self._attention = self._workspace.mirror(self._io["attention"]) if attention else None
+        self._given = self._workspace.mirrored(self._io, "tokens", "position", "index")
+        self._best = self._workspace.mirrored(self._io, "best.log_probs", "best.ids")
+        self._logits: Mirror | None = None  # allocated at the first `step`: it may be large
+        self._given["tokens"][:] = config.bos_id  # read by empty places
+
+    @property
+    def rows(self) -> int:
+        return len(self._slots.rows)
+
+    @property
+    @locked
+    def cross(self) -> list[FloatArray]:
+        return self._sources.read(self._slots.places)
+
+    def _attention_spec(self, places: int) -> dict[str, tuple[tuple[int, ...], str]]:
+        config = self._workspace.config
+        shape = (config.n_decoder_layers, places, config.n_heads, self._sources.padded)
+        return {"attention": (shape, "float32")}
+
+    @property
+    @locked
+    def attention(self) -> FloatArray:
+        assert self._attention is not None, "encode was called without attention=True"
+        return self._attention.array[:, self._slots.rows, :, : self._sources.length]
+
+    @locked
+    def step(self, tokens: IntArray) -> FloatArray:
+        """Logits [rows, vocab] after `tokens` [rows]."""
+        if self._logits is None:
+            self._logits = self._workspace.mirror(self._io["logits"])
+        self._run(tokens, self._logits)
+        return self._live_rows(self._logits.array)
+
+    @locked
+    def best(self, tokens: IntArray, count: int) -> Best:
+        """The `count` best tokens of each row after `tokens` [rows]; only they leave the device, up to `BEST`."""
+        if min(count, self._workspace.config.tgt_vocab_size) > BEST:
+            return best_from_logits(self.step(tokens), count)
+        self._run(tokens, self._best)
+        return Best(*(self._live_rows(self._best[name])[:, :count] for name in ("best.log_probs", "best.ids")))
+
+    @locked
+    def search_ahead(self, request: Ahead) -> Continuations:
+        """The best token of each row in each of the next steps."""
+        assert self._slots.beam == 1, "the rows of a beam would have to be gathered"
+        workspace = self._workspace
+        if (slots := slots_needed(self._filled, workspace)) > self._cache["all"].shape[-2]:
+            self._grow(slots)
+        found_of_row = tokens_needed(request, workspace)
+        if found_of_row not in self._launches:
+            step = workspace.graphs.step(self._cache["all"].shape[-2])
+            self._launches[found_of_row] = GreedyLaunch(
+                workspace, self._sources.lane, step, self._step_tensors(), found_of_row
+            )
+        found = self._launches[found_of_row].run(request, self._filled, self._slots.rows)
+        self._filled += len(found.tokens)
+        return found
+
+    def _run(self, tokens: IntArray, results: Mirror | Mirrored) -> None:
+        self._given["tokens"][self._slots.rows] = tokens
+        self._given["position"][:] = self._filled
+        if self._reorder is not None:
+            self._given["index"][:] = self._reorder
+        self._given.push()
+        if self._reorder is not None:
+            self._cache, self._reorder = self._reordered(), None
+        if self._filled == self._cache["all"].shape[-2]:
+            self._grow(self._filled + 1)
+        if self._cache["all"] not in self._steps:
+            self._steps[self._cache["all"]] = self._bound_step()
+        self._steps[self._cache["all"]]()
+        results.pull()
+        if self._attention:
+            self._attention.pull()
+        self._workspace.graphs.device.synchronize()
+        self._filled += 1
+
+    def _reordered(self) -> Region:
+        """The cache in the order of `index`."""
+        return self._workspace.gather(self._sources.lane, "cache", self._cache, self._io["index"])
+
+    def _step_tensors(self) -> dict[str, DeviceTensor]:
+        """The buffers of this state by the names of the step graph; past and present are the same buffer."""
+        tensors = {name: tensor for name, tensor in self._io.tensors.items() if name != "index"}
+        cached = (self._workspace.named(kind, self._cache) for kind in ("past", "present"))
+        return {**tensors, **self._sources.tensors, **next(cached), **next(cached)}
+
+    def _bound_step(self) -> Call:
+        size = self._cache["all"].shape[-2]
+        step = self._workspace.graphs.step(size, attention=self._attention is not None)
+        return self._workspace.call(step, self._step_tensors())
+
+    def _live_rows(self, array: NDArray[Any]) -> NDArray[Any]:
+        """The rows of the search, copied, because the next step overwrites the array of a mirror."""
+        return array[self._slots.rows]
+
+    @locked
+    def select(self, rows: IntArray) -> RowState:
+        slots, parents = self._slots.select(rows)
+        batch = self._workspace.graphs.buckets.batch_after(self._batch, len(slots), slots.beam)
+        if batch < self._batch:
+            return self._smaller(batch, slots, parents)
+        self._slots = slots
+        index = slots.reorder(parents, self._batch)
+        if index is not None:
+            self._reorder = index if self._reorder is None else self._reorder[index]
+        return self
+
+    def _smaller(self, batch: int, slots: Slots, parents: IntArray) -> RowState:
+        """This state in buffers for `batch` sentences."""
+        workspace, lane = self._workspace, self._sources.lane
+        sentences, rows = slots.compact(parents, batch)
+        index = workspace.region(lane, "smaller", sentences=((batch,), "int64"), rows=((len(rows),), "int64"))
+        given = workspace.mirrored(index, "sentences", "rows")
+        given["sentences"][:] = sentences
+        given["rows"][:] = rows if self._reorder is None else self._reorder[rows]
+        given.push()
+        sources = self._sources.gathered(sentences, index["sentences"])
+        cache = workspace.gather(lane, "cache", self._cache, index["rows"])
+        workspace.graphs.device.synchronize()
+        live = Slots.first(len(slots), slots.beam)
+        return RowState(sources, live, cache, self._filled, attention=self._attention is not None)
+
+    def _empty_cache(self, size: int) -> Region:
+        return self._workspace.empty_cache(self._sources.lane, self._batch * self._slots.beam, size)
+
+    def _grow(self, slots: int) -> None:
+        """Continue in a cache with as many `slots`, or more."""
+        cache = self._empty_cache(self._workspace.graphs.buckets.cache_for(slots))
+        self._workspace.copy_slots(cache, self._cache, self._filled)
+        self._cache = cache
+        self._launches.clear()

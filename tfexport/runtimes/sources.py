@@ -1,0 +1,71 @@
+"""The sources of a batch in buffers: their lengths, and their cross keys and values."""
+
+from __future__ import annotations
+
+from tfexport.runtimes.base import FloatArray, IntArray
+from tfexport.runtimes.device import DeviceTensor, to_float32
+from tfexport.runtimes.device_pool import Lane, Mirrored, Region
+from tfexport.runtimes.slots import fill_sources
+from tfexport.runtimes.workspace import Workspace
+
+
+class Sources:
+    """The sources of a batch.
+
+    Args:
+        length: source ids of the longest, without what only fills up the buffers.
+        inputs, mirror: what the encoder read.
+        cross: cross keys and values.
+
+    Attributes:
+        batch: the number of places.
+    """
+
+    def __init__(self, workspace: Workspace, lane: Lane, length: int, inputs: Region, mirror: Mirrored, cross: Region):
+        self.workspace, self.lane, self.cross = workspace, lane, cross
+        self._length, self._inputs, self._mirror = length, inputs, mirror
+        self.batch, self.padded = cross["all"].shape[1], cross["all"].shape[-2]
+
+    @classmethod
+    def encode(cls, workspace: Workspace, src_ids: IntArray, src_len: IntArray, beam: int) -> Sources:
+        """Encode `src_ids` [sentences, src] of lengths `src_len` in buffers for as many sentences or more."""
+        buckets = workspace.graphs.buckets
+        batch, src = buckets.batch_for(len(src_len), beam), buckets.src_for(src_ids.shape[1])
+        lane = workspace.lane()
+        inputs = workspace.inputs(lane, batch, src)
+        cross = workspace.blocks(lane, "cross", batch, src, flat=workspace.graphs.flat)
+        mirror = workspace.mirrored(inputs, "src_len", "src_ids")
+        fill_sources(mirror["src_ids"], mirror["src_len"], src_ids, src_len, pad_id=workspace.config.pad_id)
+        mirror.push()
+        workspace.call(workspace.graphs.encoder, {**inputs.tensors, **workspace.named("cross", cross)})()
+        return cls(workspace, lane, src_ids.shape[1], inputs, mirror, cross)
+
+    @property
+    def tensors(self) -> dict[str, DeviceTensor]:
+        """The inputs of a step."""
+        return {"src_len": self._inputs["src_len"], **self.workspace.named("cross", self.cross)}
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    def read(self, places: IntArray) -> list[FloatArray]:
+        """The cross keys and values of the sentences in `places`, each [sentences, heads, src, head_dim]."""
+        mirror = self.workspace.mirror(self.cross["all"])
+        mirror.pull()
+        self.workspace.graphs.device.synchronize()
+        found = [to_float32(block[places][..., : self._length, :]) for block in mirror.array]
+        if self.workspace.graphs.flat:
+            heads = self.workspace.config.n_heads
+            found = [block.reshape(*block.shape[:2], heads, -1).swapaxes(1, 2) for block in found]
+        return found
+
+    def gathered(self, sentences: IntArray, index: DeviceTensor) -> Sources:
+        """The sources in the places `sentences`, which the device has in `index`, in buffers for as many."""
+        workspace = self.workspace
+        inputs = workspace.inputs(self.lane, len(sentences), self.padded)
+        mirror = workspace.mirrored(inputs, "src_len")
+        mirror["src_len"][:] = self._mirror["src_len"][sentences]
+        mirror.push()
+        cross = workspace.gather(self.lane, "cross", self.cross, index)
+        return Sources(workspace, self.lane, self._length, inputs, mirror, cross)

@@ -1,0 +1,251 @@
+"""What the batches of a runtime over fixed buffers share: graphs, memory, bound calls, and a lock."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from tfexport.config import ModelConfig
+from tfexport.contract import ITEM_SIZES, Precision, cache_names
+from tfexport.runtimes.buckets import Buckets
+from tfexport.runtimes.device import Call, Device, DeviceTensor, Mirror
+from tfexport.runtimes.device_pool import Lane, MemoryPool, Mirrored, Region
+
+CACHED = 128
+"""Bound graphs, and mirrors of tensors, that are kept for the next batch with the same addresses and shapes."""
+
+Value = TypeVar("Value")
+Arguments = ParamSpec("Arguments")
+
+
+class Executable(Protocol):
+    """A graph of the contract, loaded by a library."""
+
+    def bind(self, tensors: Mapping[str, DeviceTensor], *, record: bool = True) -> Call:
+        """A call that enqueues one run on `tensors`, which are all inputs and outputs of the graph by their names.
+
+        Args:
+            record: the run may be recorded by itself; False where it is to be a part of a recording.
+        """
+        ...
+
+
+class SearchGraphs(Protocol):
+    """Graphs that choose tokens where a step computed them; see `graphs/search.py`."""
+
+    @property
+    def greedy_search(self) -> Executable: ...
+
+    @property
+    def beam_search(self) -> Executable: ...
+
+    @property
+    def best_tokens(self) -> Executable: ...
+
+    def record(self, work: Call) -> Call | None:
+        """A call that does `work`, which has run before, with less host time; None where it cannot be recorded."""
+        ...
+
+
+class Graphs(Protocol):
+    """A bundle's graphs in one precision, loaded by a library."""
+
+    @property
+    def device(self) -> Device: ...
+
+    @property
+    def precision(self) -> Precision: ...
+
+    @property
+    def buckets(self) -> Buckets: ...
+
+    @property
+    def encoder(self) -> Executable: ...
+
+    @property
+    def select_rows(self) -> Executable: ...
+
+    @property
+    def search(self) -> SearchGraphs | None:
+        """None where the host chooses the tokens."""
+        ...
+
+    @property
+    def has_beam_step(self) -> bool:
+        """Whether there is a step for hypotheses that share a cache, `beam_step`."""
+        ...
+
+    def beam_step(self) -> Executable:
+        """The step for hypotheses that share a cache of any number of slots. Only if `has_beam_step`."""
+        ...
+
+    @property
+    def position_dtype(self) -> str:
+        """The type of the input `position` of the steps."""
+        ...
+
+    @property
+    def flat(self) -> bool:
+        """Whether the heads of cross keys and values, and of shared caches, lie side by side: [.., length, d_attention]."""
+        ...
+
+    def step(self, cache: int, *, attention: bool = False) -> Executable:
+        """The decoder step for caches of `cache` slots, one of the buckets.
+
+        Args:
+            attention: the variant of the step that has the cross-attention as an output.
+
+        Raises:
+            RuntimeUnavailable, BundleError: there is no such variant.
+        """
+        ...
+
+
+class HostSearch:
+    """The members of `Graphs` where the host chooses the tokens, and rows have caches of their own."""
+
+    search: SearchGraphs | None = None
+    has_beam_step = False
+    flat = False
+    position_dtype = "int64"
+
+    def beam_step(self) -> Executable:
+        raise NotImplementedError(f"{type(self).__name__} has no step for a shared cache; use step")
+
+
+class Locked(Protocol):
+    """What has the lock of its runtime."""
+
+    @property
+    def lock(self) -> threading.RLock: ...
+
+
+State = TypeVar("State", bound=Locked)
+
+
+def locked(
+    method: Callable[Concatenate[State, Arguments], Value],
+) -> Callable[Concatenate[State, Arguments], Value]:
+    """A method of a state that holds the lock of its runtime."""
+
+    @wraps(method)
+    def with_lock(state: State, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Value:
+        with state.lock:
+            return method(state, *arguments, **named)
+
+    return with_lock
+
+
+def _cached(values: OrderedDict[Any, Value], key: Any, make: Callable[[], Value]) -> Value:
+    """`values[key]`, which `make` makes if it is new. The least recently used value is dropped."""
+    if key in values:
+        values.move_to_end(key)
+    else:
+        values[key] = make()
+        if len(values) > CACHED:
+            values.popitem(last=False)
+    return values[key]
+
+
+class Workspace:
+    """Graphs and memory for batches, in buffers of a few sizes."""
+
+    def __init__(self, config: ModelConfig, graphs: Graphs):
+        self.config, self.graphs = config, graphs
+        # With buckets the same sizes come again, and each should find its memory. Without, they seldom do.
+        bucketed = graphs.buckets.batch is not None
+        self._pool = MemoryPool(graphs.device, kept=256 if bucketed else 8, by_use=bucketed)
+        self._lanes: set[int] = set()
+        self._calls: OrderedDict[Any, Any] = OrderedDict()
+        self._mirrors: OrderedDict[DeviceTensor, Mirror] = OrderedDict()
+        self._tables: Any = None
+        self.lock = threading.RLock()
+        """Threads decode one call after the other: they share memory, bound tensors and a stream."""
+
+    def lane(self) -> Lane:
+        """For a new batch."""
+        return Lane(self._lanes)
+
+    def region(self, lane: Lane | None, use: str, **tensors: tuple[tuple[int, ...], str]) -> Region:
+        """Memory for some tensors, of a batch or of all."""
+        return Region(self._pool, use if lane is None else f"{use} {lane.number}", **tensors)
+
+    def tables(self, make: Callable[[Workspace], Value]) -> Value:
+        """What `make` made at the first call."""
+        if self._tables is None:
+            self._tables = make(self)
+        found: Value = self._tables
+        return found
+
+    def inputs(self, lane: Lane, batch: int, src: int) -> Region:
+        """The source of a batch; a batch that became smaller has it too, so that `src_len` lies where it always does."""
+        return self.region(lane, "inputs", src_len=((batch,), "int64"), src_ids=((batch, src), "int64"))
+
+    def mirror(self, tensor: DeviceTensor) -> Mirror:
+        return _cached(self._mirrors, tensor, lambda: self.graphs.device.mirror(tensor))
+
+    def mirrored(self, region: Region, *names: str) -> Mirrored:
+        """Host arrays beside tensors of `region` that lie one after the other."""
+        return Mirrored(self.mirror(region.span(*names)), region, *names)
+
+    def blocks(self, lane: Lane, use: str, rows: int, length: int, *, flat: bool = False) -> Region:
+        """Keys and values of all layers in one tensor `all`, [blocks, rows, heads, length, head_dim].
+
+        Args:
+            flat: [blocks, rows, length, d_attention]; see `Graphs.flat`.
+        """
+        config = self.config
+        of_row = (length, config.d_attention) if flat else (config.n_heads, length, config.head_dim)
+        shape = (2 * config.n_decoder_layers, rows, *of_row)
+        return self.region(lane, use, all=(shape, self.graphs.precision))
+
+    def named(self, kind: Any, blocks: Region) -> dict[str, DeviceTensor]:
+        """The tensors of `blocks` by their names in the contract."""
+        address, (n_blocks, *shape), dtype = blocks["all"]
+        nbytes = blocks["all"].nbytes // n_blocks
+        names = cache_names(self.config, kind)
+        return {name: DeviceTensor(address + i * nbytes, tuple(shape), dtype) for i, name in enumerate(names)}
+
+    def call(self, executable: Executable, tensors: Mapping[str, DeviceTensor]) -> Call:
+        """`executable` bound to `tensors`. The call is kept for the next time that they have these addresses and shapes."""
+        return self.made((id(executable), *tensors.values()), lambda: executable.bind(tensors))
+
+    def made(self, key: Any, make: Callable[[], Value]) -> Value:
+        """The call that `make` made for `key`, kept for the next time."""
+        return _cached(self._calls, key, make)
+
+    def gather(self, lane: Lane, use: str, blocks: Region, index: DeviceTensor) -> Region:
+        """The rows `index` of `blocks`, gathered into other memory."""
+        n_blocks, rows, *of_row = blocks["all"].shape
+        target = self.region(lane, use, all=((n_blocks, index.shape[0], *of_row), blocks["all"].dtype))
+        width = math.prod(of_row)
+        tensors = {
+            "tensors": blocks["all"]._replace(shape=(n_blocks, rows, width)),
+            "index": index,
+            "selected": target["all"]._replace(shape=(n_blocks, index.shape[0], width)),
+        }
+        self.call(self.graphs.select_rows, tensors)()
+        return target
+
+    def copy_slots(self, target: Region, source: Region, filled: int) -> None:
+        """Enqueue the copy of the first `filled` slots of a cache to a larger one."""
+        *runs, length, numbers = source["all"].shape
+        slot = numbers * ITEM_SIZES[source["all"].dtype]
+        self.graphs.device.copy_prefixes(
+            target["all"].address,
+            source["all"].address,
+            count=math.prod(runs),
+            width=filled * slot,
+            steps=(target["all"].shape[-2] * slot, length * slot),
+        )
+
+    def empty_cache(self, lane: Lane, rows: int, size: int, *, flat: bool = False) -> Region:
+        """A cache of `size` slots for each of `rows`."""
+        cache = self.blocks(lane, "cache", rows, size, flat=flat)
+        # Slots that were never written are masked, but 0 * NaN is NaN.
+        self.graphs.device.zero(cache["all"])
+        return cache
