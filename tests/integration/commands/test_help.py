@@ -64,13 +64,13 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_help_is_quick() -> None:
-    """A generous bound, the best of three: PyTorch alone would take most of it."""
-    seconds = []
+    """A generous bound, which one of three must keep: PyTorch alone would take most of it."""
     for _ in range(3):
         start = time.perf_counter()
         subprocess.run([TFEXPORT, "--help"], check=True, capture_output=True, env=ENVIRONMENT)
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 2
+        if time.perf_counter() - start < 2:
+            return
+    pytest.fail("help took 2 seconds three times")
 
 
 def test_decoding_with_onnxruntime_needs_no_torch(tiny_bundle: Path, tiny_checkpoint: TinyCheckpoint) -> None:
