@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -256,7 +257,8 @@ def _flags(path: Path) -> None:
 
     given = os.fsdecode(path.read_bytes())  # as Python gives what stands on a command line
     languages: list[Callable[[str], object]] = [Budget.parse, precisions_of, automatic_precisions]
-    languages += [found.about.parse for found in declared(EngineOptions).values() if found.about.parse is not None]
+    declarations = [found for found in declared(EngineOptions).values() if found.about.parse is not None]
+    languages += [partial(found.about.parse, found.flag) for found in declarations if found.about.parse is not None]
     languages.append(lambda text: numbers("--beam", text))
     refused = []
     for read in languages:

@@ -11,8 +11,13 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from tfexport.bench.options import BenchOptions
+from tfexport.decoding.options import SearchOptions
 from tfexport.errors import TfexportError
+from tfexport.exporter.options import EngineOptions
+from tfexport.models.checkpoints.options import CheckpointOptions
 from tfexport.option import Options, checked, declared, numbers, option, rows, with_keywords
+from tfexport.verification.options import CompareOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +139,20 @@ def test_tables_and_signatures_follow_from_the_declaration() -> None:
     parameters = inspect.signature(search).parameters
     assert list(parameters) == ["text", "workers", *declared(Group)]
     assert parameters["penalty"].default == 0.6
+
+
+GROUPS = (SearchOptions, CompareOptions, BenchOptions, CheckpointOptions, EngineOptions)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_text_that_is_no_value_is_told_of_the_option_or_its_flag(group: type) -> None:
+    parsed = {name: found for name, found in declared(group).items() if found.about.parse is not None}
+    assert parsed
+    for name, found in parsed.items():
+        for as_flags, called in ((False, name), (True, found.flag)):
+            with pytest.raises(TfexportError) as error:
+                checked(group, {name: " ,x"}, as_flags=as_flags)
+            assert str(error.value).startswith(f"{called} is ")
 
 
 @dataclass(frozen=True, kw_only=True)

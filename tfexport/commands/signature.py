@@ -42,7 +42,8 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def expanded(**values: Any) -> Any:
         for name, (group, as_given, fields) in groups.items():
             given = {field: value for field in fields if (value := values.pop(field)) not in (None, [])}
-            values[name] = Given(given) if as_given else group(**checked(group, given, as_flags=True))
+            converted = checked(group, given, as_flags=True)  # here the flags are known: a wrong one is named
+            values[name] = Given(given) if as_given else group(**converted)
         return command(**values)
 
     named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]

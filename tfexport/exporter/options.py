@@ -12,19 +12,19 @@ from tfexport.option import Options, option
 _GRAPHS, _BUDGET, _ENGINES = "Graphs", "Budget of auto- precisions", "TensorRT engines"
 
 
-def _sizes(given: str) -> tuple[int, ...]:
+def _sizes(called: str, given: str) -> tuple[int, ...]:
     """`32,64,128` to numbers of cache slots, in order."""
     sizes = given.split(",")
     if not all(size.strip().isdecimal() for size in sizes):
-        raise TfexportError(f"--cache is {given!r}, not numbers of slots. Give them as in 32,64,128.")
+        raise TfexportError(f"{called} is {given!r}, not numbers of slots. Give them as in 32,64,128.")
     return tuple(sorted({int(size) for size in sizes}))
 
 
-def _generations(given: str) -> tuple[str, ...]:
+def _generations(called: str, given: str) -> tuple[str, ...]:
     """`sm89,SM120` to the names of GPU generations."""
     names = tuple(name.strip().lower() for name in given.split(","))
     if not all(names):
-        raise TfexportError(f"--gpu is {given!r}, with an empty name. Give names as in sm89,sm120.")
+        raise TfexportError(f"{called} is {given!r}, with an empty name. Give names as in sm89,sm120.")
     return tuple(dict.fromkeys(names))
 
 

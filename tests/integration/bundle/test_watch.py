@@ -19,9 +19,9 @@ from tfexport.errors import BundleError, TfexportError
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import load_checkpoint
 
-LINES = [" ".join(str(4 + (k * 7 + i) % (SRC_VOCAB - 4)) for i in range(1 + k % 17)) for k in range(3000)]
-BEGUN = 2000
-"""Lines that a decode gets before something happens; the others come after it."""
+LINES = [" ".join(str(4 + (k * 7 + i) % (SRC_VOCAB - 4)) for i in range(1 + k % 17)) for k in range(900)]
+BEGUN = 500
+"""Lines that a decode gets before something happens, which are several windows; the others come after it."""
 
 
 @pytest.fixture(scope="module")

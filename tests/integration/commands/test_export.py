@@ -38,10 +38,10 @@ def interrupted(path: Path, flags: list[str], number: int) -> subprocess.Complet
         env=ENVIRONMENT,
     )
     try:
-        for _ in range(30_000):
-            if any(path.suffix == ".partial" for path in path.parent.iterdir()):
+        for _ in range(6_000):
+            if any(name.endswith(".partial") for name in os.listdir(path.parent)):
                 break
-            time.sleep(0.001)
+            time.sleep(0.005)
         process.send_signal(number)  # what follows takes some tenths of a second
         out, err = process.communicate(timeout=60)
     finally:

@@ -307,10 +307,9 @@ def _read_state_dict(path: Path, hints: Mapping[str, Any], chosen: Chosen) -> Re
         check_told(path, config.to_dict(), said)
         return Reading(path, raw.weights, None, config.to_dict(), said, {}, tokenizers, given, ignored=raw.ignored)
     found = family_of(path, raw.weights, chosen)
+    refuse_leading_zeros(path, raw.weights, found)
     said, parts = parted(found, about)
     fitted, unclear = found.fit(raw.weights, parts)
-    if not unclear:
-        refuse_leading_zeros(path, raw.weights, fitted)
     try:
         fields = fitted.read_config(raw.weights)
     except (KeyError, ValueError, IndexError) as error:

@@ -20,12 +20,12 @@ _LAYOUT = "What a checkpoint of torch.nn.Transformer does not say"
 _TEXT, _IDS = "Text", "Special ids"
 
 
-def _scale(given: str) -> float | str:
+def _scale(called: str, given: str) -> float | str:
     """`sqrt`, or a number as text."""
     try:
         return given if given == "sqrt" else float(given)
     except ValueError as error:
-        raise TfexportError(f"--embedding-scale is {given!r}. Give sqrt, or a number such as 1 or 22.6.") from error
+        raise TfexportError(f"{called} is {given!r}. Give sqrt, or a number such as 1 or 22.6.") from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,7 +51,7 @@ def refuse_leading_zeros(path: Path, names: Iterable[str], family: Family | None
     odd = [name for name in names if has_leading_zero(name) and not (family and family.known(name))]
     if odd:
         raise CheckpointError(
-            f"{path} has numbers that begin with 0 in its names: {some(odd)}. Save it with plain numbers, as in layers.1 "
+            f"{path} has numbers that begin with 0 in its names: {some(odd, 3)}. Save it with plain numbers, as in layers.1 "
             "for layers.01; or write them as in layers.0{i} in a family file of your own, --family my_family.py; or leave "
             "these out with --ignore."
         )

@@ -108,6 +108,15 @@ def test_wrong_family_names_what_the_file_lacks(load: Callable[..., Checkpoint])
     assert "src_embed.0.lut.weight" in message
 
 
+def test_layers_numbered_with_leading_zeros_are_named(load: Callable[..., Checkpoint]) -> None:
+    """Also where the family finds its layers under names of the user's own."""
+    layers = {f"{side}.layers.00.linear1.weight": torch.ones(8, 4) for side in ("encoder", "decoder")}
+    message = refused(load, {**layers, "decoder.layers.00.multihead_attn.in_proj_weight": torch.ones(12, 4)})
+    assert "numbers that begin with 0 in its names: encoder.layers.00.linear1.weight" in message
+    message = refused(load, {**weights_of("tutorial"), "decoder.layers.01.gate.weight": torch.ones(2)})
+    assert "numbers that begin with 0 in its names: decoder.layers.01.gate.weight. Save it" in message
+
+
 def test_no_family_names_the_nearest_and_what_differs(load: Callable[..., Checkpoint]) -> None:
     weights = weights_of("tutorial")
     weights["encoder.my_positions.weight"] = weights.pop("encoder.pos_embedding.weight")
