@@ -127,7 +127,8 @@ def _libraries(site: Path) -> list[str]:
     """Folders with libraries that are on no search path: cuBLAS under the name that CTranslate2 asks for.
 
     Its wheels are built for CUDA 12 and open `libcublas.so.12`. Where only CUDA 13 is there, its cuBLAS takes the place: the
-    functions that CTranslate2 looks up have the same names and arguments.
+    functions that CTranslate2 looks up have the same names and arguments. cuBLAS 12 itself is too large for a pack: its
+    `libcublasLt` has 749 MB, of which 268 MB are in `.nv_fatbin`.
     """
     own = site / "cublas12"
     if (own / OLD_CUBLAS).exists() and not (own / OLD_CUBLAS).is_symlink():
