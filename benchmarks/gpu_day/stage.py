@@ -43,8 +43,12 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-def main(run: Callable[[Task], bool], arguments: Sequence[str] | None = None) -> int:
-    """Run a stage as a command; exit code 1 if it found something wrong."""
+def main(run: Callable[[Task], bool], arguments: Sequence[str] | None = None, *, stand_ins: bool = False) -> int:
+    """Run a stage as a command; exit code 1 if it found something wrong.
+
+    Args:
+        stand_ins: in a rehearsal it decodes over the stand-ins of CUDA. Without them it finds no GPU.
+    """
     parser = argparse.ArgumentParser(description=run.__doc__)
     parser.add_argument("--out", type=Path, required=True, help="the file of the results")
     parser.add_argument("--work", type=Path, required=True, help="the folder that the stages share")
@@ -56,7 +60,7 @@ def main(run: Callable[[Task], bool], arguments: Sequence[str] | None = None) ->
     options.work.mkdir(parents=True, exist_ok=True)
     task = Task(options.out, options.work, options.seconds, options.rehearse)
     task.save()  # nothing of an earlier run is taken for this one's
-    if task.rehearsal:
+    if task.rehearsal and stand_ins:
         from benchmarks.gpu_day.place import use_stand_ins
 
         use_stand_ins(say)

@@ -21,6 +21,8 @@ REHEARSED = (
 )
 
 Record = Mapping[str, Any]
+Told = Callable[[Record, bool], list[str]]
+"""The lines of what a stage found; in a rehearsal without times."""
 
 
 def collect(stages: Sequence[Stage], state: State, folder: Path) -> dict[str, Any]:
@@ -58,7 +60,7 @@ def markdown(record: Record, *, title: str | None = "A day on a GPU") -> str:
         found = stage["found"]
         if told is not None and found:
             try:
-                body = told(found)
+                body = told(found, record["rehearsal"])
             except (
                 KeyError,
                 TypeError,
@@ -76,7 +78,7 @@ def _seconds(stage: Record) -> str:
     return "" if limit is None else f"{'' if taken is None else f'{taken:.0f}'} of {limit}"
 
 
-def _environment(found: Record) -> list[str]:
+def _environment(found: Record, _: bool) -> list[str]:
     seen = (found.get("torch") or {}).get("gpu") or {}
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     gpu = found.get("gpu") or {}
@@ -87,7 +89,7 @@ def _environment(found: Record) -> list[str]:
     return lines
 
 
-def _smoke(found: Record) -> list[str]:
+def _smoke(found: Record, _: bool) -> list[str]:
     head = [
         "precision",
         "beam",
@@ -117,7 +119,7 @@ def _error(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.1e}"
 
 
-def _tests(found: Record) -> list[str]:
+def _tests(found: Record, _: bool) -> list[str]:
     counts = ", ".join(f"{count} {outcome}" for outcome, count in found.get("counts", {}).items())
     lines = [f'`pytest -m "{found["marks"]}"`: {counts}.']
     reasons = found.get("reasons", {})
@@ -129,7 +131,7 @@ def _line(text: str) -> str:
     return " ".join(text.split())[-200:]
 
 
-def _export(found: Record) -> list[str]:
+def _export(found: Record, _: bool) -> list[str]:
     told, converted = found["export"], found.get("ctranslate2") or {}
     how = f"{told['seconds']:.0f} s" if not told["code"] else f"exit code {told['code']}: {told['last_line']}"
     lines = [f"`tfexport export` of a checkpoint of {found['checkpoint_mb']:.0f} MB in fp32, fp16 and bf16: {how}."]
@@ -141,7 +143,7 @@ def _export(found: Record) -> list[str]:
     return lines
 
 
-def _speed(found: Record) -> list[str]:
+def _speed(found: Record, rehearsal: bool) -> list[str]:
     ratio = f"ratio to {found.get('ratio_to', 'the first')}"
     head = ["runtime", "precision", "batch", "beam", "tokens/s", "ms a step", ratio]
     rows = []
@@ -155,20 +157,20 @@ def _speed(found: Record) -> list[str]:
             spread_text(row["step_ms"], 3),
             spread_text(row["ratio"], 2),
         ]
-        rows.append([*cells, *numbers])
+        rows.append([*cells, *(["rehearsed", "", ""] if rehearsal else numbers)])
     said = [f"- {name} was left out: {t['said']}" for name, t in found.get("trials", {}).items() if t["code"] != 0]
     left_out = [f"- {found['left_out']}"] if "left_out" in found else []
     about = "Medians, with the 10th and 90th percentile, of rounds that take turns; every output has the same length."
     return [about, "", *table(head, rows), *([""] if said or left_out else []), *said, *left_out]
 
 
-def _profile(found: Record) -> list[str]:
+def _profile(found: Record, rehearsal: bool) -> list[str]:
     head = ["precision", "batch", "beam", "nodes a step", "us a node", "us between nodes", "us in all", "of it busy"]
     head += ["us of the host", "us a step, unwatched", "us a token", "seen by"]
     keys = ("nodes", "node_us", "gap_us", "step_us", "busy_us", "host_us", "host_step_us", "us_a_token")
     rows = []
     for row in found["rows"]:
-        numbers = [_number(row.get(key)) for key in keys]
+        numbers = [("rehearsed" if rehearsal and row.get(key) else _number(row.get(key))) for key in keys]
         rows.append([row["precision"], row["batch"], row["beam"], *numbers, row["error"] or row.get("by", "")])
     lines = table(head, rows)
     for row in found["rows"][:2]:
@@ -183,7 +185,7 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}".rstrip("0").rstrip(".")
 
 
-_TOLD: dict[str, Callable[[Record], list[str]]] = {
+_TOLD: dict[str, Told] = {
     "environment": _environment,
     "smoke": _smoke,
     "tests": _tests,

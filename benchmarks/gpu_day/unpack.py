@@ -8,12 +8,12 @@ A package that the machine has in a version that will do is left alone: those th
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -111,11 +111,14 @@ def _installed(name: str) -> str | None:
 
 
 def _packaging(site: Path) -> Any:
-    """The library `packaging`: the machine's, or that of the pack."""
-    if importlib.util.find_spec("packaging") is None:
+    """The library `packaging`: the machine's, or that of the pack, which must not be taken for the machine's afterwards."""
+    before = list(sys.path)
+    if find_spec("packaging") is None:
         sys.path.append(str(site / "packaging"))
-    import packaging.specifiers
-
+    try:
+        import packaging.specifiers
+    finally:
+        sys.path[:] = before
     library: ModuleType = packaging
     return library
 
@@ -124,7 +127,8 @@ def _libraries(site: Path) -> list[str]:
     """Folders with libraries that are on no search path: cuBLAS under the name that CTranslate2 asks for.
 
     Its wheels are built for CUDA 12 and open `libcublas.so.12`. Where only CUDA 13 is there, its cuBLAS takes the place: the
-    functions that CTranslate2 looks up have the same names and arguments.
+    functions that CTranslate2 looks up have the same names and arguments. cuBLAS 12 itself is too large for a pack: its
+    `libcublasLt` has 749 MB, of which 268 MB are in `.nv_fatbin`.
     """
     own = site / "cublas12"
     if (own / OLD_CUBLAS).exists() and not (own / OLD_CUBLAS).is_symlink():
@@ -140,7 +144,7 @@ def _libraries(site: Path) -> list[str]:
 
 def find_cublas() -> Path | None:
     """cuBLAS of CUDA 13: that of NVIDIA's packages, or of the toolkit."""
-    spec = importlib.util.find_spec("nvidia")
+    spec = find_spec("nvidia")
     folders = [Path(place) / "cu13" / "lib" for place in (spec.submodule_search_locations or [] if spec else [])]
     folders += [Path("/usr/local/cuda-13.0/lib64"), Path("/usr/local/cuda/lib64")]
     return next((folder / CUBLAS for folder in folders if (folder / CUBLAS).exists()), None)

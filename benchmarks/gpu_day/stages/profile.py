@@ -90,4 +90,4 @@ def _by_nsys(task: Task) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(run))
+    sys.exit(main(run, stand_ins=True))

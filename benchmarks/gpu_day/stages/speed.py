@@ -133,4 +133,4 @@ def _load(
 
 
 if __name__ == "__main__":
-    sys.exit(main(run))
+    sys.exit(main(run, stand_ins=True))

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import agreement, gpu, hugging_face, peers, timing
+from benchmarks import agreement, converters, gpu, hugging_face, peers, timing
 from tests.support.paths import ROOT
 from tests.support.tiny import SRC_VOCAB
 from tfexport.bundle.reader import Bundle, open_bundle
@@ -451,3 +451,21 @@ def test_missing_transformers_is_one_line(bundle: Bundle, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(TfexportError, match="pip install transformers"):
         peers.load_peer("hugging-face", "cpu", bundle, "float32", None)
+
+
+def test_ctranslate2_is_a_peer_from_a_folder_beside_the_bundle_or_without_one(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
+    copy = open_bundle(Path(shutil.copytree(tiny_bundle, tmp_path / "copy")))
+    sources, options = random_sources(copy.config, 5, seed=1), SearchOptions(max_length=9)
+    wanted = peers.load_peer("torch", "cpu", copy, "float32", None).decode(sources, options)
+    written = peers.load_peer("ctranslate2", "cpu", copy, "float32", None)
+    assert list(tmp_path.iterdir()) == [tmp_path / "copy"]
+    converters.write_ctranslate2(converters.canonical_model(copy), tmp_path / "copy.ct2")
+    monkeypatch.setattr(converters, "write_ctranslate2", Mock(side_effect=AssertionError))
+    for peer in (written, peers.load_peer("ctranslate2", "cpu", copy, "float32", None)):
+        assert peer.decode(sources, options) == wanted
+        for beam in (1, 4):
+            forced = peer.decode(sources, timing.Setting(sources, beam, tokens=7).options)
+            assert {len(output) for output in forced} == {7}

@@ -291,6 +291,19 @@ def test_the_summary_shows_results(tmp_path: Path, name: str) -> None:
     assert "cannot be shown" not in text
 
 
+@pytest.mark.parametrize("name", ["speed", "profile"])
+def test_a_rehearsal_shows_no_times(tmp_path: Path, name: str) -> None:
+    result(tmp_path, name, FOUND[name][0])
+    told = {
+        rehearsal: summary.markdown(summary.collect(STAGES, State(tmp_path, rehearsal=rehearsal), tmp_path))
+        for rehearsal in (True, False)
+    }
+    number = {"speed": "1234 (1000 to 2000)", "profile": "| 600 |"}[name]
+    assert number in told[False]
+    assert number not in told[True]
+    assert "| rehearsed |" in told[True]
+
+
 @pytest.mark.parametrize("name", [*FOUND, "compiled", "compiled-tests"])
 @pytest.mark.parametrize(
     "found", [{"rows": [{}]}, {"rows": []}, {"export": {}}, {"trials": 3}, {"reasons": {"x": "y"}}]

@@ -213,3 +213,24 @@ def test_cublas_of_cuda_13_gets_the_name_that_ctranslate2_asks_for(
         found = unpack.unpack(tmp_path / "pack", tmp_path / "site", say=lambda _: None)
         assert found["libraries"] == [str(tmp_path / "site" / "cublas12"), str(library.parent)]
         assert (tmp_path / "site" / "cublas12" / "libcublas.so.12").resolve() == library
+
+
+def test_the_library_that_compares_versions_is_not_taken_for_the_machine_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the machine has none, that of the pack is imported, and used."""
+    about = tmp_path / "site" / "packaging" / "packaging-99.dist-info" / "METADATA"
+    about.parent.mkdir(parents=True)
+    about.write_text("Metadata-Version: 2.1\nName: packaging\nVersion: 99\n")
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    needs = {"": [["packaging", ""]], "packaging": []}
+    manifest = {"packages": {"packaging": "99"}, "needs": needs, "parts": [], "python": here}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "site" / "unpacked.json").write_text(json.dumps({"parts": []}))
+    monkeypatch.setattr(unpack, "find_spec", lambda name: None)
+    others = [path for path in sys.path if not (Path(path) / "packaging").is_dir()]
+    monkeypatch.setattr(sys, "path", others)
+    found = unpack.unpack(tmp_path, tmp_path / "site", say=lambda _: None)
+    assert found["used"] == {"packaging": "99"}
+    assert found["paths"] == [str(tmp_path / "site" / "packaging")]
+    assert sys.path == others

@@ -98,6 +98,7 @@ OTHERS = {
     "--sentences",
     "--steps",
     "--alignment",  # of the examples
+    *("--background", "--minutes", "--from", "--only", "--list", "--architecture"),  # of benchmarks/gpu_day
 }
 """Options of other programs."""
 
