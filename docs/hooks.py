@@ -249,6 +249,27 @@ def cuda_dry_steps() -> str:
     return f"{_table(*step_table(record['steps']))}\n\n{_table(*size_table(record['sizes']))}"
 
 
+def output_projection() -> str:
+    """What benchmarks/output_projection.py measured."""
+    record = json.loads((RESULTS / "output_projection.json").read_text(encoding="utf-8"))
+    head = (
+        "precision",
+        "projection",
+        "best token the same",
+        "steps with ties",
+        "KL divergence of a step",
+        "same sentences",
+    )
+    rows = [
+        (
+            *(row["precision"], row["projection"], f"{row['best_token']:.3%}", f"{row['ties']} of {row['steps']:,}"),
+            *(f"{row['kl']:.1e}", f"{row['same_beam_1']} of {row['sentences']:,}"),
+        )
+        for row in record["rows"]
+    ]
+    return _table(head, rows)
+
+
 def step_model() -> str:
     """What benchmarks/step_model.py computes."""
     from benchmarks.step_model import table
@@ -305,6 +326,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "gpu-day-results": gpu_day_results,
     "cuda-dry-steps": cuda_dry_steps,
     "step-model": step_model,
+    "output-projection": output_projection,
     "precision-results": lambda: recorded("precision"),
     "agreement-results": lambda: recorded("agreement"),
     "memory-results": lambda: recorded("memory"),

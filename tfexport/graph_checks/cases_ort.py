@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import ml_dtypes
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -111,8 +112,17 @@ def _encoded(model: Transformer, sources: Arrays) -> list[Tensor]:
 def _memory(model: Transformer, sizes: Mapping[str, int], random: np.random.Generator) -> Arrays:
     """`src_len` and the cross keys and values of random sources."""
     sources = _sources(model, sizes, random)
-    cross = [tensor.float().numpy() for tensor in _encoded(model, sources)]
+    cross = [_array(model, tensor) for tensor in _encoded(model, sources)]
     return {"src_len": sources["src_len"], **dict(zip(contract.cache_names(model.config, "cross"), cross, strict=True))}
+
+
+_HALVES = {torch.float16: np.dtype(np.float16), torch.bfloat16: np.dtype(ml_dtypes.bfloat16)}
+
+
+def _array(model: Transformer, tensor: Tensor) -> NDArray[np.float32]:
+    """Numbers as the model's own type has them, in float32. Within `InFloat64` PyTorch would not round them."""
+    own = _HALVES.get(model.encoder.tokens.weight.dtype, np.dtype(np.float32))
+    return tensor.double().numpy().astype(own).astype(np.float32)
 
 
 def _tensor(model: Model, array: NDArray[np.float32]) -> Tensor:
@@ -137,7 +147,7 @@ def _history(model: Transformer, memory: Arrays, slots: int, random: np.random.G
     again = torch.arange(slots) % distinct if slots else torch.arange(0)
     found = (tensor.reshape(len(lengths), distinct, *tensor.shape[1:]) for memory in new for tensor in memory)
     # [batch, distinct, heads, 1, head_dim] to [batch, heads, slots, head_dim]
-    return [tensor[:, :, :, 0].transpose(1, 2)[:, :, again].float().numpy() for tensor in found]
+    return [_array(model, tensor[:, :, :, 0].transpose(1, 2)[:, :, again]) for tensor in found]
 
 
 def _pairs(tensors: list[Tensor]) -> list[KeyValue]:

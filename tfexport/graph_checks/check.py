@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from tfexport.graph_checks.session import HALVES, Session
 from tfexport.graph_checks.values import Followed, Place, distances, places_of
 from tfexport.graph_checks.weights import misplaced
 from tfexport.graphs.screening import is_screened
+from tfexport.models.float64 import InFloat64
 from tfexport.models.transformer import Transformer
 
 SIZES = (
@@ -176,7 +178,7 @@ def _checked(
             yield last[tensor.name], _output_distances(graph, tensor.name, followed, followed.found)
 
     for sizes in sizes_of(definition.model.config):
-        case = case_of(definition.own, graph, sizes, random)
+        case = _case(definition, graph, sizes, random)
         cases.append(Followed.of(definition, case, places, session(case.inputs)))
         for rounding, found in measured(cases[-1]):
             rounding.merge(found)
@@ -225,6 +227,15 @@ def _together(cases: Iterable[list[tuple[Rounding, Rounding]]]) -> Iterator[tupl
         for _, found in pairs:
             merged.merge(found)
         yield pairs[0][0], merged
+
+
+def _case(
+    definition: Definition, graph: contract.GraphSpec, sizes: Mapping[str, int], random: np.random.Generator
+) -> Case:
+    """A random case whose pasts the definition computes: in half precision where modules may stay in float32, which only
+    float64 takes together."""
+    with InFloat64() if graph.precision in HALVES else nullcontext():
+        return case_of(definition.model, graph, sizes, random)
 
 
 def case_of(model: Model, graph: contract.GraphSpec, sizes: Mapping[str, int], random: np.random.Generator) -> Case:

@@ -69,9 +69,14 @@ ORT_FILES = [
     for precision in ("", ".int8", ".int4")
 ]
 """What these are made of is in test_ort_graphs.py."""
+CUDA_FILES = [
+    f"{role}{precision}.ort-cuda.onnx"
+    for role in ("encoder", "decoder_step", "beam_step")
+    for precision in ("", ".fp16", ".bf16")
+]
 
 
-@pytest.fixture(params=[*FILES, *ORT_FILES])
+@pytest.fixture(params=[*FILES, *ORT_FILES, *CUDA_FILES])
 def path(request: pytest.FixtureRequest) -> Path:
     """A graph of each kind."""
     bundle = "classifier_bundle" if "classifier" in request.param else "tiny_bundle"
@@ -143,7 +148,7 @@ def test_there_is_a_graph_of_every_role_precision_and_dialect(
 ) -> None:
     folders = (half_bundle, quantized_bundle, classifier_bundle)
     found = {path.name for folder in folders for path in folder.glob("*.onnx")}
-    assert found == {*FILES, *ORT_FILES}
+    assert found == {*FILES, *ORT_FILES, *CUDA_FILES}
 
 
 def test_inputs_and_outputs_are_the_contract_s(path: Path, graph: onnx.GraphProto, spec: GraphSpec) -> None:
