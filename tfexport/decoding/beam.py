@@ -13,7 +13,7 @@ other tokens that end an output beside eos there are as many more.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,8 +155,9 @@ class Beams:
                 # The first `beam` candidates are finished, whatever their last token is.
                 ends = ends | (at_limit[..., None] & exists)
         unfinished = np.ones(len(self.sentences), dtype=bool)
-        some_end = ends.any(axis=(1, 2)).tolist()
-        first, done, some_stop = 0, at_limit, [False]  # of the steps since something was finished
+        some_end: Any = ends.any(axis=(1, 2)).tolist()
+        some_stop: Any = []
+        first, done = 0, at_limit  # of the steps since something was finished
         for step, length in enumerate(lengths.tolist()):
             candidates = found.at(step)
             counts = self._new_outputs(candidates, is_eos[step])
