@@ -10,12 +10,8 @@ import pytest
 from benchmarks import step_model
 from benchmarks.cuda_dry import build
 from benchmarks.cuda_dry.__main__ import main, run_cases
-<<<<<<< HEAD
 from benchmarks.cuda_dry.report import MEASURES, failures, step_failures, step_table, table
-=======
-from benchmarks.cuda_dry.report import MEASURES, failures, table
 from tfexport.runtimes.base import AHEAD
->>>>>>> h-g2
 
 
 @pytest.mark.thorough
@@ -61,8 +57,15 @@ def test_a_broken_limit_is_a_failure_and_the_table_has_the_limits() -> None:
     head, rows = table([counted()])
     assert len(head) == 3 + len(MEASURES)
     assert {len(row) for row in rows} == {len(head)}
-<<<<<<< HEAD
-    assert rows[-1][0] == "limit"
+    assert [row[0] for row in rows[-2:]] == ["limit", "limit, ahead"]
+
+
+def test_a_device_that_searches_ahead_waits_once_in_eight_steps() -> None:
+    row = {**counted(), "ahead": True}
+    row["second"]["step"] = {**row["second"]["step"], "waits": 1}
+    (failure,) = failures([row])
+    assert failure == "tiny fp16 beam 4: waits a step: 0.5 is more than 0.125"
+    assert failures([{**row, "ahead": False}]) == []
 
 
 def a_step(nodes: int, **changes: Any) -> dict[str, Any]:
@@ -111,14 +114,3 @@ def test_the_model_of_steps_has_a_row_for_each_search_batch_and_engine() -> None
     assert len(rows) == 2 * 3 * 3
     assert {len(row) for row in rows} == {len(head)}
     assert [row[3] for row in rows if row[0] == "beam 4" and row[2] == "onnx24-lengths"] == ["101"] * 3
-=======
-    assert [row[0] for row in rows[-2:]] == ["limit", "limit, ahead"]
-
-
-def test_a_device_that_searches_ahead_waits_once_in_eight_steps() -> None:
-    row = {**counted(), "ahead": True}
-    row["second"]["step"] = {**row["second"]["step"], "waits": 1}
-    (failure,) = failures([row])
-    assert failure == "tiny fp16 beam 4: waits a step: 0.5 is more than 0.125"
-    assert failures([{**row, "ahead": False}]) == []
->>>>>>> h-g2

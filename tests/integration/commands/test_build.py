@@ -78,9 +78,6 @@ def test_full_tensorrt_builds_for_no_gpu_elsewhere_and_a_dry_run_says_so(build: 
     assert f"not ahead of time for {gpu}. Use --gpu here, or --library tensorrt_rtx." in line
 
 
-<<<<<<< HEAD
-@pytest.mark.thorough
-=======
 WITHOUT_ONNX = """
 import sys
 sys.modules["onnx"] = None
@@ -94,7 +91,6 @@ for arguments in (["build", sys.argv[1]], ["export", "missing.pt"]):
 """
 
 
->>>>>>> h-l
 @pytest.mark.thorough
 def test_building_without_onnx_names_the_extra_that_brings_it(tiny_bundle: Path) -> None:
     command = [sys.executable, "-c", WITHOUT_ONNX, tiny_bundle]
