@@ -67,6 +67,8 @@ _ITEM_SIZES = {1: 4, 2: 1, 3: 1, 6: 4, 7: 8, 9: 1, 10: 2, 16: 2}
 _FLOAT, _INT64, _EXTERNAL = 1, 7, 1
 _SENTENCES = "src_len"
 """The input of a graph whose size is the number of sentences, which is never 0."""
+_FOUND = "found"
+"""The input of the graph `beam_search` that is a number of tokens. The search gives at least 1."""
 
 _FIELDS: Mapping[str, str] = {
     "Model": "graph=7:Graph training_info=20:Other* functions=25:Function* configuration=26:Other*",
@@ -195,7 +197,7 @@ def _check_growth(node: Any, constants: Mapping[str, Any], makers: Mapping[str, 
 
 
 def _check_division(node: Any, constants: Mapping[str, Any], makers: Mapping[str, Any], made: Collection[str]) -> None:
-    """Check that a division is one of floating-point numbers, or of a size by the number of sentences.
+    """Check that a division is one of floating-point numbers, of a size by the number of sentences, or by `_FOUND`.
 
     Others of whole numbers end the process where they have no result: n / 0, and the least whole number by -1.
 
@@ -211,6 +213,8 @@ def _check_division(node: Any, constants: Mapping[str, Any], makers: Mapping[str
         is_size = divided is not None and divided.op_type == "Shape"
         if is_size and list(by.input) == [_SENTENCES] and _SENTENCES not in {*made, *constants}:
             return
+    elif list(node.input[1:]) == [_FOUND] and _FOUND not in {*made, *constants}:
+        return
     raise _Refused(f"{node.name[:80]} divides by a number that may be 0 or -1")
 
 

@@ -128,13 +128,19 @@ def divided_by_a_size_made_later() -> onnx.ModelProto:
     return model(*nodes)
 
 
-def divided_in_a_function() -> onnx.ModelProto:
-    body = function(
-        "Linear",
-        *(helper.make_node("Shape", ["src_len"], [name]) for name in "cd"),
-        helper.make_node("Div", ["c", "d"], ["b"]),
-    )
-    body.input[0] = "src_len"
+def divided_by_found(*, made: bool) -> onnx.ModelProto:
+    """By what has the name of an input."""
+    nodes = [helper.make_node("Shape", ["none"], ["found"])] if made else []
+    none = numpy_helper.from_array(np.zeros((0,), np.float32), "none")
+    nodes.append(helper.make_node("Div", ["x", "found"], ["y"]))
+    return model(*nodes, weights=[none] if made else [constant("found", -1)])
+
+
+def divided_in_a_function(size: str = "src_len") -> onnx.ModelProto:
+    nodes = [helper.make_node("Shape", ["src_len"], [name]) for name in "cd"] if size == "src_len" else []
+    divided = ["c", "d"] if nodes else ["found", "found"]
+    body = function("Linear", *nodes, helper.make_node("Div", divided, ["b"]))
+    body.input[0] = size
     return model(helper.make_node("Linear", ["x"], ["y"], domain="tfexport"), functions=[body])
 
 
@@ -214,7 +220,10 @@ REFUSED: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     },
     "Div of sizes by none": (lambda: divided("zero", n=0), "divides by a number that may be 0 or -1"),
     "Div by a size made later": (divided_by_a_size_made_later, "divides by a number that may be 0 or -1"),
+    "Div by a constant found": (lambda: divided_by_found(made=False), "divides by a number that may be 0 or -1"),
+    "Div by a size found": (lambda: divided_by_found(made=True), "divides by a number that may be 0 or -1"),
     "Div in a function": (divided_in_a_function, "divides by a number that may be 0 or -1"),
+    "Div by found in a function": (lambda: divided_in_a_function("found"), "divides by a number that may be 0 or -1"),
     "Loop": (loop, "the operator Loop"),
     "a graph in another operator": (smuggled_subgraph, "the attribute 'body'"),
     "an operator of another domain": (
@@ -286,6 +295,7 @@ def test_what_the_exporter_writes_is_taken(tmp_path: Path) -> None:
         helper.make_node("Linear", ["large"], ["y"], domain="tfexport"),
         helper.make_node("Shape", ["src_len"], ["batch"]),
         helper.make_node("Div", ["size", "batch"], ["beam"]),
+        helper.make_node("Div", ["places", "found"], ["parents"]),
         helper.make_node("Mul", ["x", "zero"], ["scale"]),
         helper.make_node("Div", ["x", "scale"], ["rounded"]),
     ]
