@@ -57,9 +57,15 @@ def section(path: Path) -> tuple[int, int]:
 
 
 def members(data: bytes | bytearray, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Kind, architecture, offset and size of each member between two offsets."""
+    """Kind, architecture, offset and size of each member between two offsets.
+
+    Raises:
+        NoFatbin: there is something else.
+    """
     while start < end:
         kind, _, header, size = MEMBER.unpack_from(data, start)
+        if header < MEMBER.size or start + header + size > end:
+            raise NoFatbin(f"what stands at {start:#x} is no member of a container: the layout is another one")
         (architecture,) = struct.unpack_from("<I", data, start + ARCHITECTURE)
         yield kind, architecture, start, header + size
         start += header + size

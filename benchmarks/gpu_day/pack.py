@@ -3,7 +3,7 @@
     python -m benchmarks.gpu_day.pack --python 3.12 --architecture 90
 
 It downloads the wheels for that Python, leaves in them the machine code of one GPU architecture, adds the exported embedded
-model, and writes `build/gpu-day/pack`: `manifest.json` with checksums, and `part-00`, `part-01`, ... Nothing is installed.
+model, and writes `build/gpu-day/pack`: `pack.json` with checksums, and `part-00`, `part-01`, ... Nothing is installed.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-MANIFEST = "manifest.json"
+MANIFEST = "pack.json"
 LEVEL = 1
 """Of xz. Level 6 takes two to five times as long, for 1 %: code for GPUs is compressed already."""
 

@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from benchmarks.gpu_day import fatbin, parts, unpack
-from benchmarks.gpu_day.fatbin import CONTAINER, CUBIN, MAGIC, MEMBER, PTX, thin
+from benchmarks.gpu_day.fatbin import CONTAINER, CUBIN, MAGIC, MEMBER, PTX, NoFatbin, thin
 from benchmarks.gpu_day.pack import LEFT_OUT, wheel_of
 from benchmarks.gpu_day.parts import BadPack
 from benchmarks.gpu_day.requirements import ON_THE_MACHINE, ROOT, closure, packages, pinned
@@ -80,6 +80,13 @@ def test_a_container_with_nothing_for_the_architecture_is_left_alone() -> None:
     assert data == before
 
 
+@pytest.mark.parametrize("body", [bytes(80), member(CUBIN, 90, b"a" * 8)[:-4]])
+def test_another_layout_is_refused(body: bytes) -> None:
+    data = bytearray(CONTAINER.pack(MAGIC, 1, CONTAINER.size, len(body)) + body + bytes(64))
+    with pytest.raises(NoFatbin, match="the layout is another one"):
+        thin(data, 0, len(data), 90)
+
+
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     tree = tmp_path / "tree"
@@ -119,7 +126,7 @@ def test_a_part_that_is_missing_or_damaged_is_named(tree: Path, tmp_path: Path) 
 
 def test_a_pack_for_another_python_is_refused_and_none_is_nothing(tmp_path: Path) -> None:
     assert unpack.unpack(tmp_path / "none", tmp_path / "site") == {}
-    (tmp_path / "manifest.json").write_text(json.dumps({"python": "3.4", "parts": []}))
+    (tmp_path / "pack.json").write_text(json.dumps({"python": "3.4", "parts": []}))
     with pytest.raises(BadPack, match=r"is for Python 3\.4, and this is"):
         unpack.unpack(tmp_path, tmp_path / "site")
 
@@ -205,7 +212,7 @@ def test_cublas_of_cuda_13_gets_the_name_that_ctranslate2_asks_for(
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     manifest = {"packages": {}, "needs": {"": []}, "parts": [], "python": here}
     (tmp_path / "pack").mkdir()
-    (tmp_path / "pack" / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "pack" / "pack.json").write_text(json.dumps(manifest))
     monkeypatch.setattr(unpack, "extract_parts", lambda *_: None)
     monkeypatch.setattr(unpack, "find_cublas", lambda: library)
     (tmp_path / "site" / "unpacked.json").write_text(json.dumps({"parts": []}))
@@ -225,7 +232,7 @@ def test_the_library_that_compares_versions_is_not_taken_for_the_machine_s(
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     needs = {"": [["packaging", ""]], "packaging": []}
     manifest = {"packages": {"packaging": "99"}, "needs": needs, "parts": [], "python": here}
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "pack.json").write_text(json.dumps(manifest))
     (tmp_path / "site" / "unpacked.json").write_text(json.dumps({"parts": []}))
     monkeypatch.setattr(unpack, "find_spec", lambda name: None)
     others = [path for path in sys.path if not (Path(path) / "packaging").is_dir()]
