@@ -180,7 +180,7 @@ def _graphs(bundle: Bundle, precision: Precision, on_gpu: bool) -> Iterator[Grap
     manifest = json.loads(read_text(bundle.directory / MANIFEST))
     described = {entry["file"]: entry for entry in manifest["graphs"]}
     for graph in contract.graphs_of(bundle.config, precision, dialect):
-        if graph.role == "select_rows":
+        if graph.role in contract.WITHOUT_MODULES:
             continue
         entry = described[bundle.graph(graph.role, precision, dialect).name]
         if any(entry.get(side) != tensors for side, tensors in contract.describe(graph, bundle.config).items()):

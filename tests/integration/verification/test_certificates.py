@@ -191,8 +191,9 @@ def test_files_of_each_runtime(half_bundle: Path) -> None:
     bundle = open_bundle(half_bundle)
     assert "encoder.fp16.onnx" in files_of(bundle, "ort-cpu", "float16")
     on_cuda = files_of(bundle, "ort-cuda", "float16")
-    assert {"encoder.fp16.ort-cuda.onnx", "beam_step.fp16.ort-cuda.onnx"} <= on_cuda.keys()
-    assert not [name for name in on_cuda if "lengths" in name or name.startswith("select_rows")]
+    assert {"encoder.fp16.ort-cuda.onnx", "beam_step.fp16.ort-cuda.onnx", "select_rows.fp16.onnx"} <= on_cuda.keys()
+    assert {"beam_search.fp16.onnx", "greedy_search.fp16.onnx", "best_tokens.fp16.onnx"} <= on_cuda.keys()
+    assert not [name for name in on_cuda if "lengths" in name]
     both = {"weights.safetensors", "weights.fp16.safetensors", "weights.bf16.safetensors"}
     tokenizers = {"source_tokenizer.json", "target_tokenizer.json"}
     assert files_of(bundle, "tensorrt", "float16").keys() == both | tokenizers
