@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import tee
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
 from numpy.typing import NDArray
 
@@ -19,6 +19,7 @@ from tfexport.api.arguments import (
     MOST_THREADS,
     count_of,
     flag_of,
+    group_of,
     id_sources_of,
     line_of,
     lines_of,
@@ -30,6 +31,7 @@ from tfexport.api.arguments import (
     require_several,
     sources_of,
 )
+from tfexport.api.asynchronous import AsyncTranslation
 from tfexport.api.results import Translation, translation_of
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.config import ModelConfig
@@ -51,13 +53,14 @@ _log = logging.getLogger("tfexport")
 __all__ = ["Model", "load"]
 
 
-class Model:
+class Model(AsyncTranslation):
     """A bundle, loaded. `tfexport.load` makes one.
 
     Its methods may be called from several threads at once, but for the runtime `torch-cuda`.
     """
 
     def __init__(self, bundle: Bundle, runtime: Runtime[Any]):
+        super().__init__()
         self._bundle, self._runtime = bundle, runtime
         for side in ("source", "target"):
             bundle.tokenizer(side)  # now: another bundle may come to its place
@@ -297,13 +300,9 @@ class Model:
             begins: outputs begin with a prefix.
         """
         batch_size, workers = count_of("batch_size", batch_size), count_of("workers", workers, maximum=MOST_THREADS)
-        require(Shortlist, "shortlist", shortlist, _SHORTLIST)
-        asked, limits = _group(AlignmentOptions, given), _group(BatchLimits, given)
-        beside = (*declared(AlignmentOptions), *declared(BatchLimits))
-        search = {name: value for name, value in given.items() if name not in beside}
-        options = self._options({**search, "attention": True} if asked else search)
-        if begins:
-            options = replace(options, scores=True)  # what begins with a prefix needs their graph
+        limits = group_of(BatchLimits, given)
+        search = {name: value for name, value in given.items() if name not in declared(BatchLimits)}
+        asked, options = self._search_of(begins, shortlist, search)
         require_workers(self._runtime.name, self._bundle, self._runtime.precision, workers)
 
         def decode(lines: Iterable[bytes], format: InputFormat, outputs: TargetReader | None) -> Iterator[Translation]:
@@ -324,6 +323,17 @@ class Model:
 
         return decode
 
+    def _search_of(
+        self, begins: bool, shortlist: Shortlist | None, given: Mapping[str, Any]
+    ) -> tuple[AlignmentOptions, SearchOptions]:
+        """What is given for alignments, and the search with all that this needs."""
+        require(Shortlist, "shortlist", shortlist, _SHORTLIST)
+        asked = group_of(AlignmentOptions, given)
+        search = {name: value for name, value in given.items() if name not in declared(AlignmentOptions)}
+        options = self._options({**search, "attention": True} if asked else search)
+        # What begins with a prefix needs the graph that tells scores.
+        return asked, replace(options, scores=True) if begins else options
+
     def _options(self, search: Mapping[str, Any]) -> SearchOptions:
         checked(SearchOptions, search, others=_OTHERS)
         options, defaults = options_with_defaults(search, self._bundle.generation_config, self.config, self.token_ids)
@@ -343,14 +353,6 @@ _OTHERS = (
     *declared(BatchLimits),
 )
 """Arguments of the methods beside options of a search."""
-
-Group = TypeVar("Group")
-
-
-def _group(group: type[Group], given: Mapping[str, Any]) -> Group:
-    """The options of a group that are among those `given`."""
-    own = {name: given[name] for name in declared(group) if given.get(name) is not None}
-    return group(**checked(group, own))
 
 
 def _repeated(prefix: bytes, lines: Iterable[bytes]) -> Iterator[bytes]:

@@ -19,43 +19,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tfexport.config import ModelConfig
 from tfexport.decoding.attention_trace import AttentionTrace
 from tfexport.decoding.finished import FinishedHypotheses
+from tfexport.decoding.hypothesis import Hypothesis
 from tfexport.decoding.options import SearchOptions
-from tfexport.decoding.steps import ALL_SENTENCES, Steps, is_end, no_token_error, rows_to_keep
+from tfexport.decoding.steps import (
+    ALL_SENTENCES,
+    NO_SENTENCES,
+    TellAttention,
+    is_end,
+    no_token_error,
+    rows_to_keep,
+)
 from tfexport.decoding.token_rules import LogProbs, TokenRules
-from tfexport.runtimes.base import Best, IntArray, State
-
-
-def beam_search(
-    rules: TokenRules, state: State, limits: IntArray, options: SearchOptions, trace: AttentionTrace | None
-) -> Steps:
-    """The `options.nbest` best hypotheses of each sentence.
-
-    Args:
-        state: of the batch, before any token.
-        limits: the largest number of tokens of each sentence's outputs, [batch].
-        trace: records cross-attention, where the search needs it.
-    """
-    beams = Beams(rules.config, limits, options, trace)
-    for length in range(1, limits.max() + 1):
-        best, state = rules.best(state, beams.tokens, beams.n_candidates, length, beams.sentences, beams.history)
-        if trace:
-            trace.add(state.attention, beams.sentences)
-        candidates = beams.best_continuations(best)
-        is_eos = beams.find_eos(candidates)
-        beams.extend(candidates, is_eos)
-        beams.finish_ended(candidates, is_eos)
-        beams.finish_live_at_limit()
-        unfinished = beams.find_unfinished()
-        if not any(unfinished):
-            break
-        rows = beams.keep(unfinished)
-        if rows is not None:
-            state = state.select(rows)
-        yield beams.stable_prefix
-    return [finished.best() for finished in beams.finished]
+from tfexport.runtimes.base import Ask, Best, IntArray, Told
 
 
 class Continuations(NamedTuple):
@@ -68,18 +45,22 @@ class Continuations(NamedTuple):
     tokens: IntArray
 
 
-class Beams:
-    """The hypotheses of a batch: the live ones, `beam` for each sentence, and the finished ones.
+class BeamBatch:
+    """A beam search between two steps: the hypotheses of a batch, the live ones, `beam` for each sentence, and the finished
+    ones. A `SearchBatch`.
+
+    Args:
+        limits: the largest number of tokens of each sentence's outputs, [batch].
+        trace: records cross-attention, where the search needs it.
 
     Attributes:
-        sentences: [sentences], the index of the source of each group of rows: row b * beam + k is beam k of sentences[b].
-        tokens: [rows], the last token of each live hypothesis.
         finished: of each source of the batch.
         n_candidates: continuations of a sentence among which the next live hypotheses are.
     """
 
-    def __init__(self, config: ModelConfig, limits: IntArray, options: SearchOptions, trace: AttentionTrace | None):
-        batch, self._beam = len(limits), options.beam
+    def __init__(self, rules: TokenRules, limits: IntArray, options: SearchOptions, trace: AttentionTrace | None):
+        config, batch, self._beam = rules.config, len(limits), options.beam
+        self._rules = rules
         self._options, self._profile, self._trace = options, options.search_profile, trace
         self._bos_id, self._end_ids = config.bos_id, options.end_ids(config)
         self.n_candidates = (1 + len(self._end_ids)) * self._beam
@@ -94,7 +75,40 @@ class Beams:
         self._same_beams, self._first_rows = np.arange(self._beam), np.arange(batch)[:, None] * self._beam
         self.sentences = np.arange(batch)
         self.tokens: IntArray = bos.ravel()
+        self.ended = NO_SENTENCES
+        self._is_done = False
         self.finished = [FinishedHypotheses(options, limit) for limit in limits.tolist()]
+
+    @property
+    def is_done(self) -> bool:
+        return self._is_done
+
+    def ask(self) -> Ask:
+        self._ask = self._rules.asks(self.n_candidates, self._length + 1, self.sentences)
+        return self._ask
+
+    def advance(self, told: Told, attention: TellAttention) -> IntArray | None:
+        length = self._length + 1
+        best = self._rules.best(told, self._ask, self.n_candidates, length, self.sentences, self.history)
+        assert isinstance(best, Best)  # a beam compares probabilities
+        if self._trace:
+            self._trace.add(attention(), self.sentences)
+        candidates = self.best_continuations(best)
+        is_eos = self.find_eos(candidates)
+        self.extend(candidates, is_eos)
+        self.finish_ended(candidates, is_eos)
+        self.finish_live_at_limit()
+        unfinished = self.find_unfinished()
+        self._is_done = not any(unfinished)
+        return self.keep(unfinished)
+
+    def drop(self, indices: IntArray) -> None:
+        stays = ~np.isin(self.sentences, indices)
+        self._is_done = not stays.any()
+        self._keep(np.flatnonzero(stays))
+
+    def outputs(self, index: int) -> list[Hypothesis]:
+        return self.finished[index].best()
 
     def best_continuations(self, best: Best) -> Continuations:
         """The `n_candidates` best continuations of each sentence, given the `best` tokens of each row."""
@@ -165,16 +179,22 @@ class Beams:
         """Drop the other sentences. Returns which row of the last step each live hypothesis continues, [rows]; None where
         every row continues itself."""
         if all(unfinished):
+            self.ended = NO_SENTENCES
             self.tokens = self._live.tokens.ravel()
             if not (self._live.parents != self._same_beams).any():
                 return None
             return (self._first_rows[: len(self.sentences)] + self._live.parents).ravel()
-        kept = rows_to_keep(np.array(unfinished))
+        live = np.array(unfinished)
+        self.ended = self.sentences[~live]
+        kept = rows_to_keep(live)
+        self._keep(kept)
+        return (self._first_rows[kept] + self._live.parents).ravel()
+
+    def _keep(self, kept: IntArray) -> None:
         self.sentences = self.sentences[kept]
         log_probs, parents, tokens = self._live
         self._live = Continuations(log_probs[kept], parents[kept], tokens[kept])
         self.tokens = self._live.tokens.ravel()
-        return (self._first_rows[kept] + self._live.parents).ravel()
 
     def history(self, length: int, sentences: IntArray) -> IntArray:
         """The tokens before `length` of each live hypothesis of `sentences`, bos first, [rows, length]."""

@@ -15,59 +15,101 @@ from numpy.typing import NDArray
 from tfexport.decoding.attention_trace import AttentionTrace
 from tfexport.decoding.hypothesis import Hypothesis
 from tfexport.decoding.options import SearchOptions
-from tfexport.decoding.steps import ALL_SENTENCES, Steps, is_end, no_token_error, rows_to_keep
+from tfexport.decoding.steps import (
+    ALL_SENTENCES,
+    NO_SENTENCES,
+    TellAttention,
+    is_end,
+    no_token_error,
+    rows_to_keep,
+)
 from tfexport.decoding.token_rules import TokenRules
-from tfexport.runtimes.base import IntArray, State
+from tfexport.runtimes.base import Ask, IntArray, Told
 
 COMPACT_BELOW = 0.75
 """Rows that ended leave the batch when the live ones are at most this part of it: the copy of the cache must pay off."""
 
 
-def greedy_search(
-    rules: TokenRules, state: State, limits: IntArray, options: SearchOptions, trace: AttentionTrace | None
-) -> Steps:
-    """One output of each sentence, or `options.samples` outputs.
+class GreedyBatch:
+    """A greedy search between two steps: one output of each sentence, or `options.samples` outputs. A `SearchBatch`.
 
     Args:
-        state: of the batch, before any token.
         limits: the largest number of tokens of each sentence's outputs, [batch].
         trace: records cross-attention, where the search needs it.
+        compact_below: sentences that are done leave the batch when the others are at most this part of it.
     """
-    end_ids, width, batch = options.end_ids(rules.config), options.width, len(limits)
-    outputs = GreedyOutputs(rules.config.bos_id, end_ids, limits, options)
-    sentences = np.arange(batch)  # the index of the source of each group of `width` rows
-    live = np.ones((batch, width), dtype=bool)  # [sentences, width]
-    tokens = np.full(batch * width, rules.config.bos_id, dtype=np.int64)
-    shortest_limit = int(limits.min())
 
-    for length in range(1, limits.max() + 1):
-        (scores, ids), state = rules.next_token(state, tokens, length, sentences, outputs.history)
+    def __init__(
+        self,
+        rules: TokenRules,
+        limits: IntArray,
+        options: SearchOptions,
+        trace: AttentionTrace | None,
+        *,
+        compact_below: float = COMPACT_BELOW,
+    ):
+        self._rules, self._limits, self._trace, self._compact_below = rules, limits, trace, compact_below
+        self._end_ids, self._width, batch = options.end_ids(rules.config), options.width, len(limits)
+        self._outputs = GreedyOutputs(rules.config.bos_id, self._end_ids, limits, options)
+        self._shortest_limit, self._length = int(limits.min()), 1
+        self._live = np.ones((batch, self._width), dtype=bool)  # [sentences, width]
+        self.sentences = np.arange(batch)
+        self.tokens: IntArray = np.full(batch * self._width, rules.config.bos_id, dtype=np.int64)
+        self.ended = NO_SENTENCES
+        self.stable_prefix = self._outputs.stable_prefix
+        self._is_done = False
+
+    @property
+    def is_done(self) -> bool:
+        return self._is_done
+
+    def ask(self) -> Ask:
+        self._ask = self._rules.asks(1, self._length, self.sentences)
+        return self._ask
+
+    def advance(self, told: Told, attention: TellAttention) -> IntArray | None:
+        length, sentences, live = self._length, self.sentences, self._live
+        scores, ids = self._rules.best(told, self._ask, 1, length, sentences, self._outputs.history)
         if scores.min() == -np.inf:
-            impossible = live & (scores.reshape(-1, width) == -np.inf)
-            if impossible[rules.forced_tokens(length, sentences) < 0].any():
+            impossible = live & (scores.reshape(-1, self._width) == -np.inf)
+            if impossible[self._rules.forced_tokens(length, sentences) < 0].any():
                 raise no_token_error()
-        if trace:
-            trace.add(state.attention, sentences)
-        tokens = ids[:, 0]
-        chosen = tokens.reshape(-1, width)
-        outputs.append(chosen, scores, sentences)
+        if self._trace:
+            self._trace.add(attention(), sentences)
+        self.tokens = ids[:, 0]
+        chosen = self.tokens.reshape(-1, self._width)
+        self._outputs.append(chosen, scores, sentences)
+        self._length += 1
 
-        ends = live & is_end(chosen, end_ids)
-        if length >= shortest_limit:
-            ends |= live & (limits[sentences, None] <= length)
-        if ends.any():
-            outputs.end(ends, sentences)
-            live &= ~ends
-            unfinished = np.asarray(live.any(axis=1))
-            if not unfinished.any():
-                break
-            if unfinished.sum() <= COMPACT_BELOW * len(unfinished):
-                kept = rows_to_keep(unfinished)
-                rows = (kept[:, None] * width + np.arange(width)).ravel()
-                state, tokens = state.select(rows), tokens[rows]
-                sentences, live = sentences[kept], live[kept]
-        yield outputs.stable_prefix
-    return outputs.hypotheses(trace)
+        ends = live & is_end(chosen, self._end_ids)
+        if length >= self._shortest_limit:
+            ends |= live & (self._limits[sentences, None] <= length)
+        if not ends.any():
+            self.ended = NO_SENTENCES
+            return None
+        self._outputs.end(ends, sentences)
+        before = live.any(axis=1)
+        self._live = live & ~ends
+        unfinished = self._live.any(axis=1)
+        self.ended = sentences[before & ~unfinished]
+        return self._leave(unfinished)
+
+    def drop(self, indices: IntArray) -> None:
+        self._live[np.isin(self.sentences, indices)] = False
+        self._leave(self._live.any(axis=1))
+
+    def _leave(self, unfinished: NDArray[np.bool_]) -> IntArray | None:
+        """Let sentences leave that are not `unfinished`, if there are enough; returns what `advance` does."""
+        self._is_done = not unfinished.any()
+        if self._is_done or unfinished.sum() > self._compact_below * len(unfinished) or unfinished.all():
+            return None
+        kept = rows_to_keep(unfinished)
+        rows: IntArray = (kept[:, None] * self._width + np.arange(self._width)).ravel()
+        self.tokens, self.sentences, self._live = self.tokens[rows], self.sentences[kept], self._live[kept]
+        return rows
+
+    def outputs(self, index: int) -> list[Hypothesis]:
+        return self._outputs.hypotheses(index, self._trace)
 
 
 class GreedyOutputs:
@@ -104,9 +146,9 @@ class GreedyOutputs:
         known = min(self._length, int(self._lengths[index, 0]))
         return self._ids[:known, index, 0], self._log_probs[:known, index, 0]
 
-    def hypotheses(self, trace: AttentionTrace | None) -> list[list[Hypothesis]]:
-        batch, width = self._lengths.shape
-        return [[self._hypothesis(index, sample, trace) for sample in range(width)] for index in range(batch)]
+    def hypotheses(self, index: int, trace: AttentionTrace | None) -> list[Hypothesis]:
+        """All outputs of source `index`."""
+        return [self._hypothesis(index, sample, trace) for sample in range(self._lengths.shape[1])]
 
     def _hypothesis(self, index: int, sample: int, trace: AttentionTrace | None) -> Hypothesis:
         length = int(self._lengths[index, sample])

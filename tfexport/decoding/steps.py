@@ -1,15 +1,19 @@
-"""What greedy and beam search have in common: they stop after each step, and finished sentences leave the batch."""
+"""What greedy and beam search have in common: they ask for a step, read what it tells, and sentences that are done leave.
+
+A search runs no graph. So one loop serves all searches (`steps_of`), and `serving/` lets many searches share each step.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.decoding.hypothesis import Hypothesis
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import IntArray
+from tfexport.runtimes.base import Ask, FloatArray, IntArray, Runtime, Told, tell
 
 StablePrefix = Callable[[int], tuple[IntArray, NDArray[np.float64]]]
 """For the index of a source: the tokens that its best output certainly begins with, and their log-probabilities, both
@@ -17,6 +21,70 @@ StablePrefix = Callable[[int], tuple[IntArray, NDArray[np.float64]]]
 
 Steps = Generator[StablePrefix, None, list[list[Hypothesis]]]
 """A search that yields after each step but the last. It returns the hypotheses of each source."""
+
+TellAttention = Callable[[], FloatArray]
+"""The cross-attention of the last step, [layers, rows, heads, src]; called only by searches that read it."""
+
+
+class SearchBatch(Protocol):
+    """A search of a batch of sentences, between two steps.
+
+    Row b * width + k of a step is hypothesis k of `sentences[b]`.
+    """
+
+    sentences: IntArray
+    """The index of the source of each group of rows."""
+    tokens: IntArray
+    """The last token of each row, [rows]: what the next step is fed."""
+    ended: IntArray
+    """The indices of the sources that were done with the last step."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all sentences are."""
+        ...
+
+    def ask(self) -> Ask:
+        """What the next step has to tell."""
+        ...
+
+    def advance(self, told: Told, attention: TellAttention) -> IntArray | None:
+        """Continue with what a step of `tokens` told.
+
+        Returns:
+            Which row of this step each row of the next continues, [rows]; None where every row continues itself.
+
+        Raises:
+            TfexportError: the runtime gave numbers that are not finite, or an output can neither go on nor end.
+        """
+        ...
+
+    def drop(self, indices: IntArray) -> None:
+        """Leave out these sources, which are not done: their rows are missing in the next step."""
+        ...
+
+    def stable_prefix(self, index: int) -> tuple[IntArray, NDArray[np.float64]]:
+        """See `StablePrefix`."""
+        ...
+
+    def outputs(self, index: int) -> list[Hypothesis]:
+        """What was found for a source that is done."""
+        ...
+
+
+def steps_of(runtime: Runtime[Any], state: Any, batch: SearchBatch, sources: int) -> Steps:
+    """Run a search of `sources` sentences from their first `state`, step by step."""
+    while True:
+        told, state = tell(runtime, state, batch.tokens, batch.ask())
+        rows = batch.advance(told, lambda at=state: at.attention)
+        if batch.is_done:
+            return [batch.outputs(index) for index in range(sources)]
+        if rows is not None:
+            state = state.select(rows)
+        yield batch.stable_prefix
+
+
+NO_SENTENCES: IntArray = np.empty(0, dtype=np.int64)
 
 ALL_SENTENCES = slice(None)
 """An index for all sentences, while all are in the batch. A slice takes half the time of an array of indices."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,20 @@ class Argmax(NamedTuple):
     """[rows, 1]: not comparable between rows or steps; -inf where every token is impossible."""
     ids: IntArray
     """[rows, 1]"""
+
+
+class Ask(NamedTuple):
+    """What a search asks of a step."""
+
+    kind: Literal["best", "argmax", "logits"]
+    count: int = 0
+    """Of `best`: how many tokens of each row."""
+    banned: tuple[int, ...] = ()
+    """Of `argmax`: ids that may not come."""
+
+
+Told: TypeAlias = "Best | Argmax | FloatArray"
+"""What a step tells for an `Ask`: by its kind the best tokens, the best one, or logits [rows, vocab]."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +94,8 @@ class Capabilities:
     """`Runtime.encode_shortlisted` is implemented."""
     fork: bool = False
     """After `prepare` the process may fork, and the children may search."""
+    joins: bool = False
+    """The states of `encode` are `JoiningState`s, and `Runtime.tell` takes several asks."""
 
 
 class DecoderState(Protocol):
@@ -110,6 +126,26 @@ class DecoderState(Protocol):
         `rows` [batch' * beam] keeps the beams of a sentence together, and has no sentence twice. So it reorders beams, drops
         sentences and moves sentences; cross keys/values move only in the last two cases.
         """
+        ...
+
+
+class JoiningState(DecoderState, Protocol):
+    """A state that takes new sentences while others are under way, so that sentences of several ages share each step.
+
+    A sentence has a place, its number in the state. What a step tells of a row does not depend on the other places, to the
+    last bit.
+    """
+
+    def put(self, places: IntArray, other: Self) -> None:
+        """Let the sentences of `other`, a state before any token of the same kind, begin at `places` [sentences].
+
+        These are idle places, or they come after the last place without a gap. `other` may not be used any more.
+        """
+        ...
+
+    def idle(self, places: IntArray) -> None:
+        """The sentences at `places` are done: their rows are computed with any token, and read by nobody, until the next
+        `put` or `select`."""
         ...
 
 
@@ -181,6 +217,12 @@ class Runtime(Protocol[State]):
         """
         ...
 
+    def tell(self, state: State, tokens: IntArray, asks: Sequence[Ask]) -> tuple[list[Told], State]:
+        """A step that tells something for each of `asks`, always of all rows. Either all asks are `argmax`, or none is.
+        Only if `capabilities.joins`.
+        """
+        ...
+
 
 class BaseRuntime:
     """The members of `Runtime` as a runtime without `Capabilities` has them."""
@@ -200,6 +242,9 @@ class BaseRuntime:
     def argmax(self, state: Any, tokens: IntArray, banned: Sequence[int]) -> tuple[Argmax, Any]:
         raise NotImplementedError(f"{type(self).__name__} has no argmax; use best")
 
+    def tell(self, state: Any, tokens: IntArray, asks: Sequence[Ask]) -> tuple[list[Told], Any]:
+        raise NotImplementedError(f"{type(self).__name__} joins no states; use the function `tell`")
+
 
 class ClassifierRuntime(Protocol):
     """One way to execute an encoder classifier."""
@@ -216,6 +261,13 @@ class ClassifierRuntime(Protocol):
     def logits(self, src_ids: IntArray, src_len: IntArray) -> FloatArray:
         """`src_ids` [batch, src], of which the first `src_len` [batch] count, to logits [batch, classes] float32."""
         ...
+
+
+def tell(runtime: Runtime[Any], state: Any, tokens: IntArray, ask: Ask) -> tuple[Told, Any]:
+    """A step of any runtime that tells one thing."""
+    if ask.kind == "argmax":
+        return runtime.argmax(state, tokens, ask.banned)
+    return runtime.best(state, tokens, ask.count) if ask.kind == "best" else runtime.step(state, tokens)
 
 
 def best_from_logits(logits: FloatArray, count: int) -> Best:

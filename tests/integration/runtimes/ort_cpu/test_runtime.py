@@ -20,11 +20,12 @@ from tfexport.config import ModelConfig
 from tfexport.decoding.search import Hypothesis, SearchOptions, pad, search
 from tfexport.errors import TfexportError
 from tfexport.runtimes.ort import cpu_session, ort_cpu_portable
+from tfexport.runtimes.ort_cpu.beam_state import BeamState
 from tfexport.runtimes.ort_cpu.bound_graphs import StepGraph
 from tfexport.runtimes.ort_cpu.context import CacheLayout
+from tfexport.runtimes.ort_cpu.greedy_state import GreedyState
 from tfexport.runtimes.ort_cpu.load import ort_cpu
 from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
-from tfexport.runtimes.ort_cpu.states import BeamState, GreedyState
 from tfexport.runtimes.pytorch import TorchRuntime
 
 Found = list[list[tuple[int, ...]]]
