@@ -57,7 +57,7 @@ class TokenRules:
         self._banned_ids: dict[tuple[bool, bool], tuple[int, ...]] = {}
         self._history_rules = options.active_rules
         self._always_needs_logits = bool(options.samples or self._history_rules)
-        self._eos_at_limit = options.search_profile.at_limit == "eos" or options.force_eos
+        self._eos_at_limit = ends_at_limit(options)
         # Transformers penalises log-probabilities in beam search; the paper and all others penalise logits.
         self._penalises_logits = options.beam == 1 or options.search_profile.renormalises
 
@@ -197,6 +197,23 @@ def uses_argmax(runtime: Runtime[Any], options: SearchOptions, source: Source) -
     # A source with rules of its own needs logits, and one with a shortlist another graph.
     has_own_rules = bool(source.prefix or source.least or source.candidates is not None)
     return options.best_only and runtime.capabilities.argmax and not has_own_rules
+
+
+def ends_at_limit(options: SearchOptions) -> bool:
+    """Whether the last token that the length limit allows is eos, whatever its probability."""
+    return options.search_profile.at_limit == "eos" or options.force_eos
+
+
+def same_asks(options: SearchOptions, source: Source, limit: int) -> tuple[int, ...]:
+    """What sources must have in common, beside the options, so that a batch of them asks of each step what each alone asks.
+
+    Where one of them needs logits, all of a batch are ranked by the host, whose log-probabilities may have other last bits
+    than those of the runtime.
+
+    Args:
+        limit: the largest number of tokens of the source's outputs.
+    """
+    return len(source.prefix), source.least, limit if ends_at_limit(options) else 0
 
 
 def log_softmax(logits: NDArray[Any]) -> LogProbs:

@@ -21,11 +21,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.search import pad, search_batch
-from tfexport.decoding.source_batch import encode
+from tfexport.decoding.source_batch import encode, length_limits
 from tfexport.decoding.steps import SearchBatch, rows_to_keep
-from tfexport.decoding.token_rules import uses_argmax
+from tfexport.decoding.token_rules import same_asks, uses_argmax
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Argmax, Best, FloatArray, IntArray, Runtime, Told, tell
 from tfexport.serving.sentences import Decided, Event, Failed, Finished, Sentence
@@ -69,7 +68,7 @@ def kind_of(runtime: Runtime[Any], sentence: Sentence) -> Hashable:
     options, source = sentence.options, sentence.source
     if joins(runtime, sentence):
         return options.width, options.reads_attention, uses_argmax(runtime, options, source)
-    return options, source.candidates is None
+    return options, source.candidates is None, _asks_of(runtime, sentence)
 
 
 def joins(runtime: Runtime[Any], sentence: Sentence) -> bool:
@@ -129,12 +128,17 @@ class Group:
                     yield Decided(self.sentences[index].key, tuple(ids.tolist()), tuple(log_probs.tolist()))
 
 
-def by_options(sentences: Sequence[Sentence]) -> list[list[Sentence]]:
-    """Sentences with the same options together, in their order."""
-    groups: dict[SearchOptions, list[Sentence]] = {}
+def grouped(runtime: Runtime[Any], sentences: Sequence[Sentence]) -> list[list[Sentence]]:
+    """Sentences in groups that ask of each step what each of their sentences alone would ask, in their order."""
+    groups: dict[Hashable, list[Sentence]] = {}
     for sentence in sentences:
-        groups.setdefault(sentence.options, []).append(sentence)
+        groups.setdefault((sentence.options, _asks_of(runtime, sentence)), []).append(sentence)
     return list(groups.values())
+
+
+def _asks_of(runtime: Runtime[Any], sentence: Sentence) -> Hashable:
+    limit = int(length_limits(runtime, [sentence.source], sentence.options)[0])
+    return same_asks(sentence.options, sentence.source, limit)
 
 
 class JoinedBatch:
@@ -160,7 +164,7 @@ class JoinedBatch:
 
     def add(self, sentences: Sequence[Sentence]) -> list[Event]:
         groups, events = [], []
-        for members in by_options(sentences):
+        for members in grouped(self._runtime, sentences):
             try:
                 groups.append((members, self._search(members)))
             except TfexportError as error:  # an option that does not fit the model
