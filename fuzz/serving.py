@@ -3,8 +3,8 @@
     python -m fuzz.serving [--requests 2000] [--seed 0] [--bundle DIR]
 
 Requests of all kinds of search come at random moments, stream, are cancelled, and lose their workers. Budgets are drawn at
-random too. The bundle is of a small random model, or DIR; it is decoded in each of its precisions that joins batches. The exit
-code is 1 where an answer differs.
+random too. The bundle is of a small random model, or DIR; it is decoded in each of its precisions that joins batches. The
+exit code is 1 where an answer differs.
 """
 
 from __future__ import annotations
@@ -77,7 +77,13 @@ def check(bundle: Bundle, precision: str, requests: int, seed: int) -> tuple[int
         count = min(AT_ONCE, requests - start)
         vocab = min(bundle.config.src_vocab_size, bundle.config.tgt_vocab_size)
         _, answers = drive(
-            runtime, seed + start, count, vocab=vocab, max_length=30, attention=attention, workers=1 + start // AT_ONCE % 2
+            runtime,
+            seed + start,
+            count,
+            vocab=vocab,
+            max_length=30,
+            attention=attention,
+            workers=1 + start // AT_ONCE % 2,
         )
         compared += sum(answer.outputs is not None for answer in answers)
         found += [problem for answer in answers for problem in problems(runtime, answer)]
@@ -101,7 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(problem, flush=True)
             bad += len(found)
             seconds = time.monotonic() - began
-            print(f"{precision}: {options.requests} requests, {compared} compared, {len(found)} differ; {seconds:.0f} s")
+            print(
+                f"{precision}: {options.requests} requests, {compared} compared, {len(found)} differ; {seconds:.0f} s"
+            )
     return 1 if bad else 0
 
 

@@ -90,13 +90,13 @@ class GreedyBatch:
         self._outputs.end(ends, sentences)
         before = live.any(axis=1)
         self._live = live & ~ends
-        unfinished = self._live.any(axis=1)
+        unfinished = np.asarray(self._live.any(axis=1))
         self.ended = sentences[before & ~unfinished]
         return self._leave(unfinished)
 
     def drop(self, indices: IntArray) -> None:
         self._live[np.isin(self.sentences, indices)] = False
-        self._leave(self._live.any(axis=1))
+        self._leave(np.asarray(self._live.any(axis=1)))
 
     def _leave(self, unfinished: NDArray[np.bool_]) -> IntArray | None:
         """Let sentences leave that are not `unfinished`, if there are enough; returns what `advance` does."""

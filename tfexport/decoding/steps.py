@@ -6,6 +6,7 @@ A search runs no graph. So one loop serves all searches (`steps_of`), and `servi
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -76,12 +77,17 @@ def steps_of(runtime: Runtime[Any], state: Any, batch: SearchBatch, sources: int
     """Run a search of `sources` sentences from their first `state`, step by step."""
     while True:
         told, state = tell(runtime, state, batch.tokens, batch.ask())
-        rows = batch.advance(told, lambda at=state: at.attention)
+        rows = batch.advance(told, partial(_attention_of, state))
         if batch.is_done:
             return [batch.outputs(index) for index in range(sources)]
         if rows is not None:
             state = state.select(rows)
         yield batch.stable_prefix
+
+
+def _attention_of(state: Any) -> FloatArray:
+    found: FloatArray = state.attention
+    return found
 
 
 NO_SENTENCES: IntArray = np.empty(0, dtype=np.int64)

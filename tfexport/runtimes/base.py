@@ -34,7 +34,8 @@ class Argmax(NamedTuple):
     """[rows, 1]"""
 
 
-class Ask(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Ask:
     """What a search asks of a step."""
 
     kind: Literal["best", "argmax", "logits"]

@@ -163,7 +163,7 @@ class JoinedBatch:
         return (self._places - len(self._idle)) * self._width
 
     def add(self, sentences: Sequence[Sentence]) -> list[Event]:
-        groups, events = [], []
+        groups, events = [], list[Event]()
         for members in grouped(self._runtime, sentences):
             try:
                 groups.append((members, self._search(members)))

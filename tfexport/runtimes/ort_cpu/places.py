@@ -71,7 +71,8 @@ class Ages:
 
     def with_places(self, places: int) -> Ages:
         """With idle places after the others."""
-        more = Ages(*(with_rows(array, places) for array in (self.position, self.room_until, self.per_step)))
+        position, room, per_step = (with_rows(one, places) for one in (self.position, self.room_until, self.per_step))
+        more = Ages(position, room, per_step)
         more.idle(np.arange(len(self.position), places))
         return more
 

@@ -6,6 +6,7 @@ Several threads may use a runtime at once: all that changes is in the states (`g
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -143,7 +144,7 @@ class OrtCpuRuntime(BaseRuntime):
 
     def tell(self, state: Any, tokens: IntArray, asks: Sequence[Ask]) -> tuple[list[Told], Any]:
         most = self.config.tgt_vocab_size
-        return state.tell(tokens, [ask._replace(count=min(ask.count, most)) for ask in asks]), state
+        return state.tell(tokens, [replace(ask, count=min(ask.count, most)) for ask in asks]), state
 
     def best(self, state: Any, tokens: IntArray, count: int) -> tuple[Best, Any]:
         return state.best(tokens, min(count, self.config.tgt_vocab_size)), state
