@@ -14,7 +14,7 @@ from tfexport.api.results import Translation, translation_of
 from tfexport.bundle.reader import Bundle
 from tfexport.decoding.line_reader import Reader, TargetReader, without_bom
 from tfexport.decoding.options import SearchOptions
-from tfexport.decoding.request_options import AlignmentOptions
+from tfexport.decoding.request_options import AlignmentOptions, InputFormat
 from tfexport.decoding.shortlist import Shortlist
 from tfexport.decoding.stream import Step, StepTexts, refuse_several
 from tfexport.decoding.translate import Result, Writer, read_window, result_of, with_alignments
@@ -26,6 +26,9 @@ from tfexport.serving.metrics import Counters
 from tfexport.serving.options import ServingOptions
 from tfexport.serving.service import Outputs, Service
 
+MOST_KINDS = 100
+"""Of options that are kept checked."""
+
 
 class AsyncTranslation(ABC):
     """The part of `Model` that decodes requests which come one by one."""
@@ -36,6 +39,7 @@ class AsyncTranslation(ABC):
     def __init__(self) -> None:
         self._service: Service | None = None
         self._is_closed = False
+        self._kinds: dict[tuple[object, ...], tuple[SearchOptions, Reader, Writer]] = {}
         self._service_lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -136,9 +140,7 @@ class AsyncTranslation(ABC):
         if prefix is not None:
             prefixes = [prefix] * len(lines) if isinstance(prefix, str) else prefix
             outputs = self._writer().reader(lines=lines_of("prefix", prefixes))
-        asked, search = self._search_of(prefix is not None, shortlist, options)
-        reader, writer = with_alignments(asked, Reader.of(self._bundle, format), Writer.of(self._bundle, "jsonl"))
-        reader = replace(reader, tells_tokens=search.attention)
+        search, reader, writer = self._known(prefix is not None, shortlist, format, options)
         results = await self._results(lines, reader, outputs, shortlist, search, bulk=bulk, timeout=timeout)
         found = [translation_of(result, writer) for result in results]
         return found[0] if isinstance(texts, str) else found
@@ -190,6 +192,23 @@ class AsyncTranslation(ABC):
                 yield step
         finally:
             task.cancel()
+
+    def _known(
+        self, begins: bool, shortlist: Shortlist | None, format: InputFormat, given: Mapping[str, Any]
+    ) -> tuple[SearchOptions, Reader, Writer]:
+        """The search with these options, and what reads and writes its lines. They are kept: requests have few kinds."""
+        key = (begins, type(shortlist), format, *((name, type(value), value) for name, value in given.items()))
+        try:
+            if key in self._kinds:
+                return self._kinds[key]
+        except TypeError:  # a list cannot be hashed
+            key = ()
+        asked, search = self._search_of(begins, shortlist, given)
+        reader, writer = with_alignments(asked, Reader.of(self._bundle, format), Writer.of(self._bundle, "jsonl"))
+        found = search, replace(reader, tells_tokens=search.attention), writer
+        if key and len(self._kinds) < MOST_KINDS:
+            self._kinds[key] = found
+        return found
 
     async def _results(
         self,

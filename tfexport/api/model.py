@@ -294,11 +294,7 @@ class Model(AsyncTranslation):
         finish: Callable[[Result], Result] = lambda result: result,
         live: bool = False,
     ) -> Callable[[Iterable[bytes], InputFormat, TargetReader | None], Iterator[Translation]]:
-        """What decodes lines of a format, all arguments checked.
-
-        Args:
-            begins: outputs begin with a prefix.
-        """
+        """What decodes lines of a format, all arguments checked; with `begins` outputs begin with a prefix."""
         batch_size, workers = count_of("batch_size", batch_size), count_of("workers", workers, maximum=MOST_THREADS)
         limits = group_of(BatchLimits, given)
         search = {name: value for name, value in given.items() if name not in declared(BatchLimits)}

@@ -204,18 +204,6 @@ def ends_at_limit(options: SearchOptions) -> bool:
     return options.search_profile.at_limit == "eos" or options.force_eos
 
 
-def same_asks(options: SearchOptions, source: Source, limit: int) -> tuple[int, ...]:
-    """What sources must have in common, beside the options, so that a batch of them asks of each step what each alone asks.
-
-    Where one of them needs logits, all of a batch are ranked by the host, whose log-probabilities may have other last bits
-    than those of the runtime.
-
-    Args:
-        limit: the largest number of tokens of the source's outputs.
-    """
-    return len(source.prefix), source.least, limit if ends_at_limit(options) else 0
-
-
 def log_softmax(logits: NDArray[Any]) -> LogProbs:
     """Log-probabilities of `logits` [.., vocab], each row of which has a finite one, in float64."""
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)

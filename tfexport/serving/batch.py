@@ -24,7 +24,7 @@ import numpy as np
 from tfexport.decoding.search import pad, search_batch
 from tfexport.decoding.source_batch import encode, length_limits
 from tfexport.decoding.steps import SearchBatch, rows_to_keep
-from tfexport.decoding.token_rules import same_asks, uses_argmax
+from tfexport.decoding.token_rules import ends_at_limit, uses_argmax
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Argmax, Best, FloatArray, IntArray, Runtime, Told, tell
 from tfexport.serving.sentences import Decided, Event, Failed, Finished, Sentence
@@ -129,7 +129,11 @@ class Group:
 
 
 def grouped(runtime: Runtime[Any], sentences: Sequence[Sentence]) -> list[list[Sentence]]:
-    """Sentences in groups that ask of each step what each of their sentences alone would ask, in their order."""
+    """Sentences in groups that ask of each step what each of their sentences alone would ask, in their order.
+
+    Where one of a group needs logits, all of it are ranked by the host, whose log-probabilities may have other last bits
+    than those of the runtime.
+    """
     groups: dict[Hashable, list[Sentence]] = {}
     for sentence in sentences:
         groups.setdefault((sentence.options, _asks_of(runtime, sentence)), []).append(sentence)
@@ -137,8 +141,10 @@ def grouped(runtime: Runtime[Any], sentences: Sequence[Sentence]) -> list[list[S
 
 
 def _asks_of(runtime: Runtime[Any], sentence: Sentence) -> Hashable:
-    limit = int(length_limits(runtime, [sentence.source], sentence.options)[0])
-    return same_asks(sentence.options, sentence.source, limit)
+    limit = 0
+    if ends_at_limit(sentence.options):
+        limit = int(length_limits(runtime, [sentence.source], sentence.options)[0])
+    return len(sentence.source.prefix), sentence.source.least, limit
 
 
 class JoinedBatch:

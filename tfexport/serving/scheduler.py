@@ -103,7 +103,7 @@ class Scheduler:
     """The requests of one model.
 
     Args:
-        output_limit: the largest number of tokens of a source's outputs, for the options.
+        output_limit: no output of a source has more tokens, for the options.
         clock: seconds, as `time.monotonic` gives them.
     """
 
@@ -260,9 +260,9 @@ class Scheduler:
             self._queue.push(running.waiting, front=True)
         self._note()
 
-    def by_load(self) -> list[int]:
-        """The workers, those first that have the fewest rows."""
-        return sorted(self._workers, key=lambda number: self._workers[number].rows)
+    def idle(self) -> list[int]:
+        """The workers that have no sentence."""
+        return [number for number, worker in self._workers.items() if not worker.running]
 
     def _may_begin(self, worker: _Worker) -> bool:
         """Whether enough slots are free that sentences begin together."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from tfexport.decoding.hypothesis import Hypothesis, Source
@@ -66,6 +66,14 @@ class Orders:
 
 
 NO_ORDERS = Orders()
+
+
+def merged(several: Sequence[Orders]) -> Orders:
+    """What several orders, one after the other, come to."""
+    if len(several) == 1:
+        return several[0]
+    drop = tuple(key for orders in several for key in orders.drop)
+    return Orders(tuple(one for orders in several for one in orders.add if one.key not in drop), drop)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,6 @@ from typing import Any
 
 from tfexport.decoding.hypothesis import Hypothesis, Source
 from tfexport.decoding.options import SearchOptions
-from tfexport.decoding.source_batch import length_limits
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Runtime
 from tfexport.serving.options import ServingOptions
@@ -80,7 +79,7 @@ class Service:
             number = self._scheduler.submit(
                 sources, options, listener, bulk=bulk, streams=on_decided is not None, timeout=timeout
             )
-            self._push()
+            self._push(self._scheduler.idle())  # the others ask for orders between their steps
         future.add_done_callback(lambda done: self._cancel(number) if done.cancelled() else None)
         return future
 
@@ -113,9 +112,9 @@ class Service:
         self._workers[number], self._numbers[worker] = worker, number
         self._scheduler.join(number)
 
-    def _push(self) -> None:
-        """Give workers what there is to do, those first that do least."""
-        for number in self._scheduler.by_load():
+    def _push(self, numbers: Sequence[int]) -> None:
+        """Give workers what there is to do."""
+        for number in numbers:
             orders = self._scheduler.take(number)
             if orders:
                 self._workers[number].send(orders)
@@ -123,14 +122,13 @@ class Service:
     def _cancel(self, number: int) -> None:
         with self._lock:
             self._scheduler.cancel(number)
-            if not self._closed:
-                self._push()
 
     def _reported(self, worker: Worker, report: Report) -> None:
         with self._lock:
             if not self._closed:
-                self._scheduler.report(self._numbers[worker], report)
-                self._push()
+                number = self._numbers[worker]
+                self._scheduler.report(number, report)
+                self._push([number])
 
     def _ended(self, worker: Worker, error: BaseException | None) -> None:
         """A worker ended by itself: another takes its place and its sentences."""
@@ -145,10 +143,11 @@ class Service:
                 self._closed = True
                 self._scheduler.close(failure)
                 return
-            self._push()
+            self._push(self._scheduler.idle())
 
     def _output_limit(self, source: Source, options: SearchOptions) -> int:
-        return int(length_limits(self._runtime, [source], options)[0])
+        most = min(options.max_new_tokens, self._runtime.config.max_target_length, self._runtime.capacity.target)
+        return most if source.most is None else min(most, source.most)
 
 
 class _FutureListener:

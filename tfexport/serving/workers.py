@@ -24,10 +24,10 @@ from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Runtime
 from tfexport.serving.decoder import Decoder
 from tfexport.serving.options import ServingOptions
-from tfexport.serving.sentences import Orders, Report
+from tfexport.serving.sentences import NO_ORDERS, Orders, Report, merged
 from tfexport.system.processes import end_with_parent, return_freed_memory
 
-TOLD_AFTER = 8
+TOLD_AFTER = 2
 """Steps after which a worker process reports, though nothing was decided: a report takes as long as a part of a step."""
 
 OnReport = Callable[["Worker", Report], None]
@@ -66,12 +66,13 @@ class ThreadWorker:
     def _run(self) -> None:
         try:
             while True:
-                orders: Orders | None = Orders()
-                if self._decoder.is_idle or not self._inbox.empty():
+                several = []
+                while (self._decoder.is_idle and not several) or not self._inbox.empty():
                     orders = self._inbox.get()
-                if orders is None:
-                    break
-                self._on_report(self, self._decoder.turn(orders))
+                    if orders is None:
+                        return
+                    several.append(orders)
+                self._on_report(self, self._decoder.turn(merged(several) if several else NO_ORDERS))
                 return_freed_memory()
         except BaseException as error:  # whoever waits must be told
             self._on_end(self, error)
@@ -212,20 +213,15 @@ def _work(runtime: Runtime[Any], connection: Connection) -> None:
     end_with_parent()
     decoder, kept, quiet = Decoder(runtime), Report(), 0
     while True:
-        while decoder.is_idle or connection.poll():
+        several = []
+        while (decoder.is_idle and not several) or connection.poll():
             orders = connection.recv()
             if orders is None:
                 return
-            kept = _merged(kept, decoder.turn(orders))
-            if decoder.is_idle or kept.events:
-                connection.send(kept)
-                kept, quiet = Report(), 0
-        kept, quiet = _merged(kept, decoder.turn()), quiet + 1
-        if kept.events or quiet >= TOLD_AFTER:
+            several.append(orders)
+        report, quiet = decoder.turn(merged(several) if several else NO_ORDERS), quiet + 1
+        kept = Report(kept.events + report.events, kept.steps + report.steps)
+        if kept.events or quiet >= TOLD_AFTER or decoder.is_idle:
             connection.send(kept)
             kept, quiet = Report(), 0
             return_freed_memory()
-
-
-def _merged(one: Report, other: Report) -> Report:
-    return Report(one.events + other.events, one.steps + other.steps)
