@@ -66,7 +66,7 @@ class ThreadWorker:
     def _run(self) -> None:
         try:
             while True:
-                several = []
+                several: list[Orders] = []
                 while (self._decoder.is_idle and not several) or not self._inbox.empty():
                     orders = self._inbox.get()
                     if orders is None:
@@ -213,7 +213,7 @@ def _work(runtime: Runtime[Any], connection: Connection) -> None:
     end_with_parent()
     decoder, kept, quiet = Decoder(runtime), Report(), 0
     while True:
-        several = []
+        several: list[Orders] = []
         while (decoder.is_idle and not several) or connection.poll():
             orders = connection.recv()
             if orders is None:
