@@ -75,12 +75,20 @@ def keywords() -> str:
     from tfexport.exporter.options import BudgetOptions
     from tfexport.models.checkpoints.options import CheckpointOptions, ModelOptions, ReferenceOptions
     from tfexport.option import rows
+    from tfexport.serving.options import ServingOptions
     from tfexport.verification.options import CompareOptions
 
     groups = {
-        "Options of a search": ("`Model.translate`, `iterate`, `translate_ids` and `stream`", SearchOptions),
-        "Options of alignments": ("`Model.translate`, `iterate` and `translate_ids`", AlignmentOptions),
+        "Options of a search": (
+            "`Model.translate`, `iterate`, `translate_ids`, `stream`, `translate_async` and `stream_async`",
+            SearchOptions,
+        ),
+        "Options of alignments": (
+            "`Model.translate`, `iterate`, `translate_ids` and `translate_async`",
+            AlignmentOptions,
+        ),
         "Options of batches": ("`Model.translate`, `iterate` and `translate_ids`", BatchLimits),
+        "Options of a scheduler": ("`Model.serve`", ServingOptions),
         "Options that describe a checkpoint": ("`tfexport.export`", CheckpointOptions),
         "Options that inspect takes": ("`tfexport.inspect`", ModelOptions),
         "Options of a budget": ("`tfexport.export`, with an `auto-` precision", BudgetOptions),
@@ -90,7 +98,7 @@ def keywords() -> str:
     text = []
     for title, (functions, group) in groups.items():
         found = [
-            (f"`{name}`", f"`{flag}`" if flag else "", values, default, help)
+            (f"`{name}`", f"`{flag}`" if flag and group is not ServingOptions else "", values, default, help)
             for name, flag, values, default, help in rows(group)
         ]
         head = ("keyword", "flag", "values", "default", "description")

@@ -161,5 +161,6 @@ class FinishedHypotheses:
         if not self._endings:
             nothing = np.empty(0, dtype=np.int64)
             return Endings(np.empty(0), nothing, nothing, nothing), counts
-        self._endings = [Endings.joined(self._endings)]
+        if len(self._endings) > 1:
+            self._endings = [Endings.joined(self._endings)]
         return self._endings[0].at(chosen), counts
