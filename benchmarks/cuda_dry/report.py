@@ -23,7 +23,7 @@ class Measure:
 
     def limit(self, row: Row) -> float | None:
         """More of it in this row is a failure."""
-        return self.ahead if self.ahead is not None and row["ahead"] else self.most
+        return self.ahead if self.ahead is not None and row.get("ahead") else self.most
 
 
 def _a_step(*kinds: str) -> Callable[[Row], float]:
@@ -109,13 +109,22 @@ def failures(rows: Sequence[Row]) -> list[str]:
 
 
 def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """The head and the rows of the table; the last row has the limits."""
+    """The head and the rows of the table; the last rows have the limits, on the host and ahead."""
     head = ["model", "precision", "beam", *(measure.name for measure in MEASURES)]
     cells = [
         [row["model"], row["precision"], str(row["beam"]), *(_text(measure.value(row)) for measure in MEASURES)]
         for row in rows
     ]
-    return head, [*cells, ["limit", "", "", *(_text(measure.most) for measure in MEASURES)]]
+    return head, [
+        *cells,
+        ["limit", "", "", *(_text(measure.most) for measure in MEASURES)],
+        [
+            "limit, ahead",
+            "",
+            "",
+            *(_text(measure.most if measure.ahead is None else measure.ahead) for measure in MEASURES),
+        ],
+    ]
 
 
 def _text(value: float | None) -> str:

@@ -11,6 +11,7 @@ from benchmarks import step_model
 from benchmarks.cuda_dry import build
 from benchmarks.cuda_dry.__main__ import main, run_cases
 from benchmarks.cuda_dry.report import MEASURES, failures, step_failures, step_table, table
+from tfexport.runtimes.base import AHEAD
 
 
 @pytest.mark.thorough
@@ -25,7 +26,8 @@ def test_the_provider_decodes_over_the_stand_ins_within_the_limits() -> None:
     assert step_failures(found["steps"]) == []
     (row,) = found["rows"]
     assert row["text"]["lines"] == 64
-    assert row["second"]["total"]["replays"] > row["second"]["steps"] / 2
+    replays = row["second"]["total"]["replays"]
+    assert replays * (AHEAD if row["ahead"] else 1) > row["second"]["steps"] / 2
 
 
 def test_what_is_missing_is_named_and_is_no_failure(
@@ -43,7 +45,7 @@ def counted(**changes: int) -> dict[str, Any]:
     )
     batch = {"batches": 1, "steps": 2, "total": {**counts, **changes}, "step": counts, "encoder": counts}
     return {
-        "model": "tiny", "precision": "fp16", "beam": 4, "first": batch, "second": batch, "threads": counts,
+        "model": "tiny", "precision": "fp16", "beam": 4, "ahead": False, "first": batch, "second": batch, "threads": counts,
         "all": {**counts, "plans": 0, "violations": 0},
     }  # fmt: skip
 
@@ -55,7 +57,15 @@ def test_a_broken_limit_is_a_failure_and_the_table_has_the_limits() -> None:
     head, rows = table([counted()])
     assert len(head) == 3 + len(MEASURES)
     assert {len(row) for row in rows} == {len(head)}
-    assert rows[-1][0] == "limit"
+    assert [row[0] for row in rows[-2:]] == ["limit", "limit, ahead"]
+
+
+def test_a_device_that_searches_ahead_waits_once_in_eight_steps() -> None:
+    row = {**counted(), "ahead": True}
+    row["second"]["step"] = {**row["second"]["step"], "waits": 1}
+    (failure,) = failures([row])
+    assert failure == "tiny fp16 beam 4: waits a step: 0.5 is more than 0.125"
+    assert failures([{**row, "ahead": False}]) == []
 
 
 def a_step(nodes: int, **changes: Any) -> dict[str, Any]:

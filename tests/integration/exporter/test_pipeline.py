@@ -45,6 +45,7 @@ DTYPES = {
     TensorProto.INT8: "int8",
     TensorProto.UINT8: "uint8",
     TensorProto.BOOL: "bool",
+    TensorProto.DOUBLE: "float64",
     TensorProto.FLOAT: "float32",
     TensorProto.FLOAT16: "float16",
     TensorProto.BFLOAT16: "bfloat16",
