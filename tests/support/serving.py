@@ -184,7 +184,7 @@ def drive(
             answers.append(driver.submit(sources, options, streams=streams, bulk=bulk))
         if answers and random.random() < 0.05:
             driver.cancel(answers[int(random.integers(len(answers)))])
-        if random.random() < 0.002:
+        if random.random() < 0.01 and not driver.scheduler.counters.restarts:  # twice would end requests, as it should
             driver.lose(int(random.integers(workers)))
         driver.turn(int(random.integers(workers)))
     driver.run()

@@ -32,6 +32,12 @@ from tfexport.serving.sentences import Decided, Event, Failed, Finished, Sentenc
 COMPACT_BELOW = 0.75
 """Idle places are removed when the others are at most this part: until then they wait for new sentences."""
 
+LIKE_LENGTH = 0.75
+"""The part of the longest source of a run of the encoder that others have at least, where there are enough."""
+
+FEWEST_IDS = 48
+"""Source ids of a run of the encoder, if there are so many: below, its own cost is more than what padding costs."""
+
 
 class Batch(Protocol):
     """Sentences that are decoded together."""
@@ -149,6 +155,19 @@ def _asks_of(runtime: Runtime[Any], sentence: Sentence) -> Hashable:
     return len(sentence.source.prefix), sentence.source.least, limit
 
 
+def pieces(lengths: Sequence[int]) -> list[list[int]]:
+    """Indices of sources in runs of the encoder: of like length, the longest first, so that little of a run is padding."""
+    found: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        piece = found[-1] if found else []
+        # A short piece goes on: a run of the encoder has its own cost.
+        if piece and (lengths[index] >= LIKE_LENGTH * lengths[piece[0]] or lengths[piece[0]] * len(piece) < FEWEST_IDS):
+            piece.append(index)
+        else:
+            found.append([index])
+    return found
+
+
 class JoinedBatch:
     """A batch over one state that sentences of all ages share.
 
@@ -186,22 +205,28 @@ class JoinedBatch:
 
     def _begin(self, groups: Sequence[tuple[Sequence[Sentence], SearchBatch]]) -> None:
         sources = [one.source.ids for members, _ in groups for one in members]
-        ids, lengths = pad(sources, self._runtime.config.pad_id)
-        state = self._runtime.encode(ids, lengths, beam=self._width, attention=self._attention)
-        if self._state is None:
-            self._state, self._places, self._idle = state, len(sources), []
-            places = np.arange(len(sources))
-        else:
-            more = max(0, len(sources) - len(self._idle))
-            taken = [self._idle.pop() for _ in range(len(sources) - more)]
-            places = np.array([*taken, *range(self._places, self._places + more)], dtype=np.int64)
-            self._places += more
-            self._state.put(places, state)
+        places = np.empty(len(sources), dtype=np.int64)
+        for piece in pieces([len(ids) for ids in sources]):
+            places[piece] = self._encode([sources[index] for index in piece])
         for members, search in groups:
             group = Group(search, members, places[: len(members)])
             places = places[len(members) :]
             group.find_rows(self._width)
             self._groups.append(group)
+
+    def _encode(self, sources: Sequence[Sequence[int]]) -> IntArray:
+        """Encode sources; returns their places."""
+        ids, lengths = pad(sources, self._runtime.config.pad_id)
+        state = self._runtime.encode(ids, lengths, beam=self._width, attention=self._attention)
+        if self._state is None:
+            self._state, self._places = state, len(sources)
+            return np.arange(len(sources))
+        more = max(0, len(sources) - len(self._idle))
+        taken = [self._idle.pop() for _ in range(len(sources) - more)]
+        places = np.array([*taken, *range(self._places, self._places + more)], dtype=np.int64)
+        self._places += more
+        self._state.put(places, state)
+        return places
 
     def live_keys(self) -> list[Hashable]:
         return [sentence.key for group in self._groups for sentence in group.live()]

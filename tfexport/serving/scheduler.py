@@ -23,12 +23,12 @@ from tfexport.serving.options import ServingOptions
 from tfexport.serving.queue import Queue, Waiting
 from tfexport.serving.sentences import Decided, Finished, Orders, Report, Sentence
 
-ADMITTED_PART = 8
-"""A batch that has no place for all that wait takes new sentences when this part of its slots is free: they share the
-encoding and their search."""
+ADMITTED_PART = 5
+"""A batch with more than half of its slots taken takes new sentences when they fill this part of the slots, and it is free:
+they share the encoding and their search."""
 
 MOST_STEPS = 4
-"""Steps that sentences wait at most for so many free slots."""
+"""Steps that sentences wait at most for others."""
 
 MOST_STARTS = 2
 """How often a sentence begins: a worker that ended may have ended because of it."""
@@ -266,10 +266,10 @@ class Scheduler:
 
     def _may_begin(self, worker: _Worker) -> bool:
         """Whether enough slots are free that sentences begin together."""
-        if not worker.running or worker.steps >= MOST_STEPS:
+        if worker.steps >= MOST_STEPS or 2 * worker.rows <= self._options.slots:
             return True
-        free = self._options.slots - worker.rows
-        return free * ADMITTED_PART >= self._options.slots or free >= len(self._queue)
+        together = min(self._options.slots - worker.rows, self._queue.rows)
+        return together * ADMITTED_PART >= self._options.slots
 
     def _decided(self, event: Decided) -> None:
         request, index = self._of(event.key)

@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from tfexport.decoding.hypothesis import Hypothesis, Source
@@ -40,6 +42,7 @@ class Service:
         self._server = fork_server(runtime, options)
         self._workers: dict[int, Worker] = {}
         self._numbers: dict[Worker, int] = {}
+        self._delivered: list[_Delivery] = []
         with self._lock:
             for number in range(options.workers):
                 self._start(number)
@@ -72,20 +75,40 @@ class Service:
             TfexportError: the service is closed.
         """
         future: Future[Outputs] = Future()
-        listener = _FutureListener(future, on_decided)
+        number = self._submit(sources, options, _FutureListener(future, on_decided), bulk=bulk, timeout=timeout)
+        future.add_done_callback(lambda done: self._cancel(number) if done.cancelled() else None)
+        return future
+
+    def _submit(
+        self,
+        sources: Sequence[Source],
+        options: SearchOptions,
+        listener: _FutureListener | _LoopListener,
+        *,
+        bulk: bool = False,
+        timeout: float | None = None,
+    ) -> int:
         with self._lock:
             if self._closed:
                 raise TfexportError("this model's scheduler is closed. Load the model again.")
             number = self._scheduler.submit(
-                sources, options, listener, bulk=bulk, streams=on_decided is not None, timeout=timeout
+                sources, options, listener, bulk=bulk, streams=listener.streams, timeout=timeout
             )
             self._push(self._scheduler.idle())  # the others ask for orders between their steps
-        future.add_done_callback(lambda done: self._cancel(number) if done.cancelled() else None)
-        return future
+            self._deliver()
+        return number
 
     async def decode(self, sources: Sequence[Source], options: SearchOptions, **more: Any) -> Outputs:
         """`submit` for an event loop: cancelling the task cancels the request."""
-        return await asyncio.wrap_future(self.submit(sources, options, **more))
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Outputs] = loop.create_future()
+        on_decided = more.pop("on_decided", None)
+        number = self._submit(sources, options, _LoopListener(future, self._delivered, on_decided), **more)
+        try:
+            return await future
+        finally:
+            if future.cancelled():
+                self._cancel(number)
 
     def metrics(self) -> dict[str, object]:
         """What was counted so far, and what there is now: the fields of `Counters`, JSON-ready."""
@@ -129,6 +152,7 @@ class Service:
                 number = self._numbers[worker]
                 self._scheduler.report(number, report)
                 self._push([number])
+                self._deliver()
 
     def _ended(self, worker: Worker, error: BaseException | None) -> None:
         """A worker ended by itself: another takes its place and its sentences."""
@@ -143,7 +167,19 @@ class Service:
                 self._closed = True
                 self._scheduler.close(failure)
                 return
+            finally:
+                self._deliver()
             self._push(self._scheduler.idle())
+
+    def _deliver(self) -> None:
+        """Wake each event loop once for all answers: a call into another thread costs more than an answer."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Delivery]] = {}
+        for one in self._delivered:
+            by_loop.setdefault(one.future.get_loop(), []).append(one)
+        self._delivered.clear()
+        for loop, several in by_loop.items():
+            with suppress(RuntimeError):  # the loop is closed: nobody waits
+                loop.call_soon_threadsafe(_resolve, several)
 
     def _output_limit(self, source: Source, options: SearchOptions) -> int:
         most = min(options.max_new_tokens, self._runtime.config.max_target_length, self._runtime.capacity.target)
@@ -154,7 +190,7 @@ class _FutureListener:
     """Tells a future what became of a request."""
 
     def __init__(self, future: Future[Outputs], on_decided: OnDecided | None):
-        self._future, self._on_decided = future, on_decided
+        self._future, self._on_decided, self.streams = future, on_decided, on_decided is not None
 
     def decided(self, index: int, ids: tuple[int, ...], log_probs: tuple[float, ...]) -> None:
         if self._on_decided is not None:
@@ -167,3 +203,40 @@ class _FutureListener:
     def failed(self, error: Exception) -> None:
         if self._future.set_running_or_notify_cancel():
             self._future.set_exception(error)
+
+
+@dataclass(frozen=True)
+class _Delivery:
+    """What a future of an event loop is to be told."""
+
+    future: asyncio.Future[Outputs]
+    outputs: Outputs | None = None
+    error: Exception | None = None
+
+
+def _resolve(several: Sequence[_Delivery]) -> None:
+    for one in several:
+        if one.future.done():
+            continue
+        if one.error is not None:
+            one.future.set_exception(one.error)
+        else:
+            one.future.set_result(one.outputs or [])
+
+
+class _LoopListener:
+    """Tells a future of an event loop what became of a request, together with others."""
+
+    def __init__(self, future: asyncio.Future[Outputs], delivered: list[_Delivery], on_decided: OnDecided | None):
+        self._future, self._delivered = future, delivered
+        self._on_decided, self.streams = on_decided, on_decided is not None
+
+    def decided(self, index: int, ids: tuple[int, ...], log_probs: tuple[float, ...]) -> None:
+        if self._on_decided is not None:
+            self._on_decided(index, ids, log_probs)
+
+    def finished(self, outputs: Outputs) -> None:
+        self._delivered.append(_Delivery(self._future, outputs))
+
+    def failed(self, error: Exception) -> None:
+        self._delivered.append(_Delivery(self._future, error=error))

@@ -136,17 +136,16 @@ def test_a_worker_process_that_ends_is_replaced(quantized_bundle: Path) -> None:
 
         async def calls() -> list[tfexport.Translation]:
             tasks = [asyncio.create_task(model.translate_async(line, beam=4)) for line in LINES * 3]
-            while not model.serving_metrics()["live_rows"]:
+            while not model.serving_metrics()["live_rows"] or len(children(server)) < 2:
                 await asyncio.sleep(0)
             os.kill(children(server)[0], signal.SIGKILL)
             return await asyncio.gather(*tasks)
 
         found = asyncio.run(calls())
-        while not model.serving_metrics()["restarts"]:
+        while not model.serving_metrics()["restarts"] or len(children(server)) < 2:
             time.sleep(0.01)
         assert told(found) == told(model.translate(LINES * 3, beam=4))
         workers = children(server)
-        assert len(workers) == 2
     assert not Path(f"/proc/{server}").exists()
     assert all(has_ended(worker) for worker in workers)
 

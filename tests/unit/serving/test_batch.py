@@ -21,6 +21,7 @@ from tests.support.serving import Driver, drive, problems
 from tfexport.decoding.search import SearchOptions, Source, search
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import FloatArray, IntArray
+from tfexport.serving.batch import pieces
 from tfexport.serving.decoder import Decoder
 from tfexport.serving.sentences import Failed, Finished, Orders, Sentence
 
@@ -138,6 +139,12 @@ def test_what_one_sentence_runs_into_costs_no_other_its_answer() -> None:
         assert "not finite" in str(answers[1].error)
         for answer in (answers[0], answers[2]):
             assert problems(runtime, answer) == []
+
+
+def test_runs_of_the_encoder_have_sources_of_like_length() -> None:
+    found = pieces([3, 30, 28, 4, 29, 5, 10, 3])
+    assert found == [[1, 4, 2], [6, 5, 3, 0, 7]]  # the shorter ones together have too few ids for runs of their own
+    assert pieces([]) == []
 
 
 def test_an_option_that_does_not_fit_the_model_fails_its_own_request() -> None:

@@ -68,7 +68,7 @@ def test_long_sources_are_encoded_between_several_steps() -> None:
     assert [len(orders.add) for orders in it.orders] == [2, 2, 2, 1]  # the last is longer than the budget, and alone
 
 
-def test_sentences_begin_together_once_an_eighth_of_the_slots_is_free() -> None:
+def test_sentences_begin_together_where_most_slots_are_taken() -> None:
     it = driver(slots=16)
     short, long = SearchOptions(min_length=3, max_length=4), ENDLESS
     for _ in range(14):
@@ -80,7 +80,7 @@ def test_sentences_begin_together_once_an_eighth_of_the_slots_is_free() -> None:
     while len(began(it)) == 15:
         it.turn()
     sizes = [len(orders.add) for orders in it.orders if orders.add]
-    assert sizes == [15, 2]  # a slot that was free is less than an eighth: it waited, but not for long
+    assert sizes == [15, 2]  # the slot that was free waited for others, but not for long
     gap = [bool(orders.add) for orders in it.orders]
     assert gap == [True, False, False, False, True]
 
