@@ -138,19 +138,24 @@ class BeamBatch:
             TfexportError: a sentence has no live hypothesis and no finished one.
         """
         steps = min(len(found.tokens), self._longest_limit - self._length)
-        found = found.at(slice(steps))
-        lengths = np.arange(self._length + 1, self._length + 1 + steps)
+        if steps < len(found.tokens):
+            found = found.at(slice(steps))
+        first = self._length + 1
         is_eos = is_end(found.tokens, self._end_ids)
-        live = self._going_on(found, is_eos)
+        some_end = bool(is_eos[..., : self._beam].any())
+        live = self._going_on(found, is_eos) if some_end else found.at((..., slice(self._beam)))
         self._past.add(self._length, self.sentences, live)
         self._log_probs, self._parents = live.log_probs[-1], live.parents[-1]
         self.tokens = live.tokens[-1].ravel()
         self._length += steps
-        return self._leave(self._finish(found, is_eos, live, lengths), in_order=in_order)
+        may_end = some_end or self._length >= self._shortest_limit or self._profile.continues_past_eos
+        if not (may_end or self._finished.is_done(live.log_probs[..., 0], first, self.sentences).any()):
+            return self._stay(in_order=in_order)  # mostly
+        return self._leave(self._finish(found, is_eos, live, first), in_order=in_order)
 
     def _going_on(self, found: Continuations, is_eos: NDArray[np.bool_]) -> Continuations:
         """The best `beam` continuations of each step that do not end: [steps, sentences, beam]."""
-        if self._profile.continues_past_eos or not is_eos[..., : self._beam].any():
+        if self._profile.continues_past_eos:
             return found.at((..., slice(self._beam)))
         going_on = is_eos.argsort(axis=-1, kind="stable")[..., : self._beam]  # keeps the order of the others
         steps, sentences, _ = is_eos.shape
@@ -158,9 +163,14 @@ class BeamBatch:
         return found.at(at)
 
     def _finish(
-        self, found: Continuations, is_eos: NDArray[np.bool_], live: Continuations, lengths: IntArray
+        self, found: Continuations, is_eos: NDArray[np.bool_], live: Continuations, shortest: int
     ) -> NDArray[np.bool_]:
-        """Finish what ends in each step; returns which sentences continue after the last."""
+        """Finish what ends in each step; returns which sentences continue after the last.
+
+        Args:
+            shortest: the number of tokens after the first step.
+        """
+        lengths = np.arange(shortest, shortest + len(is_eos))
         exists = found.log_probs[..., : self._beam] > -np.inf
         ends = is_eos[..., : self._beam] & exists
         best_live = live.log_probs[..., 0]
@@ -181,7 +191,7 @@ class BeamBatch:
                 self._add(ends[step] & unfinished[:, None], candidates, length, counts)
             if some_end[step] or not step:
                 last = next((other for other in range(step + 1, len(lengths)) if some_end[other]), len(lengths))
-                first, done = step, self._finished.is_done(best_live[step:last], lengths[step:last], self.sentences)
+                first, done = step, self._finished.is_done(best_live[step:last], length, self.sentences)
                 some_stop = (done | at_limit[step:last]).any(axis=1).tolist()
             if not some_stop[step - first]:
                 continue
@@ -228,17 +238,21 @@ class BeamBatch:
 
     def _leave(self, unfinished: NDArray[np.bool_], *, in_order: bool) -> IntArray | None:
         """Let sentences leave that are not `unfinished`; returns what `advance` does."""
-        parents = np.broadcast_to(self._same_beams, self._parents.shape) if in_order else self._parents
         if unfinished.all():
-            self.ended = NO_SENTENCES
-            if in_order or not (parents != self._same_beams).any():
-                return None
-            return (self._first_rows[: len(self.sentences)] + parents).ravel()
+            return self._stay(in_order=in_order)
+        parents = np.broadcast_to(self._same_beams, self._parents.shape) if in_order else self._parents
         self.ended = self.sentences[~unfinished]
         kept = rows_to_keep(unfinished)
         self._is_done = not len(kept)
         self._keep(kept)
         return (self._first_rows[kept] + parents[kept]).ravel()
+
+    def _stay(self, *, in_order: bool) -> IntArray | None:
+        """As `_leave`, where no sentence does."""
+        self.ended = NO_SENTENCES
+        if in_order or not (self._parents != self._same_beams).any():
+            return None
+        return (self._first_rows[: len(self.sentences)] + self._parents).ravel()
 
     def _keep(self, kept: IntArray) -> None:
         """Drop all sentences but those at the places `kept`."""

@@ -57,6 +57,7 @@ class GreedyBatch:
         self._limits, self._shortest_limit, self._longest_limit = limits, int(limits.min()), int(limits.max())
         self._length = 0
         self._live = np.ones((batch, self._width), dtype=bool)  # [sentences, width]
+        self._unfinished: NDArray[np.bool_] = np.ones(batch, dtype=bool)  # those with a live output, [sentences]
         self.sentences = np.arange(batch)
         self.tokens: IntArray = np.full(batch * self._width, rules.config.bos_id, dtype=np.int64)
         self.ended = NO_SENTENCES
@@ -108,24 +109,26 @@ class GreedyBatch:
         Raises:
             TfexportError: an output can neither go on nor end.
         """
-        sentences, live = self.sentences, self._live
-        lengths = np.arange(self._length + 1, self._length + 1 + len(chosen))
+        sentences, live, before = self.sentences, self._live, self._length
         self.tokens = chosen[-1].ravel()
         self._outputs.append(chosen, scores, sentences)
         self._length += len(chosen)
 
         ends = live & is_end(chosen, self._end_ids)
-        if self._length >= self._shortest_limit:
+        is_at_limit, is_impossible = self._length >= self._shortest_limit, scores.min() == -np.inf
+        if is_at_limit or is_impossible:
+            lengths = np.arange(before + 1, self._length + 1)
             ends |= live & (self._limits[sentences] <= lengths[:, None])[..., None]
-        if scores.min() == -np.inf:
-            self._require_possible(scores, ends, lengths)
+            if is_impossible:
+                self._require_possible(scores, ends, lengths)
         if not ends.any():
             self.ended = NO_SENTENCES
             return None
-        self._outputs.end(ends, sentences)
-        self._live = live & ~ends.any(axis=0)
+        ended = ends[0] if len(ends) == 1 else ends.any(axis=0)
+        self._outputs.end(ends, ended, sentences)
+        self._live = live & ~ended
         unfinished = np.asarray(self._live.any(axis=1))
-        self.ended = sentences[live.any(axis=1) & ~unfinished]
+        self.ended = sentences[self._unfinished & ~unfinished]
         return self._leave(unfinished)
 
     def _require_possible(self, scores: NDArray[np.floating], ends: NDArray[np.bool_], lengths: IntArray) -> None:
@@ -138,12 +141,14 @@ class GreedyBatch:
 
     def _leave(self, unfinished: NDArray[np.bool_]) -> IntArray | None:
         """Let sentences leave that are not `unfinished`, if there are enough; returns what `advance` does."""
+        self._unfinished = unfinished
         self._is_done = not unfinished.any()
         if self._is_done or unfinished.sum() > self._compact_below * len(unfinished) or unfinished.all():
             return None
         kept = rows_to_keep(unfinished)
         rows: IntArray = (kept[:, None] * self._width + np.arange(self._width)).ravel()
-        self.tokens, self.sentences, self._live = self.tokens[rows], self.sentences[kept], self._live[kept]
+        self.tokens, self.sentences = self.tokens[rows], self.sentences[kept]
+        self._live, self._unfinished = self._live[kept], self._unfinished[kept]
         return rows
 
 
@@ -167,9 +172,13 @@ class GreedyOutputs:
             self._log_probs[at] = scores
         self._length += len(chosen)
 
-    def end(self, ends: NDArray[np.bool_], sentences: IntArray) -> None:
-        """The outputs of `sentences` end with the first of the tokens added last that `ends` [steps, sentences, width]."""
-        group, sample = np.nonzero(ends.any(axis=0))
+    def end(self, ends: NDArray[np.bool_], ended: NDArray[np.bool_], sentences: IntArray) -> None:
+        """Outputs of `sentences` end with one of the tokens that were added last, the first one where several end them.
+
+        Args:
+            ends: which tokens do, [steps, sentences, width], and `ended` which outputs, [sentences, width].
+        """
+        group, sample = np.nonzero(ended)
         first = ends[:, group, sample].argmax(axis=0) + 1
         self._lengths[sentences[group], sample] = self._length - len(ends) + first
 

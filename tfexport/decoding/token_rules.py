@@ -52,7 +52,7 @@ class TokenRules:
         self._min_lengths = np.array([source.least for source in sources], dtype=np.int64)
         self._largest_min_length = int(self._min_lengths.max(initial=0))
         self._random = RandomStreams(options.seed, [source.line for source in sources], options.samples)
-        self._use_argmax = all(uses_argmax(runtime, options, source) for source in sources)
+        self._use_argmax = tells_best_only(runtime, options) and not any(map(has_own_rules, sources))
         self._end_ids, self._sources = options.end_ids(runtime.config), [source.ids for source in sources]
         self._banned_ids: dict[tuple[bool, bool], tuple[int, ...]] = {}
         self._history_rules = options.active_rules
@@ -63,6 +63,7 @@ class TokenRules:
         special = (longest, self._largest_min_length, options.min_new_tokens, 2)
         differs = self._eos_at_limit or options.search_profile.renormalises
         self._settled = math.inf if differs else max(special)
+        self._settled_asks: dict[int, Ask] = {}
         # Transformers penalises log-probabilities in beam search; the paper and all others penalise logits.
         self._penalises_logits = options.beam == 1 or options.search_profile.renormalises
 
@@ -73,6 +74,13 @@ class TokenRules:
             length: the number of tokens of the output with the new token.
             sentences: [sentences], the index of the source of each group of rows.
         """
+        if length <= self._settled:
+            return self._asks(count, length, sentences)
+        if count not in self._settled_asks:
+            self._settled_asks[count] = self._asks(count, length, sentences)
+        return self._settled_asks[count]
+
+    def _asks(self, count: int, length: int, sentences: IntArray) -> Ask:
         is_forced = length == 1 and self.config.forced_first_id >= 0
         banned = () if is_forced else self._banned(length)
         if self._use_argmax and count == 1:
@@ -213,9 +221,17 @@ class TokenRules:
 
 def uses_argmax(runtime: Runtime[Any], options: SearchOptions, source: Source) -> bool:
     """Whether the search of a source asks for nothing but the best token of each step."""
-    # A source with rules of its own needs logits, and one with a shortlist another graph.
-    has_own_rules = bool(source.prefix or source.least or source.candidates is not None)
-    return options.best_only and runtime.capabilities.argmax and not has_own_rules
+    return tells_best_only(runtime, options) and not has_own_rules(source)
+
+
+def tells_best_only(runtime: Runtime[Any], options: SearchOptions) -> bool:
+    """Whether searches of sources without rules of their own ask for nothing but the best token of each step."""
+    return options.best_only and runtime.capabilities.argmax
+
+
+def has_own_rules(source: Source) -> bool:
+    """Whether the search of a source needs logits, or with a shortlist another graph."""
+    return bool(source.prefix or source.least or source.candidates is not None)
 
 
 def ends_at_limit(options: SearchOptions) -> bool:
