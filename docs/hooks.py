@@ -139,31 +139,33 @@ def _default(field: dataclasses.Field[Any]) -> str:
 
 def contract() -> str:
     """Every tensor of every graph."""
-    from tfexport import contract, shortlist_contract
+    from tfexport import graph_contract, shortlist_contract
     from tfexport.config import ModelConfig
+    from tfexport.contract import GraphSpec
 
     some = ModelConfig(
         d_model=64, n_heads=4, d_ff=64, n_encoder_layers=1, n_decoder_layers=1, src_vocab_size=9, tgt_vocab_size=9,
         max_source_length=9, max_target_length=9, unk_id=0, pad_id=1, bos_id=2, eos_id=3, output_bias=True,
     )  # fmt: skip
-    sections: dict[str, list[contract.GraphSpec]] = {
-        "Portable graphs": [contract.ENCODER, contract.DECODER_STEP, contract.SELECT_ROWS],
-        "Search graphs": list(contract.SEARCH_GRAPHS),
+    sections: dict[str, list[GraphSpec]] = {
+        "Portable graphs": [graph_contract.ENCODER, graph_contract.DECODER_STEP, graph_contract.SELECT_ROWS],
+        "Search graphs": list(graph_contract.SEARCH_GRAPHS),
         "Graphs for ONNX Runtime on a CPU": [
-            *(contract.ORT_ENCODER, contract.ORT_DECODER_STEP, contract.ORT_BEAM_STEP, contract.ORT_GREEDY_STEP)
+            *(graph_contract.ORT_ENCODER, graph_contract.ORT_DECODER_STEP),
+            *(graph_contract.ORT_BEAM_STEP, graph_contract.ORT_GREEDY_STEP),
         ],
         "Graphs for ONNX Runtime on a GPU": [
-            *(contract.CUDA_ENCODER, contract.CUDA_DECODER_STEP, contract.CUDA_BEAM_STEP)
+            *(graph_contract.CUDA_ENCODER, graph_contract.CUDA_DECODER_STEP, graph_contract.CUDA_BEAM_STEP)
         ],
         "Graphs with attention": [
-            *contract.attention_graphs_of(some),
-            *contract.attention_graphs_of(some, dialect="ort"),
+            *graph_contract.attention_graphs_of(some),
+            *graph_contract.attention_graphs_of(some, dialect="ort"),
         ],
         "Graphs for shortlists": [*shortlist_contract.shortlist_graphs_of(some)],
-        "Classifier": [contract.ENCODER_CLASSIFIER],
+        "Classifier": [graph_contract.ENCODER_CLASSIFIER],
     }
-    plain = {graph.role: graph for graph in (contract.DECODER_STEP, contract.ORT_BEAM_STEP)}
-    plain_ort = {**plain, "decoder_step": contract.ORT_DECODER_STEP}
+    plain = {graph.role: graph for graph in (graph_contract.DECODER_STEP, graph_contract.ORT_BEAM_STEP)}
+    plain_ort = {**plain, "decoder_step": graph_contract.ORT_DECODER_STEP}
     text = []
     for title, graphs in sections.items():
         rows = []

@@ -124,7 +124,7 @@ class GreedyBatch:
         if not ends.any():
             self.ended = NO_SENTENCES
             return None
-        ended = ends[0] if len(ends) == 1 else ends.any(axis=0)
+        ended = np.asarray(ends[0] if len(ends) == 1 else ends.any(axis=0))
         self._outputs.end(ends, ended, sentences)
         self._live = live & ~ended
         unfinished = np.asarray(self._live.any(axis=1))

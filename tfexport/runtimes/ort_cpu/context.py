@@ -11,9 +11,10 @@ import onnxruntime
 from tfexport import kernels
 from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
-from tfexport.contract import Precision, Role, attention_graphs_of, cache_names, graphs_of
+from tfexport.contract import Precision, Role, cache_names
 from tfexport.dialects import calls_attention_functions
 from tfexport.errors import BundleError
+from tfexport.graph_contract import attention_graphs_of, graphs_of
 from tfexport.runtimes.base import FloatArray
 from tfexport.runtimes.ort import cpu_session
 from tfexport.runtimes.ort_cpu.buffers import Buffers
