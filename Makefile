@@ -66,6 +66,7 @@ fuzz: $(VENV)/dev.done
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.readers --inputs $(INPUTS)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.models --models $(MODELS)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.serving --requests $(REQUESTS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.device_search
 
 # Plants faults in bundles, with corrected checksums, and lists those that parity does not find; takes half an hour.
 faults: $(VENV)/dev.done
