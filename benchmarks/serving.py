@@ -7,7 +7,7 @@ shuffled order, and each answer is compared with that of `translate`.
 
     offline      `translate` of all sentences in batches of 32, sorted by length: no request waits for anything
     static       32 requests that wait begin together and end together, in the order in which they came
-    continuous   `translate_async`: requests join and leave between steps; with one worker, two threads or two processes
+    continuous   `translate_async`: requests join and leave between steps; with one or two threads, or one or two processes
 
 The ways take turns, several times. Sentences per second are medians of wall time; of the ways with one worker there is CPU
 time too, which other programs on the machine disturb less.
@@ -44,9 +44,11 @@ class Timed:
     latencies: list[float] = field(default_factory=list)
     """Seconds of each request."""
 
-    def record(self, sentences: int) -> dict[str, float]:
+    def record(self, sentences: int, *, has_cpu: bool) -> dict[str, float]:
         """Sentences per second, and what requests waited for their answers."""
-        found = {"per second": sentences / median(self.wall), "per CPU second": sentences / median(self.cpu)}
+        found = {"per second": sentences / median(self.wall)}
+        if has_cpu:  # that of worker processes is not known
+            found["per CPU second"] = sentences / median(self.cpu)
         if self.latencies:
             ordered = sorted(self.latencies)
             found |= {"median latency": median(ordered), "p99 latency": ordered[int(0.99 * (len(ordered) - 1))]}
@@ -113,6 +115,7 @@ def compare(bundle: Path, precision: str, load: dict[str, Any], slots: int, turn
     plain = Load(loaded(), **load)
     kinds: dict[str, dict[str, Any]] = {
         "continuous": {},
+        "continuous, 1 process": {"worker_kind": "processes"},
         "continuous, 2 threads": {"workers": 2, "worker_kind": "threads", "slots": slots // 2},
         "continuous, 2 processes": {"workers": 2, "worker_kind": "processes", "slots": slots // 2},
     }
@@ -136,11 +139,11 @@ def compare(bundle: Path, precision: str, load: dict[str, Any], slots: int, turn
     for one in serving.values():
         one.model.close()
     sentences = len(plain.lines)
-    records = {name: timed.record(sentences) for name, timed in times.items()}
+    records = {name: timed.record(sentences, has_cpu="," not in name) for name, timed in times.items()}
     for name, record in records.items():
         base = records["offline, 2 workers" if "2 " in name else "offline"]
         record["of offline"] = round(record["per second"] / base["per second"], 3)
-        if "2 " not in name:
+        if "per CPU second" in record:
             record["of offline, by CPU time"] = round(record["per CPU second"] / base["per CPU second"], 3)
     return records
 

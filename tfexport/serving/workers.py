@@ -30,6 +30,9 @@ from tfexport.system.processes import end_with_parent, return_freed_memory
 TOLD_AFTER = 2
 """Steps after which a worker process reports, though nothing was decided: a report takes as long as a part of a step."""
 
+FORK, END = b"f", b"e"
+"""What a fork server is told."""
+
 OnReport = Callable[["Worker", Report], None]
 OnEnd = Callable[["Worker", BaseException | None], None]
 
@@ -142,7 +145,7 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                socket.send_fds(self._control, [b"f"], [theirs.fileno()])
+                socket.send_fds(self._control, [FORK], [theirs.fileno()])
             except OSError as error:
                 raise TfexportError(
                     "the process that makes workers ended. Close the model, and load it again."
@@ -150,7 +153,9 @@ class ForkServer:
         return Connection(ours.detach())
 
     def close(self) -> None:
-        """End it; workers end when their connections close."""
+        """End it. It is told: another process that was forked later may have our end of the socket too."""
+        with suppress(OSError):
+            self._control.send(END)
         self._control.close()
         with suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
@@ -199,7 +204,7 @@ def _serve_forks(runtime: Runtime[Any], control: socket.socket, theirs: socket.s
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system forgets workers that end
     while True:
         message, found, _, _ = socket.recv_fds(control, 1, 1)
-        if not message:
+        if message != FORK:
             return
         connection = Connection(found[0])
         if os.fork() == 0:

@@ -150,6 +150,14 @@ def test_a_worker_process_that_ends_is_replaced(quantized_bundle: Path) -> None:
     assert all(has_ended(worker) for worker in workers)
 
 
+def test_models_with_processes_of_their_own_close_in_any_order(quantized_bundle: Path) -> None:
+    """Who is forked later has the earlier one's sockets too, so that these do not end with their owner."""
+    first, second = (tfexport.load(quantized_bundle, threads=1).serve(worker_kind="processes") for _ in range(2))
+    first.close()
+    assert told([asyncio.run(second.translate_async(LINES[0]))]) == told([second.translate(LINES[0])])
+    second.close()
+
+
 def test_a_closed_model_says_so(quantized_bundle: Path) -> None:
     model = tfexport.load(quantized_bundle, threads=1)
     asyncio.run(model.translate_async("de4"))
