@@ -19,8 +19,8 @@ from tfexport.decoding.search import SearchOptions, search
 from tfexport.decoding.translate import translate
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Runtime
-from tfexport.runtimes.loop import LoopRuntime
 from tfexport.runtimes.ort import ort_cpu_portable
+from tfexport.runtimes.workspace import Workspace
 
 THREADS = 8
 """More than CPUs, so that they are interrupted in the middle of what they do."""
@@ -84,9 +84,9 @@ def test_texts_at_once_give_what_texts_one_by_one_give(quantized_bundle: Path, n
 def test_the_decoding_loop_is_in_one_thread_at_a_time(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its memory, its bound tensors and a GPU's stream are there once. The calls are slow, so that threads would meet."""
     inside, most = 0, 0
-    call = LoopRuntime.call
+    call = Workspace.call
 
-    def slow(self: LoopRuntime, *arguments: Any) -> Any:
+    def slow(self: Workspace, *arguments: Any) -> Any:
         bound = call(self, *arguments)
 
         def run() -> None:
@@ -99,7 +99,7 @@ def test_the_decoding_loop_is_in_one_thread_at_a_time(tiny_bundle: Path, monkeyp
 
         return run
 
-    monkeypatch.setattr(LoopRuntime, "call", slow)
+    monkeypatch.setattr(Workspace, "call", slow)
     runtime = ort_cpu_portable(open_bundle(tiny_bundle), threads=1)
     with ThreadPoolExecutor(4) as pool:
         list(
