@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.ahead import AheadRuntime
 from tests.support.fakes import ScriptedRuntime, constant_model, random_model, tiny_config
+from tests.support.scripted_ahead import AheadRuntime
 from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.search import Hypothesis, search, search_batch, search_steps
 from tfexport.decoding.source_batch import as_sources, encode
