@@ -6,6 +6,7 @@ GPU_FLAGS ?=
 INPUTS ?= 50000
 TEXT ?= benchmarks/sentences.de
 MODELS ?= 300
+REQUESTS ?= 2000
 KILLS ?= 200
 ENGINES ?= 5
 # Modules are compiled when they are first imported: compiling all of PyTorch at installation takes a minute.
@@ -59,10 +60,12 @@ engines: $(VENV)/dev.done
 cuda-dry: $(VENV)/dev.done
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.cuda_dry
 
-# Mutated bytes into every reader of files, and random models through export and decoding; figures are printed.
+# Mutated bytes into every reader of files, random models through export and decoding, and random requests through a scheduler;
+# figures are printed.
 fuzz: $(VENV)/dev.done
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.readers --inputs $(INPUTS)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.models --models $(MODELS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.serving --requests $(REQUESTS)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.device_search
 
 # Plants faults in bundles, with corrected checksums, and lists those that parity does not find; takes half an hour.

@@ -25,8 +25,9 @@ import onnx_ir as ir
 
 from benchmarks.cuda_dry.workload import model_config
 from tfexport.config import ModelConfig
-from tfexport.contract import SEARCH_GRAPHS, Role
+from tfexport.contract import Role
 from tfexport.decoding.search import Hypothesis, SearchOptions, search, search_steps
+from tfexport.graph_contract import SEARCH_GRAPHS
 from tfexport.graphs import portable
 from tfexport.runtimes.base import AHEAD
 from tfexport.runtimes.buckets import Buckets

@@ -75,12 +75,20 @@ def keywords() -> str:
     from tfexport.exporter.options import BudgetOptions
     from tfexport.models.checkpoints.options import CheckpointOptions, ModelOptions, ReferenceOptions
     from tfexport.option import rows
+    from tfexport.serving.options import ServingOptions
     from tfexport.verification.options import CompareOptions
 
     groups = {
-        "Options of a search": ("`Model.translate`, `iterate`, `translate_ids` and `stream`", SearchOptions),
-        "Options of alignments": ("`Model.translate`, `iterate` and `translate_ids`", AlignmentOptions),
+        "Options of a search": (
+            "`Model.translate`, `iterate`, `translate_ids`, `stream`, `translate_async` and `stream_async`",
+            SearchOptions,
+        ),
+        "Options of alignments": (
+            "`Model.translate`, `iterate`, `translate_ids` and `translate_async`",
+            AlignmentOptions,
+        ),
         "Options of batches": ("`Model.translate`, `iterate` and `translate_ids`", BatchLimits),
+        "Options of a scheduler": ("`Model.serve`", ServingOptions),
         "Options that describe a checkpoint": ("`tfexport.export`", CheckpointOptions),
         "Options that inspect takes": ("`tfexport.inspect`", ModelOptions),
         "Options of a budget": ("`tfexport.export`, with an `auto-` precision", BudgetOptions),
@@ -90,7 +98,7 @@ def keywords() -> str:
     text = []
     for title, (functions, group) in groups.items():
         found = [
-            (f"`{name}`", f"`{flag}`" if flag else "", values, default, help)
+            (f"`{name}`", f"`{flag}`" if flag and group is not ServingOptions else "", values, default, help)
             for name, flag, values, default, help in rows(group)
         ]
         head = ("keyword", "flag", "values", "default", "description")
@@ -131,31 +139,33 @@ def _default(field: dataclasses.Field[Any]) -> str:
 
 def contract() -> str:
     """Every tensor of every graph."""
-    from tfexport import contract, shortlist_contract
+    from tfexport import graph_contract, shortlist_contract
     from tfexport.config import ModelConfig
+    from tfexport.contract import GraphSpec
 
     some = ModelConfig(
         d_model=64, n_heads=4, d_ff=64, n_encoder_layers=1, n_decoder_layers=1, src_vocab_size=9, tgt_vocab_size=9,
         max_source_length=9, max_target_length=9, unk_id=0, pad_id=1, bos_id=2, eos_id=3, output_bias=True,
     )  # fmt: skip
-    sections: dict[str, list[contract.GraphSpec]] = {
-        "Portable graphs": [contract.ENCODER, contract.DECODER_STEP, contract.SELECT_ROWS],
-        "Search graphs": list(contract.SEARCH_GRAPHS),
+    sections: dict[str, list[GraphSpec]] = {
+        "Portable graphs": [graph_contract.ENCODER, graph_contract.DECODER_STEP, graph_contract.SELECT_ROWS],
+        "Search graphs": list(graph_contract.SEARCH_GRAPHS),
         "Graphs for ONNX Runtime on a CPU": [
-            *(contract.ORT_ENCODER, contract.ORT_DECODER_STEP, contract.ORT_BEAM_STEP, contract.ORT_GREEDY_STEP)
+            *(graph_contract.ORT_ENCODER, graph_contract.ORT_DECODER_STEP),
+            *(graph_contract.ORT_BEAM_STEP, graph_contract.ORT_GREEDY_STEP),
         ],
         "Graphs for ONNX Runtime on a GPU": [
-            *(contract.CUDA_ENCODER, contract.CUDA_DECODER_STEP, contract.CUDA_BEAM_STEP)
+            *(graph_contract.CUDA_ENCODER, graph_contract.CUDA_DECODER_STEP, graph_contract.CUDA_BEAM_STEP)
         ],
         "Graphs with attention": [
-            *contract.attention_graphs_of(some),
-            *contract.attention_graphs_of(some, dialect="ort"),
+            *graph_contract.attention_graphs_of(some),
+            *graph_contract.attention_graphs_of(some, dialect="ort"),
         ],
         "Graphs for shortlists": [*shortlist_contract.shortlist_graphs_of(some)],
-        "Classifier": [contract.ENCODER_CLASSIFIER],
+        "Classifier": [graph_contract.ENCODER_CLASSIFIER],
     }
-    plain = {graph.role: graph for graph in (contract.DECODER_STEP, contract.ORT_BEAM_STEP)}
-    plain_ort = {**plain, "decoder_step": contract.ORT_DECODER_STEP}
+    plain = {graph.role: graph for graph in (graph_contract.DECODER_STEP, graph_contract.ORT_BEAM_STEP)}
+    plain_ort = {**plain, "decoder_step": graph_contract.ORT_DECODER_STEP}
     text = []
     for title, graphs in sections.items():
         rows = []

@@ -26,7 +26,7 @@ import onnx
 import torch
 
 from fuzz.models import random_model
-from tfexport import contract
+from tfexport import contract, graph_contract
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.bundle.writer import write_manifest
 from tfexport.config import ModelConfig
@@ -108,7 +108,7 @@ def random_modules(model: Transformer, chosen: random.Random, folder: Path) -> l
     folder.mkdir()
     write_variant(model, "float16", folder)
     stored = StoredWeights(folder / contract.weights_file("float16"))
-    graphs = contract.graphs_of(model.config, "float16")
+    graphs = graph_contract.graphs_of(model.config, "float16")
     modules = sorted({module for graph in graphs for module in modules_in_half(graph, model.config, stored)})
     return chosen.sample(modules, chosen.randint(1, len(modules)))
 
@@ -124,8 +124,8 @@ def different_outputs(bundle: Bundle, precision: Precision, folder: Path) -> Ite
     weights = contract.weights_file(precision)
     shutil.copy(bundle.directory / weights, folder)
     sizes = {"batch": 3, "src": 9, "rows": 6, "cache": 11, "least": 1}
-    for graph in contract.graphs_of(config, precision):
-        if graph.role in contract.WITHOUT_MODULES:
+    for graph in graph_contract.graphs_of(config, precision):
+        if graph.role in graph_contract.WITHOUT_MODULES:
             continue
         model = onnx.load(bundle.graph(graph.role, precision), load_external_data=False)
         longer_positions(model, source=config.max_source_length + 30)

@@ -25,7 +25,15 @@ if TYPE_CHECKING:
     from tfexport.decoding.options import SearchOptions
     from tfexport.decoding.shortlist import Shortlist
     from tfexport.decoding.stream import Step
-    from tfexport.errors import BundleError, CheckpointError, ConfigError, RuntimeUnavailable, TfexportError
+    from tfexport.errors import (
+        BundleError,
+        CheckpointError,
+        ConfigError,
+        DeadlineError,
+        QueueFullError,
+        RuntimeUnavailable,
+        TfexportError,
+    )
     from tfexport.exporter.pipeline import Exported
     from tfexport.models.checkpoints.load import Inspection
     from tfexport.models.families.family import Family, count_indices
@@ -42,7 +50,10 @@ _HOMES = {
     "tfexport.decoding.options": ("SearchOptions",),
     "tfexport.decoding.shortlist": ("Shortlist",),
     "tfexport.decoding.stream": ("Step",),
-    "tfexport.errors": ("BundleError", "CheckpointError", "ConfigError", "RuntimeUnavailable", "TfexportError"),
+    "tfexport.errors": (
+        *("BundleError", "CheckpointError", "ConfigError", "DeadlineError"),
+        *("QueueFullError", "RuntimeUnavailable", "TfexportError"),
+    ),
     "tfexport.exporter.pipeline": ("Exported",),
     "tfexport.models.checkpoints.load": ("Inspection",),
     "tfexport.models.families.family": ("Family", "count_indices"),
@@ -60,6 +71,7 @@ __all__ = [
     "Classifier",
     "Comparison",
     "ConfigError",
+    "DeadlineError",
     "Exported",
     "Family",
     "Inspection",
@@ -67,6 +79,7 @@ __all__ = [
     "ModelConfig",
     "Output",
     "ParityReport",
+    "QueueFullError",
     "RuntimeUnavailable",
     "SearchOptions",
     "Shortlist",

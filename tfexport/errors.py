@@ -33,3 +33,19 @@ class DeviceMemoryError(TfexportError):
 
 class RuntimeUnavailable(TfexportError):
     """A runtime whose library is not installed, or that does not exist."""
+
+
+class QueueFullError(TfexportError):
+    """A queue of requests that takes no more."""
+
+    def __init__(self, message: str, retry_after: float):
+        super().__init__(message, retry_after)
+        self.retry_after = retry_after
+        """Seconds after which there is probably room."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class DeadlineError(TfexportError):
+    """A request that was not answered by its deadline."""

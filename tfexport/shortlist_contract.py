@@ -1,4 +1,4 @@
-"""The tensors of the graphs for shortlists, as `contract.py` has those of all others.
+"""The tensors of the graphs for shortlists, as `graph_contract.py` has those of all others.
 
 One graph gathers the output projection of a batch's candidates; step graphs take that in the place of their own weights.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tfexport.config import ModelConfig
-from tfexport.contract import SHORTLIST_ROLES, GraphSpec, Precision, TensorSpec, graphs_of
+from tfexport.contract import SHORTLIST_ROLES, GraphSpec, Precision, TensorSpec
+from tfexport.graph_contract import graphs_of
 
 LISTED = "listed."
 """How the names begin of inputs that stand for weights of the output projection."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.cuda_dry import stand_in
 from benchmarks.cuda_dry.stand_in import Counts
-from tfexport import contract
+from tfexport import contract, graph_contract
 from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import Dialect, GraphSpec, Role
@@ -28,7 +28,7 @@ def step_rows(bundle: Bundle, model: str, device: Device, batches: Sequence[int]
     rows = []
     for short, precision in contract.FLOATS.items():
         for dialect in DIALECTS:
-            for spec in contract.graphs_of(bundle.config, precision, dialect):
+            for spec in graph_contract.graphs_of(bundle.config, precision, dialect):
                 if spec.role not in STEPS or not bundle.has_graph(spec.role, precision, dialect):
                     continue
                 executable = OrtExecutable(bundle.graph(spec.role, precision, dialect), device, 1, record=False)

@@ -18,10 +18,11 @@ import onnx
 
 from tfexport.bundle.reader import Bundle, Engine, open_bundle
 from tfexport.bundle.writer import with_engines
-from tfexport.contract import Precision, graphs_of, short_name
+from tfexport.contract import Precision, short_name
 from tfexport.exporter.engine_graphs import prepare
 from tfexport.exporter.engine_plan import LengthPlan
 from tfexport.graph_checks.session import session_of
+from tfexport.graph_contract import graphs_of
 
 VERSION = "99.1"
 TYPES = {"tensor(int64)": np.int64, "tensor(float)": np.float32, "tensor(float16)": np.float16}

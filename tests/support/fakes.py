@@ -6,13 +6,25 @@ So a row that is swapped, dropped too early or fed another row's token gives oth
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
-from tfexport.runtimes.base import BaseRuntime, Best, Capacity, FloatArray, IntArray, best_from_logits
+from tfexport.runtimes.base import (
+    Argmax,
+    Ask,
+    BaseRuntime,
+    Best,
+    Capabilities,
+    Capacity,
+    FloatArray,
+    IntArray,
+    Told,
+    best_from_logits,
+)
 
 Ids = tuple[int, ...]
 Model = Callable[[Ids, Ids], FloatArray]
@@ -177,6 +189,103 @@ class ScriptedRuntime(BaseRuntime):
     def best(self, state: ScriptedState, tokens: IntArray, count: int) -> tuple[Best, ScriptedState]:
         logits, state = self.step(state, tokens)
         return best_from_logits(logits, count), state
+
+
+class JoiningState(ScriptedState):
+    """A `JoiningState` of the runtimes: sentences begin at idle places, at any step, and a step changes it in place."""
+
+    def __init__(self, sources: list[Ids], prefixes: list[Ids], beam: int, *, tells: bool = False):
+        super().__init__(sources, prefixes, beam, tells=tells)
+        self.is_idle = [False] * len(sources)
+
+    def put(self, places: IntArray, other: JoiningState) -> None:
+        assert other.beam == self.beam
+        other.spend()
+        for place in places.tolist():
+            assert place <= len(self.sources), "a gap before the place"
+            if place == len(self.sources):
+                self.sources.append(())
+                self.prefixes += [()] * self.beam
+                self.is_idle.append(True)
+            assert self.is_idle[place], f"place {place} is in use"
+        for place, source in zip(places.tolist(), other.sources, strict=True):
+            self._write(place, source)
+
+    def _write(self, place: int, source: Ids) -> None:
+        self.sources[place], self.is_idle[place] = source, False
+        self.prefixes[place * self.beam : (place + 1) * self.beam] = [()] * self.beam
+
+    def idle(self, places: IntArray) -> None:
+        for place in places.tolist():
+            assert not self.is_idle[place]
+            self.is_idle[place] = True
+
+    def select(self, rows: IntArray) -> JoiningState:
+        found = super().select(rows)
+        state = JoiningState(found.sources, found.prefixes, self.beam, tells=self.tells)
+        state.is_idle = [self.is_idle[row // self.beam] for row in rows[:: self.beam].tolist()]
+        return state
+
+
+class JoiningRuntime(ScriptedRuntime):
+    """A `ScriptedRuntime` whose states join.
+
+    Args:
+        kind: of its states.
+    """
+
+    capabilities = Capabilities(argmax=True, joins=True)
+
+    def __init__(self, model: Model, config: ModelConfig, kind: type[JoiningState] = JoiningState):
+        super().__init__(model, config)
+        self._kind = kind
+
+    def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> JoiningState:
+        state = super().encode(src_ids, src_len, beam=beam, attention=attention)
+        return self._kind(state.sources, state.prefixes, beam, tells=attention)
+
+    def step(self, state: ScriptedState, tokens: IntArray) -> tuple[FloatArray, JoiningState]:
+        assert isinstance(state, JoiningState)
+        live = [not state.is_idle[row // state.beam] for row in range(state.rows)]
+        logits = np.full((state.rows, self.config.tgt_vocab_size), np.nan, dtype=np.float32)  # which nobody may read
+        for row in np.flatnonzero(live).tolist():
+            state.prefixes[row] = (*state.prefixes[row], int(tokens[row]))
+            assert len(state.prefixes[row]) <= self.config.max_target_length
+            logits[row] = self._model(state.sources[row // state.beam], state.prefixes[row][1:])
+        self.rows[-1].append(sum(live))
+        return logits, state
+
+    def best(self, state: Any, tokens: IntArray, count: int) -> tuple[Best, Any]:
+        logits, state = self.step(state, tokens)
+        return _best(logits, count), state
+
+    def argmax(self, state: Any, tokens: IntArray, banned: Sequence[int]) -> tuple[Argmax, Any]:
+        [told], state = self.tell(state, tokens, [Ask("argmax", banned=tuple(banned))])
+        assert isinstance(told, Argmax)
+        return told, state
+
+    def tell(self, state: Any, tokens: IntArray, asks: Sequence[Ask]) -> tuple[list[Told], Any]:
+        logits, state = self.step(state, tokens)
+        told: list[Told] = []
+        for ask in asks:
+            if ask.kind == "argmax":
+                allowed = logits.copy()
+                allowed[:, list(ask.banned)] = -np.inf
+                ids = allowed.argmax(axis=1)[:, None]
+                told.append(Argmax(np.take_along_axis(allowed, ids, axis=1), ids))
+            else:
+                told.append(logits if ask.kind == "logits" else _best(logits, ask.count))
+        return told, state
+
+
+def _best(logits: FloatArray, count: int) -> Best:
+    """`best_from_logits` of the rows that are not idle."""
+    count = min(count, logits.shape[1])
+    live = np.isfinite(logits).any(axis=1)
+    found = Best(np.full((len(logits), count), np.nan), np.zeros((len(logits), count), dtype=np.int64))
+    some = best_from_logits(logits[live], count)
+    found.log_probs[live], found.ids[live] = some
+    return found
 
 
 LOGITS = np.array([1.0, 3.0, 0.0, 2.0, -1.0, 2.5])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.fakes import tiny_config
-from tfexport import contract
+from tfexport import contract, graph_contract
 from tfexport.bundle.writer import float32_islands
 from tfexport.dialects import DIALECTS, groups_queries_on_cuda, runtime_dialects
 
@@ -25,7 +25,7 @@ def every_graph() -> Iterator[contract.GraphSpec]:
     dialects: tuple[contract.Dialect, ...] = tuple(DIALECTS)
     for precision in contract.PRECISIONS.values():
         for dialect in dialects:
-            yield from contract.graphs_of(CONFIG, precision, dialect)
+            yield from graph_contract.graphs_of(CONFIG, precision, dialect)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def every_graph() -> Iterator[contract.GraphSpec]:
     ],
 )
 def test_files_of_the_graphs_of_a_precision_and_dialect(precision: Any, dialect: Any, files: list[str]) -> None:
-    graphs = contract.graphs_of(CONFIG, precision, dialect)
+    graphs = graph_contract.graphs_of(CONFIG, precision, dialect)
     assert [graph.file for graph in graphs] == files
     assert {(graph.precision, graph.dialect) for graph in graphs} == {(precision, dialect)}
 
@@ -62,12 +62,12 @@ def test_files_of_the_graphs_of_a_precision_and_dialect(precision: Any, dialect:
 def test_the_dialect_ort_is_the_only_one_of_quantized_graphs_and_has_no_half_precision(
     precision: Any, dialect: Any
 ) -> None:
-    assert contract.graphs_of(CONFIG, precision, dialect) == ()
+    assert graph_contract.graphs_of(CONFIG, precision, dialect) == ()
 
 
 @pytest.mark.parametrize(("d_model", "has_one"), [(24, True), (48, True), (12, False), (36, False), (3, False)])
 def test_a_greedy_step_in_the_dialect_ort_needs_heads_of_a_multiple_of_8(d_model: int, has_one: bool) -> None:
-    graphs = contract.graphs_of(CONFIG.replace(d_model=d_model), "int8", "ort")
+    graphs = graph_contract.graphs_of(CONFIG.replace(d_model=d_model), "int8", "ort")
     assert [graph.role for graph in graphs] == [
         role for role in ORT_ROLES if has_one or role in ("encoder", "beam_step")
     ]
@@ -86,11 +86,12 @@ def test_no_two_graphs_have_one_file() -> None:
     ],
 )
 def test_a_classifier_is_one_graph(precision: Any, dialect: Any, file: str) -> None:
-    (graph,) = contract.graphs_of(CLASSIFIER, precision, dialect)
+    (graph,) = graph_contract.graphs_of(CLASSIFIER, precision, dialect)
     assert graph.file == file
     assert [tensor.name for tensor in graph.outputs] == ["logits"]
-    assert contract.graphs_of(CLASSIFIER, precision, "ort") == contract.graphs_of(CLASSIFIER, "int8", "ort") == ()
-    assert contract.graphs_of(CLASSIFIER, precision, "ort-cuda") == ()
+    assert graph_contract.graphs_of(CLASSIFIER, precision, "ort") == ()
+    assert graph_contract.graphs_of(CLASSIFIER, "int8", "ort") == ()
+    assert graph_contract.graphs_of(CLASSIFIER, precision, "ort-cuda") == ()
     assert contract.shape(graph.outputs[0], CLASSIFIER) == ["batch", 5]
 
 
@@ -120,7 +121,7 @@ def test_tensors_have_the_precision_of_their_graph_and_logits_float32() -> None:
     )
     # What chooses tokens computes in float64, or in float32, in every precision.
     searches = {
-        tensor.name: tensor.dtype for graph in contract.SEARCH_GRAPHS for tensor in graph.inputs + graph.outputs
+        tensor.name: tensor.dtype for graph in graph_contract.SEARCH_GRAPHS for tensor in graph.inputs + graph.outputs
     }
     always |= {name: dtype for name, dtype in searches.items() if name not in always}
     narrow = {"position": "int32", "src_len": "int32"}  # as ONNX Runtime's own operators take them
@@ -135,15 +136,15 @@ def test_tensors_have_the_precision_of_their_graph_and_logits_float32() -> None:
 
 
 def test_layers_are_written_out_key_before_value() -> None:
-    _, step, *_ = contract.graphs_of(CONFIG)
+    _, step, *_ = graph_contract.graphs_of(CONFIG)
     names = [tensor.name for tensor in step.inputs]
     past, cross = contract.cache_names(CONFIG, "past"), contract.cache_names(CONFIG, "cross")
     assert past == ["past.0.key", "past.0.value", "past.1.key", "past.1.value"]
     assert names == ["tokens", "position", "src_len", *past, *cross]
     assert [tensor.name for tensor in step.outputs][-4:] == contract.cache_names(CONFIG, "present")
     for role in (
-        *contract.graphs_of(CONFIG, "int4", "ort")[1:],
-        *contract.graphs_of(CONFIG, "float16", "ort-cuda")[1:],
+        *graph_contract.graphs_of(CONFIG, "int4", "ort")[1:],
+        *graph_contract.graphs_of(CONFIG, "float16", "ort-cuda")[1:],
     ):
         names = [tensor.name for tensor in role.inputs]
         assert names[-8:] == [*past, *cross]
@@ -154,7 +155,7 @@ def test_layers_are_written_out_key_before_value() -> None:
 @pytest.mark.parametrize(("vocab", "best"), [(100, 17), (17, 17), (5, 5)])
 def test_there_are_no_more_best_tokens_than_tokens(vocab: int, best: int) -> None:
     config = tiny_config(tgt_vocab_size=vocab)
-    _, step, *_ = contract.graphs_of(config)
+    _, step, *_ = graph_contract.graphs_of(config)
     shapes = {tensor.name: contract.shape(tensor, config) for tensor in step.outputs}
     assert shapes["best.ids"] == shapes["best.log_probs"] == ["rows", best]
     assert shapes["logits"] == ["rows", vocab]

@@ -9,11 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tfexport.contract import Precision, precisions_of
 from tfexport.decoding.request_options import InputFormat
 from tfexport.errors import TfexportError
+from tfexport.option import checked, declared
+
+Group = TypeVar("Group")
 
 MOST_THREADS = 256
 """Threads or processes: more are a slip, and starting them takes the machine."""
@@ -187,6 +190,16 @@ def id_sources_of(values: Any) -> list[bytes]:
                 raise _wrong("sources", index, "Give ids as whole numbers.", part=True)
         lines.append(" ".join(str(int(index)) for index in ids).encode())
     return lines
+
+
+def group_of(group: type[Group], given: Mapping[str, Any]) -> Group:
+    """The options of a group that are among those `given`.
+
+    Raises:
+        TfexportError: one of them has another type, or is out of range.
+    """
+    own = {name: given[name] for name in declared(group) if given.get(name) is not None}
+    return group(**checked(group, own))
 
 
 def _several(name: str, values: Any, advice: str) -> Iterable[Any]:

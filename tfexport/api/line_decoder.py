@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
-from tfexport.api.arguments import MOST_THREADS, count_of, require
+from tfexport.api.arguments import MOST_THREADS, count_of, group_of, require
 from tfexport.api.results import Translation, translation_of
 from tfexport.bundle.reader import Bundle
 from tfexport.decoding.generation_config import options_with_defaults
@@ -21,8 +21,6 @@ from tfexport.runtimes import require_workers
 from tfexport.runtimes.base import Runtime
 
 _log = logging.getLogger("tfexport")
-
-Group = TypeVar("Group")
 
 _OTHERS = (
     *("batch_size", "workers", "prefix", "shortlist"),
@@ -78,13 +76,9 @@ class LineDecoder:
             live: lines come one after the other, and no result waits for the next.
         """
         batch_size, workers = count_of("batch_size", batch_size), count_of("workers", workers, maximum=MOST_THREADS)
-        require_shortlist(shortlist)
-        asked, limits = _group(AlignmentOptions, given), _group(BatchLimits, given)
-        beside = (*declared(AlignmentOptions), *declared(BatchLimits))
-        search = {name: value for name, value in given.items() if name not in beside}
-        options = self.options({**search, "attention": True} if asked else search)
-        if begins:
-            options = replace(options, scores=True)  # what begins with a prefix needs their graph
+        limits = group_of(BatchLimits, given)
+        others = {name: value for name, value in given.items() if name not in declared(BatchLimits)}
+        asked, options = self.search_of(begins, shortlist, others)
         require_workers(self.runtime.name, self.bundle, self.runtime.precision, workers)
 
         def decode(lines: Iterable[bytes], format: InputFormat, outputs: TargetReader | None) -> Iterator[Translation]:
@@ -105,6 +99,22 @@ class LineDecoder:
 
         return decode
 
+    def search_of(
+        self, begins: bool, shortlist: Shortlist | None, given: Mapping[str, Any]
+    ) -> tuple[AlignmentOptions, SearchOptions]:
+        """What is given for alignments, and the search with all that this needs.
+
+        Args:
+            begins: outputs begin with a prefix.
+            given: options of the search and of alignments.
+        """
+        require_shortlist(shortlist)
+        asked = group_of(AlignmentOptions, given)
+        search = {name: value for name, value in given.items() if name not in declared(AlignmentOptions)}
+        options = self.options({**search, "attention": True} if asked else search)
+        # What begins with a prefix needs the graph that tells scores.
+        return asked, replace(options, scores=True) if begins else options
+
     def options(self, search: Mapping[str, Any]) -> SearchOptions:
         """The options of a search, checked, over those of the bundle's generation_config.json."""
         checked(SearchOptions, search, others=_OTHERS)
@@ -121,9 +131,3 @@ class LineDecoder:
     def writer(self) -> Writer:
         """What makes text of output ids."""
         return Writer.of(self.bundle, "text")
-
-
-def _group(group: type[Group], given: Mapping[str, Any]) -> Group:
-    """The options of a group that are among those `given`."""
-    own = {name: given[name] for name in declared(group) if given.get(name) is not None}
-    return group(**checked(group, own))

@@ -27,7 +27,8 @@ from tfexport.api.arguments import (
     require_several,
     sources_of,
 )
-from tfexport.api.line_decoder import LineDecoder, require_shortlist
+from tfexport.api.asynchronous import AsyncTranslation
+from tfexport.api.line_decoder import require_shortlist
 from tfexport.api.results import Translation
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.config import ModelConfig
@@ -46,15 +47,14 @@ from tfexport.runtimes.base import Runtime
 __all__ = ["Model", "load"]
 
 
-class Model:
+class Model(AsyncTranslation):
     """A bundle, loaded. `tfexport.load` makes one.
 
     Its methods may be called from several threads at once, but for the runtime `torch-cuda`.
     """
 
     def __init__(self, bundle: Bundle, runtime: Runtime[Any]):
-        self._bundle, self._runtime = bundle, runtime
-        self._lines = LineDecoder(bundle, runtime)
+        super().__init__(bundle, runtime)
         for side in ("source", "target"):
             bundle.tokenizer(side)  # now: another bundle may come to its place
 

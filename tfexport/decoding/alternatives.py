@@ -17,7 +17,7 @@ from tfexport.decoding.hypothesis import Hypothesis, Source
 from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.source_batch import encode, length_limits
 from tfexport.decoding.token_rules import TokenRules
-from tfexport.runtimes.base import Runtime
+from tfexport.runtimes.base import Best, Runtime, tell
 
 
 class Candidate(NamedTuple):
@@ -84,9 +84,10 @@ class Alternatives:
         last = max((place for place, has_room in zip(positions, self._has_room, strict=True) if has_room), default=-1)
         for position in range(last + 1):
             tokens, length = np.ascontiguousarray(past[:, -1]), position + 1
-            best, state = rules.best(
-                state, tokens, options.alternatives, length, sentences, lambda *_, past=past: past.copy()
-            )
+            ask = rules.asks(options.alternatives, length, sentences)
+            told, state = tell(runtime, state, tokens, ask)
+            best = rules.best(told, ask, options.alternatives, length, sentences, lambda *_, past=past: past.copy())
+            assert isinstance(best, Best)  # scores are asked for
             for index in range(len(sources)):
                 if self._has_room[index] and position == positions[index]:
                     row = index * options.width  # all rows of a source are alike

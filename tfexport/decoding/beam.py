@@ -18,123 +18,144 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tfexport.config import ModelConfig
 from tfexport.decoding.ahead import SearchAhead
 from tfexport.decoding.attention_trace import AttentionTrace, coverage
+from tfexport.decoding.backpointers import Backpointers
 from tfexport.decoding.finished import FinishedHypotheses
 from tfexport.decoding.hypothesis import Hypothesis
 from tfexport.decoding.options import SearchOptions
-from tfexport.decoding.steps import ALL_SENTENCES, Steps, is_end, no_token_error, rows_to_keep
-from tfexport.decoding.token_rules import LogProbs, TokenRules
-from tfexport.runtimes.base import Best, Continuations, IntArray, State
+from tfexport.decoding.steps import NO_SENTENCES, TellAttention, is_end, no_token_error, rows_to_keep
+from tfexport.decoding.token_rules import LogProbs, TokenRules, require_numbers
+from tfexport.runtimes.base import Ahead, Ask, Best, Continuations, IntArray, Told
 
 
-def beam_search(
-    rules: TokenRules,
-    state: State,
-    limits: IntArray,
-    options: SearchOptions,
-    trace: AttentionTrace | None,
-    ahead: SearchAhead | None = None,
-) -> Steps:
-    """The `options.nbest` best hypotheses of each sentence.
+class BeamBatch:
+    """A beam search between two steps: the hypotheses of a batch, the live ones, `beam` for each sentence, and the finished
+    ones. A `SearchBatch`.
 
     Args:
-        state: of the batch, before any token.
         limits: the largest number of tokens of each sentence's outputs, [batch].
         trace: records cross-attention, where the search needs it.
-        ahead: lets the runtime make several steps by itself where it can; None to see each step.
-    """
-    beams = Beams(rules.config, limits, options, trace)
-    while True:
-        request = None
-        if ahead is not None:
-            live = beams.tokens, beams.log_probs
-            request = ahead.request(beams.length, beams.sentences, *live, beams.n_candidates)
-        if request is not None:
-            found, state = rules.ahead(state, request)
-        else:
-            best, state = rules.best(
-                state, beams.tokens, beams.n_candidates, beams.length + 1, beams.sentences, beams.history
-            )
-            if trace:
-                trace.add(state.attention, beams.sentences)
-            found = beams.best_continuations(best)
-        unfinished = beams.advance(found)
-        if not unfinished.any():
-            break
-        rows = beams.keep(unfinished, in_order=request is not None)
-        if rows is not None:
-            state = state.select(rows)
-        yield beams.stable_prefix
-    return beams.hypotheses()
-
-
-class Beams:
-    """The hypotheses of a batch: the live ones, `beam` for each sentence, and the finished ones.
-
-    Attributes:
-        sentences: [sentences], the index of the source of each group of rows: row b * beam + k is beam k of sentences[b].
-        length: the number of tokens of the live hypotheses.
-        tokens: [rows], the last token of each live hypothesis.
-        log_probs: of the live hypotheses, best first, [sentences, beam]; -inf where one does not exist.
-        finished: of all sources of the batch.
-        n_candidates: continuations of a sentence among which the next live hypotheses are.
+        ahead: decides when the runtime makes several steps by itself; None for never.
     """
 
-    def __init__(self, config: ModelConfig, limits: IntArray, options: SearchOptions, trace: AttentionTrace | None):
-        batch, self._beam = len(limits), options.beam
-        self._options, self._profile, self._trace = options, options.search_profile, trace
+    def __init__(
+        self,
+        rules: TokenRules,
+        limits: IntArray,
+        options: SearchOptions,
+        trace: AttentionTrace | None,
+        ahead: SearchAhead | None = None,
+    ):
+        config, batch, self._beam = rules.config, len(limits), options.beam
+        self._rules, self._ahead, self._trace = rules, ahead, trace
+        self._options, self._profile = options, options.search_profile
         self._bos_id, self._end_ids = config.bos_id, options.end_ids(config)
-        self.n_candidates = (1 + len(self._end_ids)) * self._beam
+        self._n_candidates = (1 + len(self._end_ids)) * self._beam
+        """Continuations of a sentence among which the next live hypotheses are."""
         self._limits, self._shortest_limit, self._longest_limit = limits, int(limits.min()), int(limits.max())
-        self.length = 0
-        # At first each sentence has one hypothesis.
-        self.log_probs: LogProbs = np.full((batch, self._beam), -np.inf)
-        self.log_probs[:, 0] = 0.0
+        self._length = 0
+        # Of the live hypotheses, best first, [sentences, beam]; -inf where one does not exist. A sentence begins with one.
+        self._log_probs: LogProbs = np.full((batch, self._beam), -np.inf)
+        self._log_probs[:, 0] = 0.0
         self._parents: IntArray = np.zeros((batch, self._beam), dtype=np.int64)
         self._same_beams, self._first_rows = np.arange(self._beam), np.arange(batch)[:, None] * self._beam
         self.sentences = np.arange(batch)
         self.tokens: IntArray = np.full(batch * self._beam, config.bos_id, dtype=np.int64)
+        self.ended = NO_SENTENCES
+        self._is_done = False
         self._past = Backpointers(self._longest_limit, batch, self._beam)
         self._continues_end = np.zeros((batch, self._beam), dtype=bool)
         """Which live hypotheses have an end among their tokens."""
-        self.finished = FinishedHypotheses(options, limits)
+        self._finished = FinishedHypotheses(options, limits)
 
-    def best_continuations(self, best: Best) -> Continuations:
-        """The `n_candidates` best continuations of each sentence, given the `best` tokens of each row; of one step."""
-        candidates = rank_continuations(self.log_probs, best, self.n_candidates)
+    @property
+    def is_done(self) -> bool:
+        return self._is_done
+
+    def ask(self) -> Ask:
+        self._ask = self._rules.asks(self._n_candidates, self._length + 1, self.sentences)
+        return self._ask
+
+    def ask_ahead(self) -> Ahead | None:
+        if self._ahead is None:
+            return None
+        return self._ahead.request(self._length, self.sentences, self.tokens, self._log_probs, self._n_candidates)
+
+    def advance(self, told: Told, attention: TellAttention) -> IntArray | None:
+        length = self._length + 1
+        best = self._rules.best(told, self._ask, self._n_candidates, length, self.sentences, self._history)
+        assert isinstance(best, Best)  # a beam compares probabilities
+        if self._trace:
+            self._trace.add(attention(), self.sentences)
+        return self._take(self._best_continuations(best))
+
+    def advance_ahead(self, found: Continuations) -> IntArray | None:
+        require_numbers(found.log_probs)
+        return self._take(found, in_order=True)
+
+    def drop(self, indices: IntArray) -> None:
+        stays = ~np.isin(self.sentences, indices)
+        self._is_done = not stays.any()
+        self._keep(np.flatnonzero(stays))
+
+    def outputs(self, indices: IntArray) -> list[list[Hypothesis]]:
+        options, trace = self._options, self._trace
+        return [
+            [
+                Hypothesis.scored(
+                    (ids := tuple(output.ids.tolist())),
+                    output.log_prob,
+                    options,
+                    finished=ids[-1] in self._end_ids,
+                    token_log_probs=output.steps if options.token_scores else (),
+                    attention=trace.hypothesis(index, output.beams.tolist()) if trace else None,
+                )
+                for output in outputs
+            ]
+            for index, outputs in zip(indices.tolist(), self._outputs(indices), strict=True)
+        ]
+
+    def _best_continuations(self, best: Best) -> Continuations:
+        """The `_n_candidates` best continuations of each sentence, given the `best` tokens of each row; of one step."""
+        candidates = rank_continuations(self._log_probs, best, self._n_candidates)
         if self._profile.narrows_beam:
-            places = self._beam - self.finished.count[self.sentences]
+            places = self._beam - self._finished.count[self.sentences]
             candidates.log_probs[np.arange(candidates.log_probs.shape[1]) >= places[:, None]] = -np.inf
         return candidates.at(None)
 
-    def advance(self, found: Continuations) -> NDArray[np.bool_]:
+    def _take(self, found: Continuations, *, in_order: bool = False) -> IntArray | None:
         """Take one step or several; what a sentence's steps found after it was done is dropped.
 
         Args:
-            found: the best continuations of each step, [steps, sentences, n_candidates].
+            found: the best continuations of each step, [steps, sentences, _n_candidates].
+            in_order: the runtime has reordered the beams already.
 
         Returns:
-            Which sentences continue, [sentences].
+            As `advance`.
 
         Raises:
             TfexportError: a sentence has no live hypothesis and no finished one.
         """
-        steps = min(len(found.tokens), self._longest_limit - self.length)
-        found = found.at(slice(steps))
-        lengths = np.arange(self.length + 1, self.length + 1 + steps)
+        steps = min(len(found.tokens), self._longest_limit - self._length)
+        if steps < len(found.tokens):
+            found = found.at(slice(steps))
+        first = self._length + 1
         is_eos = is_end(found.tokens, self._end_ids)
-        live = self._going_on(found, is_eos)
-        self._past.add(self.length, self.sentences, live)
-        self.log_probs, self._parents = live.log_probs[-1], live.parents[-1]
+        some_end = bool(is_eos[..., : self._beam].any())
+        live = self._going_on(found, is_eos) if some_end else found.at((..., slice(self._beam)))
+        self._past.add(self._length, self.sentences, live)
+        self._log_probs, self._parents = live.log_probs[-1], live.parents[-1]
         self.tokens = live.tokens[-1].ravel()
-        self.length += steps
-        return self._finish(found, is_eos, live, lengths)
+        self._length += steps
+        may_end = some_end or self._length >= self._shortest_limit or self._profile.continues_past_eos
+        if not (may_end or self._finished.is_done(live.log_probs[..., 0], first, self.sentences).any()):
+            return self._stay(in_order=in_order)  # mostly
+        return self._leave(self._finish(found, is_eos, live, first), in_order=in_order)
 
     def _going_on(self, found: Continuations, is_eos: NDArray[np.bool_]) -> Continuations:
         """The best `beam` continuations of each step that do not end: [steps, sentences, beam]."""
-        if self._profile.continues_past_eos or not is_eos[..., : self._beam].any():
+        if self._profile.continues_past_eos:
             return found.at((..., slice(self._beam)))
         going_on = is_eos.argsort(axis=-1, kind="stable")[..., : self._beam]  # keeps the order of the others
         steps, sentences, _ = is_eos.shape
@@ -142,9 +163,14 @@ class Beams:
         return found.at(at)
 
     def _finish(
-        self, found: Continuations, is_eos: NDArray[np.bool_], live: Continuations, lengths: IntArray
+        self, found: Continuations, is_eos: NDArray[np.bool_], live: Continuations, shortest: int
     ) -> NDArray[np.bool_]:
-        """Finish what ends in each step; returns which sentences continue after the last."""
+        """Finish what ends in each step; returns which sentences continue after the last.
+
+        Args:
+            shortest: the number of tokens after the first step.
+        """
+        lengths = np.arange(shortest, shortest + len(is_eos))
         exists = found.log_probs[..., : self._beam] > -np.inf
         ends = is_eos[..., : self._beam] & exists
         best_live = live.log_probs[..., 0]
@@ -165,7 +191,7 @@ class Beams:
                 self._add(ends[step] & unfinished[:, None], candidates, length, counts)
             if some_end[step] or not step:
                 last = next((other for other in range(step + 1, len(lengths)) if some_end[other]), len(lengths))
-                first, done = step, self.finished.is_done(best_live[step:last], lengths[step:last], self.sentences)
+                first, done = step, self._finished.is_done(best_live[step:last], length, self.sentences)
                 some_stop = (done | at_limit[step:last]).any(axis=1).tolist()
             if not some_stop[step - first]:
                 continue
@@ -173,7 +199,7 @@ class Beams:
             if self._profile.at_limit == "compete" and (competes := stops & ~done[step - first]).any():
                 ranked = live.at(step)
                 self._add(competes[:, None] & np.isfinite(ranked.log_probs), ranked, length)
-            if (self.finished.count[self.sentences[stops & (best_live[step] == -np.inf)]] == 0).any():
+            if (self._finished.count[self.sentences[stops & (best_live[step] == -np.inf)]] == 0).any():
                 raise no_token_error()
             unfinished &= ~stops
             if not unfinished.any():
@@ -208,27 +234,33 @@ class Beams:
                 path = self._past.read(index, parent, np.array([length - 1]))
                 attention = self._trace.hypothesis(int(index[0]), path.beams[0, :length].tolist())
                 penalties[group, rank] = self._options.coverage_penalty * coverage(attention)
-        self.finished.add(ends, found, self.sentences, length, counts=counts, penalties=penalties)
+        self._finished.add(ends, found, self.sentences, length, counts=counts, penalties=penalties)
 
-    def keep(self, unfinished: NDArray[np.bool_], *, in_order: bool) -> IntArray | None:
-        """Drop the other sentences. Returns which row of the last step each live hypothesis continues, [rows]; None where
-        every row continues itself.
-
-        Args:
-            in_order: the runtime has reordered the beams already.
-        """
-        parents = np.broadcast_to(self._same_beams, self._parents.shape) if in_order else self._parents
+    def _leave(self, unfinished: NDArray[np.bool_], *, in_order: bool) -> IntArray | None:
+        """Let sentences leave that are not `unfinished`; returns what `advance` does."""
         if unfinished.all():
-            if in_order or not (parents != self._same_beams).any():
-                return None
-            return (self._first_rows[: len(self.sentences)] + parents).ravel()
+            return self._stay(in_order=in_order)
+        parents = np.broadcast_to(self._same_beams, self._parents.shape) if in_order else self._parents
+        self.ended = self.sentences[~unfinished]
         kept = rows_to_keep(unfinished)
-        self.sentences, self._continues_end = self.sentences[kept], self._continues_end[kept]
-        self.log_probs, self._parents = self.log_probs[kept], self._parents[kept]
-        self.tokens = self.tokens.reshape(-1, self._beam)[kept].ravel()
+        self._is_done = not len(kept)
+        self._keep(kept)
         return (self._first_rows[kept] + parents[kept]).ravel()
 
-    def history(self, length: int, sentences: IntArray) -> IntArray:
+    def _stay(self, *, in_order: bool) -> IntArray | None:
+        """As `_leave`, where no sentence does."""
+        self.ended = NO_SENTENCES
+        if in_order or not (self._parents != self._same_beams).any():
+            return None
+        return (self._first_rows[: len(self.sentences)] + self._parents).ravel()
+
+    def _keep(self, kept: IntArray) -> None:
+        """Drop all sentences but those at the places `kept`."""
+        self.sentences, self._continues_end = self.sentences[kept], self._continues_end[kept]
+        self._log_probs, self._parents = self._log_probs[kept], self._parents[kept]
+        self.tokens = self.tokens.reshape(-1, self._beam)[kept].ravel()
+
+    def _history(self, length: int, sentences: IntArray) -> IntArray:
         """The tokens before `length` of each live hypothesis of `sentences`, bos first, [rows, length]."""
         past, _ = self._past.read_all(sentences, length - 1)
         past = past.reshape(len(sentences) * self._beam, -1)
@@ -238,8 +270,8 @@ class Beams:
         """What all hypotheses of source `index` have in common that may become its best: the live ones, and the best
         finished one."""
         group = np.flatnonzero(self.sentences == index)  # none where the sentence is finished
-        exists = np.isfinite(self.log_probs[group])
-        ids, log_probs = (found[exists] for found in self._past.read_all(self.sentences[group], self.length))
+        exists = np.isfinite(self._log_probs[group])
+        ids, log_probs = (found[exists] for found in self._past.read_all(self.sentences[group], self._length))
         outputs = [*zip(ids, np.diff(log_probs, prepend=0.0), strict=True)]
         outputs += [(found.ids, found.steps) for found in self._outputs(np.array([index]))[0][:1]]
         shortest = min(len(tokens) for tokens, _ in outputs)
@@ -247,27 +279,9 @@ class Beams:
         common = int(np.logical_and.accumulate((every == every[0]).all(axis=0)).sum())
         return outputs[0][0][:common], outputs[0][1][:common]
 
-    def hypotheses(self) -> list[list[Hypothesis]]:
-        """The `nbest` best finished ones of each source."""
-        options, trace = self._options, self._trace
-        return [
-            [
-                Hypothesis.scored(
-                    (ids := tuple(output.ids.tolist())),
-                    output.log_prob,
-                    options,
-                    finished=ids[-1] in self._end_ids,
-                    token_log_probs=output.steps if options.token_scores else (),
-                    attention=trace.hypothesis(index, output.beams.tolist()) if trace else None,
-                )
-                for output in outputs
-            ]
-            for index, outputs in enumerate(self._outputs(np.arange(len(self._limits))))
-        ]
-
     def _outputs(self, sentences: IntArray) -> list[list[Output]]:
         """The `nbest` best finished hypotheses of `sentences`."""
-        ended, counts = self.finished.best(sentences)
+        ended, counts = self._finished.best(sentences)
         path = self._past.read(sentences.repeat(counts), ended.parents, ended.lengths - 1)
         rows = np.arange(len(ended.tokens)), ended.lengths - 1
         path.ids[rows], path.log_probs[rows] = ended.tokens, ended.log_probs
@@ -293,58 +307,6 @@ class Output(NamedTuple):
     def steps(self) -> LogProbs:
         """The log-probability of each token."""
         return np.diff(self.sums, prepend=0.0)
-
-
-class Paths(NamedTuple):
-    """Hypotheses as they grew, in arrays of one length. What follows the end of one means nothing."""
-
-    ids: IntArray
-    """[hypotheses, length + 1]; the last one is empty."""
-    log_probs: LogProbs
-    """After each token, [hypotheses, length + 1]; the last one is empty."""
-    beams: IntArray
-    """The beam before the first token and after each, [hypotheses, length + 1]."""
-
-
-class Backpointers:
-    """The live hypotheses after each step, as a token and the beam of the step before that it continues. No step copies the
-    tokens of a hypothesis; they are read backwards when they are needed.
-    """
-
-    def __init__(self, steps: int, batch: int, beam: int):
-        self._tokens = np.empty((steps, batch, beam), dtype=np.int64)
-        self._parents = np.empty((steps, batch, beam), dtype=np.int64)
-        self._log_probs = np.empty((steps, batch, beam))
-
-    def add(self, step: int, sentences: IntArray, live: Continuations) -> None:
-        """Add the hypotheses of `sentences` that are `live` [steps, sentences, beam] after this step and the next ones."""
-        every = sentences if len(sentences) < self._tokens.shape[1] else ALL_SENTENCES
-        at = slice(step, step + len(live.tokens)), every
-        self._log_probs[at], self._parents[at], self._tokens[at] = live
-
-    def read(self, sentences: IntArray, beams: IntArray, lengths: IntArray) -> Paths:
-        """Hypotheses: of each of `sentences` [n] the one in `beams` after `lengths` tokens, each [n]."""
-        longest = int(lengths.max(initial=0))
-        shape = len(beams), longest + 1
-        found = Paths(np.empty(shape, dtype=np.int64), np.empty(shape), np.empty(shape, dtype=np.int64))
-        for step in range(longest - 1, -1, -1):
-            at = step, sentences, beams
-            found.ids[:, step], found.log_probs[:, step] = self._tokens[at], self._log_probs[at]
-            found.beams[:, step + 1] = beams
-            beams = np.where(step < lengths, self._parents[at], beams)
-        found.beams[:, 0] = beams
-        return found
-
-    def read_all(self, sentences: IntArray, length: int) -> tuple[IntArray, LogProbs]:
-        """All hypotheses of some sentences after `length` tokens: their tokens, and their log-probabilities after each; both
-        [sentences, beam, length]."""
-        beam = self._tokens.shape[2]
-        ids = np.empty((len(sentences), beam, length), dtype=np.int64)
-        log_probs, beams = np.empty(ids.shape), np.tile(np.arange(beam), (len(sentences), 1))
-        for step in range(length - 1, -1, -1):
-            at = step, sentences[:, None], beams
-            ids[..., step], log_probs[..., step], beams = self._tokens[at], self._log_probs[at], self._parents[at]
-        return ids, log_probs
 
 
 def rank_continuations(log_probs: LogProbs, best: Best, count: int) -> Continuations:

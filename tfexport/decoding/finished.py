@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.decoding.options import SearchOptions, length_divisor
+from tfexport.decoding.steps import ALL_SENTENCES
 from tfexport.runtimes.base import Continuations, IntArray
 
 Scores = NDArray[np.float64]
@@ -70,6 +71,10 @@ class FinishedHypotheses:
         self._limit_divisors = self._divisors[limits - 1]
         self._top_ended = np.zeros(len(limits), dtype=bool)
         self._ended_ranks = np.zeros((len(limits), options.beam), dtype=bool)
+        # The worst of the `nbest` best scores of each sentence, and of as many as are enough, [batch].
+        self._nbest_scores = self._scores[:, options.nbest - 1]
+        self._enough_scores = self._scores[:, options.enough_finished - 1]
+        self._enough, self._is_longest_best = options.enough_finished, options.length_exponent > 0
         # A bias above 0 may raise log-probabilities; else they only fall.
         self._scores_fall = not any(bias > 0 for _, bias in options.sequence_bias)
 
@@ -117,42 +122,44 @@ class FinishedHypotheses:
         at = np.arange(len(rows))[:, None], (-scores).argsort(axis=1, kind="stable")[:, : self._most]
         self._scores[index], self._numbers[index] = scores[at], numbers[at]
 
-    def is_done(self, best_live: Scores, lengths: IntArray, sentences: IntArray) -> Flags:
+    def is_done(self, best_live: Scores, length: int, sentences: IntArray) -> Flags:
         """Whether `sentences` are done after steps, [steps, sentences], given what has been added so far.
 
         Args:
             best_live: the log-probability of the best live hypothesis after each step, [steps, sentences].
-            lengths: the number of its tokens, [steps].
+            length: the number of its tokens after the first of these steps.
         """
-        options, profile = self._options, self._profile
-        done = best_live == -np.inf
         if not self._endings:
-            return done
-        scores = self._scores[sentences]
+            return best_live == -np.inf
+        options, profile = self._options, self._profile
+        every = sentences if len(sentences) < len(self._limits) else ALL_SENTENCES
         if self._scores_fall:
             # No continuation can be among the `nbest`: log-probabilities only fall, and the coverage penalty is 0 at best.
             # The length normalisation is best at the limit if the exponent is above 0, and at the next token if not.
-            done |= best_live / self._best_divisors(lengths, sentences) <= scores[:, options.nbest - 1]
+            # So it is where no live hypothesis exists, whose log-probability is -inf.
+            done = best_live / self._best_divisors(length, every, len(best_live)) <= self._nbest_scores[every]
+        else:
+            done = best_live == -np.inf
         if profile.done == "all":
             return done
         if profile.done == "places":
-            return done | self._ended_ranks[sentences].all(axis=1)
-        count = self.count[sentences]
+            return done | self._ended_ranks[every].all(axis=1)
+        count = self.count[every]
         if profile.top_ends and options.length_penalty == options.coverage_penalty == 0 and options.patience == 1:
-            return done | (self._top_ended[sentences] & (count >= options.nbest))
+            return done | (self._top_ended[every] & (count >= options.nbest))
         if profile.done == "enough" or options.early_stopping == "true":
-            return done | (count >= options.enough_finished)
+            return done | (count >= self._enough)
         if options.early_stopping == "never" and options.length_penalty > 0:
-            divisors = self._limit_divisors[sentences]
+            divisors = self._limit_divisors[every]
         else:
-            divisors = self._divisors[lengths - 1][:, None]
-        return done | (best_live / divisors <= scores[:, options.enough_finished - 1])
+            divisors = self._divisors[length - 1 : length - 1 + len(best_live), None]
+        return done | (best_live / divisors <= self._enough_scores[every])
 
-    def _best_divisors(self, lengths: IntArray, sentences: IntArray) -> Scores:
-        """Of the lengths at which log-probabilities give the best scores."""
-        if self._options.length_exponent > 0:
+    def _best_divisors(self, length: int, sentences: IntArray | slice, steps: int) -> Scores:
+        """Of the lengths at which log-probabilities give the best scores, as they are after steps from `length` on."""
+        if self._is_longest_best:
             return self._limit_divisors[sentences]
-        return self._divisors[np.minimum(lengths[:, None] + 1, self._limits[sentences]) - 1]
+        return self._divisors[np.minimum(np.arange(length, length + steps)[:, None], self._limits[sentences] - 1)]
 
     def best(self, sentences: IntArray) -> tuple[Endings, IntArray]:
         """The `nbest` best ones of `sentences`, one sentence after the other, and their number in each [sentences]."""
@@ -161,5 +168,6 @@ class FinishedHypotheses:
         if not self._endings:
             nothing = np.empty(0, dtype=np.int64)
             return Endings(np.empty(0), nothing, nothing, nothing), counts
-        self._endings = [Endings.joined(self._endings)]
+        if len(self._endings) > 1:
+            self._endings = [Endings.joined(self._endings)]
         return self._endings[0].at(chosen), counts

@@ -16,76 +16,140 @@ from tfexport.decoding.ahead import SearchAhead
 from tfexport.decoding.attention_trace import AttentionTrace
 from tfexport.decoding.hypothesis import Hypothesis
 from tfexport.decoding.options import SearchOptions
-from tfexport.decoding.steps import ALL_SENTENCES, Steps, is_end, no_token_error, rows_to_keep
-from tfexport.decoding.token_rules import TokenRules
-from tfexport.runtimes.base import IntArray, State
+from tfexport.decoding.steps import (
+    ALL_SENTENCES,
+    NO_SENTENCES,
+    TellAttention,
+    is_end,
+    no_token_error,
+    rows_to_keep,
+)
+from tfexport.decoding.token_rules import TokenRules, require_numbers
+from tfexport.runtimes.base import Ahead, Ask, Continuations, IntArray, Told
 
 COMPACT_BELOW = 0.75
 """Rows that ended leave the batch when the live ones are at most this part of it: the copy of the cache must pay off."""
 
 
-def greedy_search(
-    rules: TokenRules,
-    state: State,
-    limits: IntArray,
-    options: SearchOptions,
-    trace: AttentionTrace | None,
-    ahead: SearchAhead | None = None,
-) -> Steps:
-    """One output of each sentence, or `options.samples` outputs.
+class GreedyBatch:
+    """A greedy search between two steps: one output of each sentence, or `options.samples` outputs. A `SearchBatch`.
 
     Args:
-        state: of the batch, before any token.
         limits: the largest number of tokens of each sentence's outputs, [batch].
         trace: records cross-attention, where the search needs it.
-        ahead: lets the runtime make several steps by itself where it can; None to see each step.
+        ahead: decides when the runtime makes several steps by itself; None for never.
+        compact_below: sentences that are done leave the batch when the others are at most this part of it.
     """
-    end_ids, width, batch = options.end_ids(rules.config), options.width, len(limits)
-    outputs = GreedyOutputs(rules.config.bos_id, end_ids, limits, options)
-    sentences = np.arange(batch)  # the index of the source of each group of `width` rows
-    live = np.ones((batch, width), dtype=bool)  # [sentences, width]
-    tokens = np.full(batch * width, rules.config.bos_id, dtype=np.int64)
-    shortest_limit, longest_limit = int(limits.min()), int(limits.max())
 
-    length = 0
-    while length < longest_limit:
-        request = None if ahead is None else ahead.request(length, sentences, tokens, None, 1)
-        if request is not None:
-            (scores, _, chosen), state = rules.ahead(state, request)
-            scores, chosen = scores[: longest_limit - length], chosen[: longest_limit - length]
-        else:
-            (found, ids), state = rules.next_token(state, tokens, length + 1, sentences, outputs.history)
-            if trace:
-                trace.add(state.attention, sentences)
-            scores, chosen = found.reshape(1, -1, width), ids.reshape(1, -1, width)
-        steps = len(chosen)
-        tokens = chosen[-1].ravel()
-        outputs.append(chosen, scores, sentences)
+    def __init__(
+        self,
+        rules: TokenRules,
+        limits: IntArray,
+        options: SearchOptions,
+        trace: AttentionTrace | None,
+        ahead: SearchAhead | None = None,
+        *,
+        compact_below: float = COMPACT_BELOW,
+    ):
+        self._rules, self._ahead, self._trace, self._compact_below = rules, ahead, trace, compact_below
+        self._end_ids, self._width, batch = options.end_ids(rules.config), options.width, len(limits)
+        self._outputs = GreedyOutputs(rules.config.bos_id, self._end_ids, limits, options)
+        self._limits, self._shortest_limit, self._longest_limit = limits, int(limits.min()), int(limits.max())
+        self._length = 0
+        self._live = np.ones((batch, self._width), dtype=bool)  # [sentences, width]
+        self._unfinished: NDArray[np.bool_] = np.ones(batch, dtype=bool)  # those with a live output, [sentences]
+        self.sentences = np.arange(batch)
+        self.tokens: IntArray = np.full(batch * self._width, rules.config.bos_id, dtype=np.int64)
+        self.ended = NO_SENTENCES
+        self.stable_prefix = self._outputs.stable_prefix
+        self._is_done = False
 
-        ends = live & is_end(chosen, end_ids)
-        if length + steps >= shortest_limit:
-            lengths = np.arange(length + 1, length + steps + 1)
-            ends |= live & (limits[sentences] <= lengths[:, None])[..., None]
-        if scores.min() == -np.inf:
-            ended = np.logical_or.accumulate(ends, axis=0)
-            goes_on = live & ~np.concatenate([np.zeros_like(ended[:1]), ended[:-1]])
-            forced = np.stack([rules.forced_tokens(length + step, sentences) for step in range(1, steps + 1)])
-            if (goes_on & (scores == -np.inf) & (forced < 0)[..., None]).any():
-                raise no_token_error()
-        length += steps
-        if ends.any():
-            outputs.end(ends, sentences)
-            live &= ~ends.any(axis=0)
-            unfinished = np.asarray(live.any(axis=1))
-            if not unfinished.any():
-                break
-            if unfinished.sum() <= COMPACT_BELOW * len(unfinished):
-                kept = rows_to_keep(unfinished)
-                rows = (kept[:, None] * width + np.arange(width)).ravel()
-                state, tokens = state.select(rows), tokens[rows]
-                sentences, live = sentences[kept], live[kept]
-        yield outputs.stable_prefix
-    return outputs.hypotheses(trace)
+    @property
+    def is_done(self) -> bool:
+        return self._is_done
+
+    def ask(self) -> Ask:
+        self._ask = self._rules.asks(1, self._length + 1, self.sentences)
+        return self._ask
+
+    def ask_ahead(self) -> Ahead | None:
+        if self._ahead is None:
+            return None
+        return self._ahead.request(self._length, self.sentences, self.tokens, None, 1)
+
+    def advance(self, told: Told, attention: TellAttention) -> IntArray | None:
+        length, sentences = self._length + 1, self.sentences
+        scores, ids = self._rules.best(told, self._ask, 1, length, sentences, self._outputs.history)
+        if self._trace:
+            self._trace.add(attention(), sentences)
+        shape = 1, len(sentences), self._width
+        return self._take(ids.reshape(shape), scores.reshape(shape))
+
+    def advance_ahead(self, found: Continuations) -> IntArray | None:
+        require_numbers(found.log_probs)
+        steps = self._longest_limit - self._length
+        return self._take(found.tokens[:steps], found.log_probs[:steps])
+
+    def drop(self, indices: IntArray) -> None:
+        self._live[np.isin(self.sentences, indices)] = False
+        self._leave(np.asarray(self._live.any(axis=1)))
+
+    def outputs(self, indices: IntArray) -> list[list[Hypothesis]]:
+        return [self._outputs.hypotheses(index, self._trace) for index in indices.tolist()]
+
+    def _take(self, chosen: IntArray, scores: NDArray[np.floating]) -> IntArray | None:
+        """Take one step or several; what comes after the end of an output is dropped.
+
+        Args:
+            chosen: the tokens of each step, and `scores` theirs, both [steps, sentences, width].
+
+        Returns:
+            As `advance`.
+
+        Raises:
+            TfexportError: an output can neither go on nor end.
+        """
+        sentences, live, before = self.sentences, self._live, self._length
+        self.tokens = chosen[-1].ravel()
+        self._outputs.append(chosen, scores, sentences)
+        self._length += len(chosen)
+
+        ends = live & is_end(chosen, self._end_ids)
+        is_at_limit, is_impossible = self._length >= self._shortest_limit, scores.min() == -np.inf
+        if is_at_limit or is_impossible:
+            lengths = np.arange(before + 1, self._length + 1)
+            ends |= live & (self._limits[sentences] <= lengths[:, None])[..., None]
+            if is_impossible:
+                self._require_possible(scores, ends, lengths)
+        if not ends.any():
+            self.ended = NO_SENTENCES
+            return None
+        ended = np.asarray(ends[0] if len(ends) == 1 else ends.any(axis=0))
+        self._outputs.end(ends, ended, sentences)
+        self._live = live & ~ended
+        unfinished = np.asarray(self._live.any(axis=1))
+        self.ended = sentences[self._unfinished & ~unfinished]
+        return self._leave(unfinished)
+
+    def _require_possible(self, scores: NDArray[np.floating], ends: NDArray[np.bool_], lengths: IntArray) -> None:
+        """Raises: TfexportError if an output goes on with a token of probability 0 that is not given."""
+        ended = np.logical_or.accumulate(ends, axis=0)
+        goes_on = self._live & ~np.concatenate([np.zeros_like(ended[:1]), ended[:-1]])
+        forced = np.stack([self._rules.forced_tokens(length, self.sentences) for length in lengths.tolist()])
+        if (goes_on & (scores == -np.inf) & (forced < 0)[..., None]).any():
+            raise no_token_error()
+
+    def _leave(self, unfinished: NDArray[np.bool_]) -> IntArray | None:
+        """Let sentences leave that are not `unfinished`, if there are enough; returns what `advance` does."""
+        self._unfinished = unfinished
+        self._is_done = not unfinished.any()
+        if self._is_done or unfinished.sum() > self._compact_below * len(unfinished) or unfinished.all():
+            return None
+        kept = rows_to_keep(unfinished)
+        rows: IntArray = (kept[:, None] * self._width + np.arange(self._width)).ravel()
+        self.tokens, self.sentences = self.tokens[rows], self.sentences[kept]
+        self._live, self._unfinished = self._live[kept], self._unfinished[kept]
+        return rows
 
 
 class GreedyOutputs:
@@ -108,9 +172,13 @@ class GreedyOutputs:
             self._log_probs[at] = scores
         self._length += len(chosen)
 
-    def end(self, ends: NDArray[np.bool_], sentences: IntArray) -> None:
-        """The outputs of `sentences` end with the first of the tokens added last that `ends` [steps, sentences, width]."""
-        group, sample = np.nonzero(ends.any(axis=0))
+    def end(self, ends: NDArray[np.bool_], ended: NDArray[np.bool_], sentences: IntArray) -> None:
+        """Outputs of `sentences` end with one of the tokens that were added last, the first one where several end them.
+
+        Args:
+            ends: which tokens do, [steps, sentences, width], and `ended` which outputs, [sentences, width].
+        """
+        group, sample = np.nonzero(ended)
         first = ends[:, group, sample].argmax(axis=0) + 1
         self._lengths[sentences[group], sample] = self._length - len(ends) + first
 
@@ -124,9 +192,9 @@ class GreedyOutputs:
         known = min(self._length, int(self._lengths[index, 0]))
         return self._ids[:known, index, 0], self._log_probs[:known, index, 0]
 
-    def hypotheses(self, trace: AttentionTrace | None) -> list[list[Hypothesis]]:
-        batch, width = self._lengths.shape
-        return [[self._hypothesis(index, sample, trace) for sample in range(width)] for index in range(batch)]
+    def hypotheses(self, index: int, trace: AttentionTrace | None) -> list[Hypothesis]:
+        """All outputs of source `index`."""
+        return [self._hypothesis(index, sample, trace) for sample in range(self._lengths.shape[1])]
 
     def _hypothesis(self, index: int, sample: int, trace: AttentionTrace | None) -> Hypothesis:
         length = int(self._lengths[index, sample])

@@ -14,16 +14,16 @@ import numpy as np
 from tfexport.decoding.ahead import SearchAhead
 from tfexport.decoding.alternatives import Alternatives
 from tfexport.decoding.attention_trace import AttentionTrace
-from tfexport.decoding.beam import beam_search
-from tfexport.decoding.greedy import greedy_search
+from tfexport.decoding.beam import BeamBatch
+from tfexport.decoding.greedy import COMPACT_BELOW, GreedyBatch
 from tfexport.decoding.hypothesis import Hypothesis, Source
 from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.source_batch import as_sources, encode, length_limits, pad
-from tfexport.decoding.steps import Steps
+from tfexport.decoding.steps import SearchBatch, Steps, steps_of
 from tfexport.decoding.token_rules import TokenRules
 from tfexport.runtimes.base import Runtime
 
-__all__ = ["Hypothesis", "SearchOptions", "Source", "pad", "search", "search_steps"]
+__all__ = ["Hypothesis", "SearchOptions", "Source", "pad", "search", "search_batch", "search_steps"]
 
 
 def search(
@@ -69,12 +69,34 @@ def _search(
         return []
     batch = as_sources(sources)
     runtime, state = encode(runtime, batch, options)
+    return (yield from steps_of(runtime, state, search_batch(runtime, batch, options, ahead=ahead), len(batch)))
+
+
+def search_batch(
+    runtime: Runtime[Any],
+    sources: Sequence[Source],
+    options: SearchOptions,
+    *,
+    at_once: bool = False,
+    ahead: bool = False,
+) -> SearchBatch:
+    """The search of a batch before its first step, except for alternatives.
+
+    Args:
+        runtime: that of `encode`.
+        at_once: sentences that are done leave the batch at once, and not when enough of them are done.
+        ahead: the search may ask for several steps at once, where the runtime makes them by itself.
+
+    Raises:
+        TfexportError: an option does not fit the model.
+    """
     trace = None
     if options.reads_attention:
-        src_len = np.array([len(source) for source in batch])
+        src_len = np.array([len(source) for source in sources])
         trace = AttentionTrace(options.alignment_layer, runtime.config.n_decoder_layers, src_len, options.width)
-    limits = length_limits(runtime, batch, options)
-    rules = TokenRules(runtime, options, batch, limits)
-    search_batch = greedy_search if options.beam == 1 else beam_search
+    limits = length_limits(runtime, sources, options)
+    rules = TokenRules(runtime, options, sources, limits)
     goes_ahead = SearchAhead(rules, options, runtime.capabilities) if ahead else None
-    return (yield from search_batch(rules, state, limits, options, trace, goes_ahead))
+    if options.beam > 1:
+        return BeamBatch(rules, limits, options, trace, goes_ahead)
+    return GreedyBatch(rules, limits, options, trace, goes_ahead, compact_below=1.0 if at_once else COMPACT_BELOW)

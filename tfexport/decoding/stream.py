@@ -58,18 +58,7 @@ def stream(
     """
     refuse_several(options)
     searching = search_steps(runtime, [source], replace(options, scores=True, token_scores=True))
-    text = GrowingText(writer.text, writer.tokenizer)
-    told = 0
-
-    def steps(ids: Iterable[int], log_probs: Iterable[float], *, last: bool) -> Iterator[Step]:
-        nonlocal told
-        new = list(zip(ids, log_probs, strict=True))[told:]
-        for place, (index, log_prob) in enumerate(new):
-            token = writer.tokenizer.tokens([index])[0] if writer.tokenizer else ""
-            added = text.add(index, last=last and place == len(new) - 1)
-            yield Step(index, token, added, log_prob)
-        told += len(new)
-
+    text = StepTexts(writer)
     while True:
         try:
             decided = next(searching)
@@ -77,9 +66,33 @@ def stream(
             [[best]] = done.value
             break
         ids, log_probs = decided(0)
-        yield from steps(ids.tolist(), log_probs.tolist(), last=False)
-    yield from steps(best.ids, best.token_log_probs, last=True)
+        yield from text.steps(ids.tolist(), log_probs.tolist())
+    yield from text.steps(best.ids, best.token_log_probs, last=True)
     yield best if options.token_scores else replace(best, token_log_probs=())
+
+
+class StepTexts:
+    """The steps of an output whose tokens come little by little.
+
+    Args:
+        writer: has the vocabulary, if there is one.
+    """
+
+    def __init__(self, writer: Writer):
+        self._tokenizer, self._text, self._told = writer.tokenizer, GrowingText(writer.text, writer.tokenizer), 0
+
+    def steps(self, ids: Iterable[int], log_probs: Iterable[float], *, last: bool = False) -> Iterator[Step]:
+        """The steps that are new, of all `ids` of the output so far.
+
+        Args:
+            last: the output is complete.
+        """
+        new = list(zip(ids, log_probs, strict=True))[self._told :]
+        for place, (index, log_prob) in enumerate(new):
+            token = self._tokenizer.tokens([index])[0] if self._tokenizer else ""
+            added = self._text.add(index, last=last and place == len(new) - 1)
+            yield Step(index, token, added, log_prob)
+        self._told += len(new)
 
 
 def refuse_several(options: SearchOptions) -> None:

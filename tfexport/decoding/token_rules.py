@@ -19,17 +19,7 @@ from tfexport.decoding.hypothesis import Source
 from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.sampling import RandomStreams, draw
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import (
-    Ahead,
-    Argmax,
-    Best,
-    Continuations,
-    FloatArray,
-    IntArray,
-    Runtime,
-    State,
-    top_k,
-)
+from tfexport.runtimes.base import Argmax, Ask, Best, FloatArray, IntArray, Runtime, Told, top_k
 
 NO_HISTORY: IntArray = np.empty((0, 0), dtype=np.int64)
 LogProbs = NDArray[np.float64]
@@ -62,90 +52,88 @@ class TokenRules:
         self._min_lengths = np.array([source.least for source in sources], dtype=np.int64)
         self._largest_min_length = int(self._min_lengths.max(initial=0))
         self._random = RandomStreams(options.seed, [source.line for source in sources], options.samples)
-        # A source with rules of its own needs logits, and one with a shortlist another graph.
-        has_own_rules = any(source.prefix or source.least or source.candidates is not None for source in sources)
-        self._use_argmax = options.best_only and runtime.capabilities.argmax and not has_own_rules
+        self._use_argmax = tells_best_only(runtime, options) and not any(map(has_own_rules, sources))
         self._end_ids, self._sources = options.end_ids(runtime.config), [source.ids for source in sources]
-        self._banned_ids: dict[tuple[bool, bool], list[int]] = {}
+        self._banned_ids: dict[tuple[bool, bool], tuple[int, ...]] = {}
         self._history_rules = options.active_rules
         self._always_needs_logits = bool(options.samples or self._history_rules)
-        self._eos_at_limit = options.search_profile.at_limit == "eos" or options.force_eos
+        self._eos_at_limit = ends_at_limit(options)
         # Longer outputs than this have nothing given, and no end or first token that is banned: all steps are alike. Never
         # so where the limit or a probability that others share decides.
         special = (longest, self._largest_min_length, options.min_new_tokens, 2)
         differs = self._eos_at_limit or options.search_profile.renormalises
         self._settled = math.inf if differs else max(special)
+        self._settled_asks: dict[int, Ask] = {}
         # Transformers penalises log-probabilities in beam search; the paper and all others penalise logits.
         self._penalises_logits = options.beam == 1 or options.search_profile.renormalises
 
-    def next_token(
-        self, state: State, tokens: IntArray, length: int, sentences: IntArray, history: History
-    ) -> tuple[Best | Argmax, State]:
-        """`best` with a count of 1, for a search without a beam. Where the search needs no probabilities, and the runtime is
-        faster without them, the token comes with its logit.
-        """
-        if self._use_argmax:
-            return self._argmax(state, tokens, length)
-        return self.best(state, tokens, 1, length, sentences, history)
-
-    def best(
-        self, state: State, tokens: IntArray, count: int, length: int, sentences: IntArray, history: History
-    ) -> tuple[Best, State]:
-        """The `count` best tokens of each row after `tokens` [rows]; when sampling, the one token that is drawn.
-
-        A token that cannot come, and only fills up a row of a small vocabulary, has log-probability -inf.
+    def asks(self, count: int, length: int, sentences: IntArray) -> Ask:
+        """What a step has to tell, so that `best` finds the `count` best tokens of each row.
 
         Args:
             length: the number of tokens of the output with the new token.
             sentences: [sentences], the index of the source of each group of rows.
+        """
+        if length <= self._settled:
+            return self._asks(count, length, sentences)
+        if count not in self._settled_asks:
+            self._settled_asks[count] = self._asks(count, length, sentences)
+        return self._settled_asks[count]
+
+    def _asks(self, count: int, length: int, sentences: IntArray) -> Ask:
+        is_forced = length == 1 and self.config.forced_first_id >= 0
+        banned = () if is_forced else self._banned(length)
+        if self._use_argmax and count == 1:
+            return Ask("argmax", banned=banned)
+        if is_forced:
+            return Ask("best", count)
+        if self._needs_logits(length, sentences, banned):
+            return Ask("logits", banned=banned)
+        return Ask("best", count + len(banned), banned)
+
+    def best(
+        self, told: Told, ask: Ask, count: int, length: int, sentences: IntArray, history: History
+    ) -> Best | Argmax:
+        """The `count` best tokens of each row; when sampling, the one token that is drawn.
+
+        A token that cannot come, and only fills up a row of a small vocabulary, has log-probability -inf. Where the search
+        needs no probabilities, and the runtime is faster without them, the token comes with its logit.
+
+        Args:
+            told: what the step told, which was asked for `ask`.
+            length, sentences: as in `asks`.
 
         Raises:
             TfexportError: the runtime returned numbers that are not finite.
         """
-        if length == 1 and self.config.forced_first_id >= 0:
-            best, state = self._runtime.best(state, tokens, count)
-            require_finite(best.log_probs[:, 0])
-            return force(best, self.config.forced_first_id, count), state
-        banned = self._banned(length)
-        if not self._needs_logits(length, sentences, banned):
-            best, state = self._runtime.best(state, tokens, count + len(banned))
-            require_finite(best.log_probs[:, 0])
-            return drop_banned(best, banned, count, eos=self.config.eos_id) if banned else best, state
-        logits, state = self._runtime.step(state, tokens)
-        require_finite(logits.max(axis=1))
-        log_probs = self._log_probs(logits, banned, length, sentences, history)
+        is_forced = length == 1 and self.config.forced_first_id >= 0
+        if isinstance(told, Argmax):
+            return self._argmax(told, ask.banned, is_forced=is_forced)
+        if isinstance(told, Best):
+            require_finite(told.log_probs[:, 0])
+            if is_forced:
+                return force(told, self.config.forced_first_id, count)
+            return drop_banned(told, ask.banned, count, eos=self.config.eos_id) if ask.banned else told
+        require_finite(told.max(axis=1))
+        log_probs = self._log_probs(told, ask.banned, length, sentences, history)
         if self._options.samples:
             ids = draw(log_probs, self._random.uniform(sentences, length), self._options)[:, None]
         else:
             ids = top_k(log_probs, min(count, log_probs.shape[1]))
-        forced = np.repeat(self.forced_tokens(length, sentences), len(tokens) // len(sentences))
+        forced = np.repeat(self.forced_tokens(length, sentences), len(told) // len(sentences))
         ids[:, 0] = np.where(forced >= 0, forced, ids[:, 0])  # also where its probability is 0, as all others' is then
-        return Best(np.take_along_axis(log_probs, ids, axis=1), ids), state
+        return Best(np.take_along_axis(log_probs, ids, axis=1), ids)
 
-    def _argmax(self, state: State, tokens: IntArray, length: int) -> tuple[Argmax, State]:
-        if length == 1 and self.config.forced_first_id >= 0:
-            best, state = self._runtime.argmax(state, tokens, ())
+    def _argmax(self, best: Argmax, banned: tuple[int, ...], *, is_forced: bool) -> Argmax:
+        if is_forced:
             require_finite(best.logits)
-            return Argmax(np.zeros_like(best.logits), np.full_like(best.ids, self.config.forced_first_id)), state
-        banned = self._banned(length)
-        best, state = self._runtime.argmax(state, tokens, banned)
+            return Argmax(np.zeros_like(best.logits), np.full_like(best.ids, self.config.forced_first_id))
         if math.isfinite(best.logits.sum()):  # so all of them are; if only the sum is not, the check below passes
-            return best, state
+            return best
         impossible = best.logits == -np.inf
         require_finite(best.logits[~impossible] if banned else best.logits)
         ends = impossible & (self.config.eos_id in banned)  # as in `drop_banned`
-        return Argmax(np.where(ends, 0.0, best.logits), np.where(ends, self.config.eos_id, best.ids)), state
-
-    def ahead(self, state: State, request: Ahead) -> tuple[Continuations, State]:
-        """The next steps of the search, made by the runtime.
-
-        Raises:
-            TfexportError: the runtime returned numbers that are not finite.
-        """
-        found, state = self._runtime.search_ahead(state, request)
-        if np.isnan(found.log_probs).any():
-            require_finite(found.log_probs)
-        return found, state
+        return Argmax(np.where(ends, 0.0, best.logits), np.where(ends, self.config.eos_id, best.ids))
 
     def banned_ahead(self, length: int, sentences: IntArray, steps: int) -> tuple[tuple[int, ...], ...] | None:
         """The ids that no row may have as token `length` and the next ones, `steps` in all; None where these steps need more
@@ -159,7 +147,7 @@ class TokenRules:
         banned = [self._banned(each) for each in lengths]
         if any(self._needs_logits(each, sentences, ids) for each, ids in zip(lengths, banned, strict=True)):
             return None
-        return tuple(map(tuple, banned))
+        return tuple(banned)
 
     def forced_tokens(self, length: int, sentences: IntArray) -> IntArray:
         """Token `length` of these sources where it is given, whatever its probability, and -1 elsewhere; [sentences]."""
@@ -173,7 +161,7 @@ class TokenRules:
         """Which of these sources may have nothing but eos as token `length`."""
         return (self._limits[sentences] == length) & self._eos_at_limit
 
-    def _banned(self, length: int) -> list[int]:
+    def _banned(self, length: int) -> tuple[int, ...]:
         """The ids that no row may have as token `length`, each once."""
         is_early, is_first = (
             length <= self._options.min_new_tokens,
@@ -182,10 +170,10 @@ class TokenRules:
         if (is_early, is_first) not in self._banned_ids:
             early = self._end_ids * is_early
             first = (*self._options.suppress_first, *self.config.suppressed_first_ids) * is_first
-            self._banned_ids[is_early, is_first] = list(dict.fromkeys([*early, *self._suppressed, *first]))
+            self._banned_ids[is_early, is_first] = tuple(dict.fromkeys([*early, *self._suppressed, *first]))
         return self._banned_ids[is_early, is_first]
 
-    def _needs_logits(self, length: int, sentences: IntArray, banned: list[int]) -> bool:
+    def _needs_logits(self, length: int, sentences: IntArray, banned: tuple[int, ...]) -> bool:
         return bool(
             self._always_needs_logits
             or length <= self._prefix.shape[1]
@@ -195,7 +183,7 @@ class TokenRules:
         )
 
     def _log_probs(
-        self, logits: FloatArray, banned: list[int], length: int, sentences: IntArray, history: History
+        self, logits: FloatArray, banned: tuple[int, ...], length: int, sentences: IntArray, history: History
     ) -> LogProbs:
         """Log-probabilities [rows, vocab] after all rules, -inf for what may not come."""
         options, eos, vocabulary = self._options, self.config.eos_id, np.arange(logits.shape[1])
@@ -206,7 +194,7 @@ class TokenRules:
             rule.penalise(options, scores, past)
         log_probs = log_softmax(scores) if self._penalises_logits else scores
         allowed = np.ones(log_probs.shape, dtype=bool)
-        allowed[:, banned] = False
+        allowed[:, list(banned)] = False
         for index in self._end_ids:
             allowed[length <= self._min_lengths[of_rows], index] = False
         sources = [self._sources[index] for index in of_rows] if self._history_rules else []
@@ -229,6 +217,26 @@ class TokenRules:
     def _counted(self, past: IntArray) -> IntArray:
         """The tokens that the rules about repetition count."""
         return past if self._options.search_profile.bos_counts else past[:, 1:]
+
+
+def uses_argmax(runtime: Runtime[Any], options: SearchOptions, source: Source) -> bool:
+    """Whether the search of a source asks for nothing but the best token of each step."""
+    return tells_best_only(runtime, options) and not has_own_rules(source)
+
+
+def tells_best_only(runtime: Runtime[Any], options: SearchOptions) -> bool:
+    """Whether searches of sources without rules of their own ask for nothing but the best token of each step."""
+    return options.best_only and runtime.capabilities.argmax
+
+
+def has_own_rules(source: Source) -> bool:
+    """Whether the search of a source needs logits, or with a shortlist another graph."""
+    return bool(source.prefix or source.least or source.candidates is not None)
+
+
+def ends_at_limit(options: SearchOptions) -> bool:
+    """Whether the last token that the length limit allows is eos, whatever its probability."""
+    return options.search_profile.at_limit == "eos" or options.force_eos
 
 
 def log_softmax(logits: NDArray[Any]) -> LogProbs:
@@ -296,3 +304,9 @@ def require_finite(values: NDArray[Any]) -> None:
             "the model gave logits that are not finite numbers. Compare this runtime with `tfexport parity`, and check "
             "the checkpoint's weights for NaN or infinity."
         )
+
+
+def require_numbers(log_probs: LogProbs) -> None:
+    """Raises: TfexportError if one of these is NaN. A token of probability 0 has -inf."""
+    if np.isnan(log_probs).any():
+        require_finite(log_probs)

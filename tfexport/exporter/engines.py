@@ -18,7 +18,7 @@ from typing import Any
 
 import onnx
 
-from tfexport import contract
+from tfexport import contract, graph_contract
 from tfexport.bundle.reader import PORTABLE, Bundle, Engine, Library, open_bundle
 from tfexport.bundle.writer import with_engines
 from tfexport.contract import GraphSpec, Precision
@@ -80,7 +80,7 @@ def _variant(
 ) -> Iterator[tuple[Engine, memoryview]]:
     """The engines of one precision for one GPU generation, one after the other."""
     fitted = plan.fitted(bundle.config, precision)
-    graphs = {graph.role: graph for graph in contract.graphs_of(bundle.config, precision)}
+    graphs = {graph.role: graph for graph in graph_contract.graphs_of(bundle.config, precision)}
     for role, cache in fitted.jobs():
         profile = fitted.profile(graphs[role], bundle.config, cache)
         started = time.monotonic()

@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from tfexport import contract
+from tfexport import contract, graph_contract
 from tfexport.bundle.reader import GENERATION_CONFIG, TOKENIZER_FILES
 from tfexport.bundle.writer import new_bundle, write_manifest
 from tfexport.config import ModelConfig
@@ -255,7 +255,7 @@ def write_graphs(
         shortlist: those for shortlists, too; not where the output projection is one that stays in float32.
     """
     stored = StoredWeights(*(folder / file for file in weights_files(config, precision)))
-    kinds = (contract.graphs_of, *([contract.attention_graphs_of] if alignments else []))
+    kinds = (graph_contract.graphs_of, *([graph_contract.attention_graphs_of] if alignments else []))
     graphs = [graph for dialect in dialects for kind in kinds for graph in kind(config, precision, dialect)]
     if shortlist and "output" not in keep:
         graphs += shortlist_graphs_of(config, precision)

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from tfexport import contract
+from tfexport import contract, graph_contract
 from tfexport.config import ModelConfig
 from tfexport.graph_checks.cases_portable import Arrays, Case, Model, Outputs
 
-ROLES = tuple(graph.role for graph in contract.SEARCH_GRAPHS)
+ROLES = tuple(graph.role for graph in graph_contract.SEARCH_GRAPHS)
 
 
 def case(graph: contract.GraphSpec, config: ModelConfig, sizes: Mapping[str, int], random: np.random.Generator) -> Case:

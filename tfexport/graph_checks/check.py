@@ -28,7 +28,7 @@ import onnx
 import torch
 from numpy.typing import NDArray
 
-from tfexport import contract
+from tfexport import contract, graph_contract
 from tfexport.config import ModelConfig
 from tfexport.graph_checks import cases_cuda, cases_ort, cases_portable, cases_search
 from tfexport.graph_checks.cases_portable import Case, Model
@@ -163,7 +163,7 @@ def _checked(
     tolerance: float | None,
 ) -> GraphCheck:
     elsewhere = [Compared(node, about, math.inf, 0.0, 0.0) for node, about in misplaced(proto, graph.precision, folder)]
-    places = places_of(proto.graph, definition.model) if graph.role not in contract.WITHOUT_MODULES else []
+    places = places_of(proto.graph, definition.model) if graph.role not in graph_contract.WITHOUT_MODULES else []
     makers = {name: node.name for node in proto.graph.node for name in node.output}
     session = Session(proto, graph, folder, [place.value for place in places], with_kernels)
     random = np.random.default_rng(1)

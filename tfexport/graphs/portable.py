@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 import numpy as np
 import onnx_ir as ir
 
-from tfexport import contract
+from tfexport import contract, graph_contract
 from tfexport.config import ModelConfig
 from tfexport.graphs import layers, search
 from tfexport.graphs.emitter import Emitter, Value
@@ -28,7 +28,7 @@ def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, 
     """A graph of a standard dialect over the weights in `stored`; in half precision, the modules `keep` are in float32."""
     projections = _projections(graph, config)
     mixed = None
-    if keep and graph.role not in contract.WITHOUT_MODULES:
+    if keep and graph.role not in graph_contract.WITHOUT_MODULES:
         mixed = MixedPrecision(graph, StoredWeights(stored.folder / contract.WEIGHTS_FILE), keep)
     emitter = Emitter(graph, config, stored, projections, _linear, mixed)
     _EMIT[graph.role](emitter)
@@ -37,7 +37,7 @@ def emit(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights, 
 
 def modules_in_half(graph: contract.GraphSpec, config: ModelConfig, stored: StoredWeights) -> list[str]:
     """The modules of a graph that compute in half precision, by their paths."""
-    if graph.role in contract.WITHOUT_MODULES:
+    if graph.role in graph_contract.WITHOUT_MODULES:
         return []
     mixed = MixedPrecision(graph, stored, keep=())
     _EMIT[graph.role](Emitter(graph, config, stored, _projections(graph, config), _linear, mixed))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,21 @@ class Argmax(NamedTuple):
     """[rows, 1]: not comparable between rows or steps; -inf where every token is impossible."""
     ids: IntArray
     """[rows, 1]"""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a search asks of a step."""
+
+    kind: Literal["best", "argmax", "logits"]
+    count: int = 0
+    """Of `best`: how many tokens of each row."""
+    banned: tuple[int, ...] = ()
+    """Of `argmax`: ids that may not come."""
+
+
+Told: TypeAlias = "Best | Argmax | FloatArray"
+"""What a step tells for an `Ask`: by its kind the best tokens, the best one, or logits [rows, vocab]."""
 
 
 class Continuations(NamedTuple):
@@ -119,6 +134,8 @@ class Capabilities:
     """`Runtime.search_ahead` is implemented for searches without a beam."""
     beam_ahead: bool = False
     """`Runtime.search_ahead` is implemented for searches with a beam."""
+    joins: bool = False
+    """The states of `encode` are `JoiningState`s, and `Runtime.tell` takes several asks."""
 
 
 class DecoderState(Protocol):
@@ -149,6 +166,26 @@ class DecoderState(Protocol):
         `rows` [batch' * beam] keeps the beams of a sentence together, and has no sentence twice. So it reorders beams, drops
         sentences and moves sentences; cross keys/values move only in the last two cases.
         """
+        ...
+
+
+class JoiningState(DecoderState, Protocol):
+    """A state that takes new sentences while others are under way, so that sentences of several ages share each step.
+
+    A sentence has a place, its number in the state. What a step tells of a row does not depend on the other places, to the
+    last bit.
+    """
+
+    def put(self, places: IntArray, other: Self) -> None:
+        """Let the sentences of `other`, a state before any token of the same kind, begin at `places` [sentences].
+
+        These are idle places, or they come after the last place without a gap. `other` may not be used any more.
+        """
+        ...
+
+    def idle(self, places: IntArray) -> None:
+        """The sentences at `places` are done: their rows are computed with any token, and read by nobody, until the next
+        `put` or `select`."""
         ...
 
 
@@ -220,6 +257,12 @@ class Runtime(Protocol[State]):
         """
         ...
 
+    def tell(self, state: State, tokens: IntArray, asks: Sequence[Ask]) -> tuple[list[Told], State]:
+        """A step that tells something for each of `asks`, always of all rows. Either all asks are `argmax`, or none is.
+        Only if `capabilities.joins`.
+        """
+        ...
+
     def search_ahead(self, state: State, request: Ahead) -> tuple[Continuations, State]:
         """Make `AHEAD` steps, each with the tokens that the one before found best.
 
@@ -255,6 +298,9 @@ class BaseRuntime:
     def search_ahead(self, state: Any, request: Ahead) -> tuple[Continuations, Any]:
         raise NotImplementedError(f"{type(self).__name__} does not search ahead; use best")
 
+    def tell(self, state: Any, tokens: IntArray, asks: Sequence[Ask]) -> tuple[list[Told], Any]:
+        raise NotImplementedError(f"{type(self).__name__} joins no states; use the function `tell`")
+
 
 class ClassifierRuntime(Protocol):
     """One way to execute an encoder classifier."""
@@ -271,6 +317,13 @@ class ClassifierRuntime(Protocol):
     def logits(self, src_ids: IntArray, src_len: IntArray) -> FloatArray:
         """`src_ids` [batch, src], of which the first `src_len` [batch] count, to logits [batch, classes] float32."""
         ...
+
+
+def tell(runtime: Runtime[Any], state: Any, tokens: IntArray, ask: Ask) -> tuple[Told, Any]:
+    """A step of any runtime that tells one thing."""
+    if ask.kind == "argmax":
+        return runtime.argmax(state, tokens, ask.banned)
+    return runtime.best(state, tokens, ask.count) if ask.kind == "best" else runtime.step(state, tokens)
 
 
 def best_from_logits(logits: FloatArray, count: int) -> Best:

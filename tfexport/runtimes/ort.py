@@ -14,8 +14,9 @@ import onnxruntime
 
 from tfexport import kernels
 from tfexport.bundle.reader import Bundle
-from tfexport.contract import SEARCH_GRAPHS, SHAPE_NODE, Dialect, Precision, Role
+from tfexport.contract import SHAPE_NODE, Dialect, Precision, Role
 from tfexport.errors import BundleError, RuntimeUnavailable
+from tfexport.graph_contract import SEARCH_GRAPHS
 from tfexport.runtimes import cuda_provider
 from tfexport.runtimes.base import Capacity, FloatArray, IntArray
 from tfexport.runtimes.buckets import CACHE_BLOCK, Buckets, cpu_buckets, cuda_buckets

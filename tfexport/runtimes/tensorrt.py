@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tfexport.bundle.reader import PORTABLE, Bundle, Engine
-from tfexport.contract import ALIGNMENT, GraphSpec, Precision, Role, aligned_length, graphs_of, short_name
+from tfexport.contract import ALIGNMENT, GraphSpec, Precision, Role, aligned_length, short_name
 from tfexport.errors import EngineError, RuntimeUnavailable
+from tfexport.graph_contract import graphs_of
 from tfexport.runtimes.buckets import Buckets
 from tfexport.runtimes.device import Call, Device, DeviceTensor, Memory
 from tfexport.runtimes.loop import LoopRuntime

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfexport import contract
+from tfexport import contract, graph_contract
 from tfexport.bundle.reader import MANIFEST, Bundle
 from tfexport.bundle.writer import move_into_place
 from tfexport.config import ModelConfig
@@ -179,8 +179,8 @@ def _graphs(bundle: Bundle, precision: Precision, on_gpu: bool) -> Iterator[Grap
     dialect: Dialect = "onnx24-lengths" if on_gpu else "onnx24"  # as the runtimes choose
     manifest = json.loads(read_text(bundle.directory / MANIFEST))
     described = {entry["file"]: entry for entry in manifest["graphs"]}
-    for graph in contract.graphs_of(bundle.config, precision, dialect):
-        if graph.role in contract.WITHOUT_MODULES:
+    for graph in graph_contract.graphs_of(bundle.config, precision, dialect):
+        if graph.role in graph_contract.WITHOUT_MODULES:
             continue
         entry = described[bundle.graph(graph.role, precision, dialect).name]
         if any(entry.get(side) != tensors for side, tensors in contract.describe(graph, bundle.config).items()):

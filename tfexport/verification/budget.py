@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfexport import contract
+from tfexport import contract, graph_contract
 from tfexport.bundle.reader import Bundle, Graph, Origin
 from tfexport.contract import Precision, short_name
 from tfexport.decoding.line_reader import Reader
@@ -271,7 +271,7 @@ def modules_of(model: Transformer, precision: Precision, folder: Path) -> dict[s
             for projection in (*encoder_projections(config), *decoder_projections(config))
         }
     stored = StoredWeights(folder / contract.weights_file(precision))
-    graphs = contract.graphs_of(config, precision)
+    graphs = graph_contract.graphs_of(config, precision)
     paths = [path for graph in graphs for path in portable.modules_in_half(graph, config, stored) if path]
     return {
         path: sum(2 * tensor.numel() for name, tensor in model.state_dict().items() if name.rpartition(".")[0] == path)

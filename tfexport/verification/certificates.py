@@ -20,9 +20,10 @@ from typing import Any
 
 from tfexport import kernels
 from tfexport.bundle.reader import CERTIFICATES, PORTABLE, Bundle, Engine
-from tfexport.contract import SEARCH_GRAPHS, Precision, short_name
+from tfexport.contract import Precision, short_name
 from tfexport.errors import BundleError, RuntimeUnavailable
 from tfexport.graph_checks.rounding import RULE
+from tfexport.graph_contract import SEARCH_GRAPHS
 from tfexport.system.atomic_files import whole_file
 from tfexport.system.gpu import find_gpu
 from tfexport.system.processes import cpu_name

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tfexport import contract
+from tfexport import contract, graph_contract
 from tfexport.bundle.reader import GENERATION_CONFIG, MANIFEST, TOKENIZER_FILES, Bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision
@@ -290,6 +290,6 @@ def _written_together(bundle: Bundle) -> Iterator[Sequence[contract.GraphSpec]]:
     config = bundle.config
     for precision in bundle.precisions:
         for dialect in DIALECTS:
-            yield contract.graphs_of(config, precision, dialect)
-            yield contract.attention_graphs_of(config, precision, dialect)
+            yield graph_contract.graphs_of(config, precision, dialect)
+            yield graph_contract.attention_graphs_of(config, precision, dialect)
         yield shortlist_graphs_of(config, precision)

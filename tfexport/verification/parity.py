@@ -12,7 +12,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from tfexport import contract, kernels
+from tfexport import contract, graph_contract, kernels
 from tfexport.bundle.reader import MANIFEST, Bundle, open_bundle
 from tfexport.contract import Precision
 from tfexport.decoding.line_reader import Reader, read_pairs
@@ -304,7 +304,7 @@ def _read_afresh(bundle: Bundle, read: Reference, say: Callable[[str], None]) ->
         say(f"note: {path} is not the file that {bundle.directory} was exported from")
     model = loaded.build_model()
     theirs, ours = (
-        [contract.describe(graph, config) for graph in contract.graphs_of(config)]
+        [contract.describe(graph, config) for graph in graph_contract.graphs_of(config)]
         for config in (loaded.config, bundle.config)
     )
     if not isinstance(model, Transformer) or theirs != ours:

@@ -16,8 +16,8 @@ from tfexport.config import ModelConfig
 from tfexport.contract import PRECISIONS
 from tfexport.decoding.search import SearchOptions, search
 from tfexport.runtimes import load_runtime
+from tfexport.runtimes.ort_cpu.beam_state import BeamState
 from tfexport.runtimes.ort_cpu.bound_graphs import StepGraph
-from tfexport.runtimes.ort_cpu.states import BeamState
 
 WHOLE = ModelConfig(
     d_model=96,

@@ -16,7 +16,7 @@ from onnx import helper
 from fuzz import engines as engine_fuzz
 from tests.support import ort_bundles
 from tests.support.tiny import TinyCheckpoint
-from tfexport import contract
+from tfexport import contract, graph_contract
 from tfexport.bundle.reader import Engine, open_bundle
 from tfexport.contract import GraphSpec, Precision
 from tfexport.errors import BundleError, EngineError
@@ -51,7 +51,7 @@ def builder() -> Builder:
 
 def graph_of(bundle: Path, role: str, precision: Precision = "float32") -> GraphSpec:
     config = open_bundle(bundle).config
-    return next(graph for graph in contract.graphs_of(config, precision) if graph.role == role)
+    return next(graph for graph in graph_contract.graphs_of(config, precision) if graph.role == role)
 
 
 def model_of(bundle: Path, role: str, dialect: Any = "onnx24", *, cache: int = 16) -> onnx.ModelProto:

@@ -30,7 +30,7 @@ from tests.support.tiny import (
     randomised,
     tiny_classifier,
 )
-from tfexport import contract
+from tfexport import contract, graph_contract
 from tfexport.bundle.reader import open_bundle
 from tfexport.contract import Precision
 from tfexport.decoding.search import SearchOptions, pad, search
@@ -79,7 +79,7 @@ def test_all_weights_of_a_classifier_are_halved_but_its_head(load: Callable[...,
 def test_a_tied_output_is_exported_right(tmp_path: Path) -> None:
     model = native_model(tie_output=True)
     variant = in_precision(model, "float16")
-    (spec,) = [spec for spec in contract.graphs_of(model.config, "float16") if spec.role == "decoder_step"]
+    (spec,) = [spec for spec in graph_contract.graphs_of(model.config, "float16") if spec.role == "decoder_step"]
     write_weights(model, "float32", tmp_path)
     write_weights(variant, "float16", tmp_path)
     exported = emit(spec, model.config, StoredWeights(tmp_path / "weights.fp16.safetensors"))

@@ -25,7 +25,7 @@ from safetensors.torch import load_file as load_torch_file
 
 from tests.support.graph_checks import self_check
 from tests.support.tiny import BOS, EOS, HEADS, HINTS, PAD, SRC_VOCAB, TinyCheckpoint, tiny_classifier, tiny_transformer
-from tfexport import __version__, contract
+from tfexport import __version__, contract, graph_contract
 from tfexport.bundle.reader import open_bundle
 from tfexport.contract import GraphSpec
 from tfexport.decoding.search import SearchOptions, search
@@ -61,7 +61,7 @@ VARIANTS = [
 ]
 FILES = [
     *VARIANTS,
-    *(f"{role}{precision}.onnx" for role in contract.WITHOUT_MODULES for precision in ("", ".fp16", ".bf16")),
+    *(f"{role}{precision}.onnx" for role in graph_contract.WITHOUT_MODULES for precision in ("", ".fp16", ".bf16")),
     *("encoder_classifier.onnx", "encoder_classifier.lengths.onnx"),
 ]
 ORT_FILES = [
@@ -101,7 +101,7 @@ def spec(path: Path) -> GraphSpec:
         spec
         for precision in contract.PRECISIONS.values()
         for dialect in dialects
-        for spec in contract.graphs_of(config, precision, dialect)
+        for spec in graph_contract.graphs_of(config, precision, dialect)
     ]
     (found,) = [spec for spec in specs if spec.file == path.name]
     return found
@@ -178,7 +178,7 @@ def test_only_standard_operators_are_used(path: Path, graph: onnx.GraphProto) ->
 
 @standard
 def test_attention_is_one_operator_and_the_cache_is_written_in_place(graph: onnx.GraphProto, spec: GraphSpec) -> None:
-    count = 0 if spec.role in contract.WITHOUT_MODULES else 2  # 2 encoder layers; self and cross
+    count = 0 if spec.role in graph_contract.WITHOUT_MODULES else 2  # 2 encoder layers; self and cross
     attentions = [node for node in graph.node if node.op_type == "Attention"]
     assert len(attentions) == count
     for node in attentions:
@@ -216,7 +216,7 @@ def test_weights_are_those_of_the_files(path: Path, graph: onnx.GraphProto, spec
     weights = {file: load_torch_file(path.parent / file) for file in files}
     places = external(graph)
     assert {place["location"] for place in places.values()} == (
-        set() if spec.role in contract.WITHOUT_MODULES else files
+        set() if spec.role in graph_contract.WITHOUT_MODULES else files
     )
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     for name, place in places.items():
@@ -288,7 +288,7 @@ def test_nodes_are_named_by_their_modules(path: Path, graph: onnx.GraphProto, sp
     layers = model.n_decoder_layers if side == "decoder" else model.n_encoder_layers
     parts = ["self_attention.query", "self_attention.output", "feed_forward.hidden", "norms.0", "norms.1"]
     parts += ["cross_attention.query", "norms.2"] * (side == "decoder")
-    if spec.role not in contract.WITHOUT_MODULES:
+    if spec.role not in graph_contract.WITHOUT_MODULES:
         assert {f"{side}.layers.{layer}.{part}" for layer in range(layers) for part in parts} <= modules
     for node in graph.node:  # the exporter's own notes name files of the machine that exported
         assert not node.metadata_props
@@ -599,7 +599,7 @@ def test_a_tolerance_takes_the_place_of_what_rounding_explains(tiny_checkpoint: 
 
 def test_weights_that_differ_by_a_hundredth_are_found(own_bundle: Path, tiny_checkpoint: TinyCheckpoint) -> None:
     model = tiny_checkpoint.load().build_model()
-    graphs = contract.graphs_of(model.config)
+    graphs = graph_contract.graphs_of(model.config)
     assert 0 < self_check(model, graphs, own_bundle) < 1
     weights = load_file(own_bundle / "weights.safetensors")
     weights["decoder.layers.0.feed_forward.hidden.weight"] *= 1.01

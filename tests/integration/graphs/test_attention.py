@@ -14,7 +14,7 @@ from tests.support.fakes import tiny_config
 from tests.support.graph_checks import definition_of, self_check
 from tests.support.ort_bundles import CONFIG, outputs_of, random_model
 from tests.support.tiny import HINTS, TinyCheckpoint, tiny_classifier
-from tfexport import contract
+from tfexport import contract, graph_contract
 from tfexport.bundle.reader import open_bundle
 from tfexport.config import ModelConfig
 from tfexport.errors import BundleError, TfexportError
@@ -60,16 +60,16 @@ def test_graphs_that_tell_attention_are_steps_with_one_more_output() -> None:
         ("onnx24-lengths", []),
         ("ort", ["decoder_step_attention", "beam_step_attention"]),
     ):
-        plain = {graph.role: graph for graph in contract.graphs_of(config, "float32", dialect)}  # type: ignore[arg-type]
-        telling = contract.attention_graphs_of(config, "float32", dialect)  # type: ignore[arg-type]
+        plain = {graph.role: graph for graph in graph_contract.graphs_of(config, "float32", dialect)}  # type: ignore[arg-type]
+        telling = graph_contract.attention_graphs_of(config, "float32", dialect)  # type: ignore[arg-type]
         assert [graph.role for graph in telling] == roles
         for graph in telling:
             assert graph.tells_attention
             assert not plain[graph.step].tells_attention
             assert graph.inputs == plain[graph.step].inputs
-            assert graph.outputs == (*plain[graph.step].outputs, contract.ATTENTION)
-    assert contract.attention_graphs_of(config, "int8", "ort")[1].file == "beam_step_attention.int8.ort.onnx"
-    assert contract.shape(contract.ATTENTION, config) == [1, "rows", 1, "src"]
+            assert graph.outputs == (*plain[graph.step].outputs, graph_contract.ATTENTION)
+    assert graph_contract.attention_graphs_of(config, "int8", "ort")[1].file == "beam_step_attention.int8.ort.onnx"
+    assert contract.shape(graph_contract.ATTENTION, config) == [1, "rows", 1, "src"]
 
 
 def test_the_other_graphs_are_what_they_are_without(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from tests.support.graph_checks import self_check
 from tests.support.ort_bundles import CONFIG, random_model
 from tests.support.tiny import tiny_classifier
-from tfexport import contract
+from tfexport import contract, graph_contract
 from tfexport.bundle.reader import open_bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import GraphSpec, Precision
@@ -84,7 +84,7 @@ def test_both_dialects_compute_the_same(half_bundle: Path, role: Any, precision:
 
 
 def spec_of(config: ModelConfig, role: str, precision: Precision = "float32") -> GraphSpec:
-    (spec,) = [spec for spec in contract.graphs_of(config, precision) if spec.role == role]
+    (spec,) = [spec for spec in graph_contract.graphs_of(config, precision) if spec.role == role]
     return spec
 
 

@@ -29,7 +29,7 @@ from tests.support.ort_bundles import (
     write_graphs,
 )
 from tests.support.paths import ROOT
-from tfexport import contract
+from tfexport import contract, graph_contract
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.commands.demo import embedded_checkpoint
 from tfexport.config import ModelConfig
@@ -322,7 +322,7 @@ def ranked(tmp_path: Path, weight: NDArray[np.float32], states: NDArray[np.float
     vocab, width = weight.shape
     config = CONFIG.replace(tgt_vocab_size=vocab, d_model=width, n_heads=1)
     given = contract.TensorSpec("states", "float32", ("rows", "d_model"), "")
-    greedy = contract.ORT_GREEDY_STEP
+    greedy = graph_contract.ORT_GREEDY_STEP
     spec = contract.GraphSpec("greedy_step", (given, greedy.inputs[3]), greedy.outputs[:2], dialect="ort")
     save_file({"output_weight": weight}, tmp_path / contract.WEIGHTS_FILE)
     save_file(screening_tensors(weight), tmp_path / FILE)

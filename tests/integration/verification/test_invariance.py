@@ -12,7 +12,7 @@ from tfexport.contract import Precision
 from tfexport.decoding.search import SearchOptions
 from tfexport.errors import TfexportError
 from tfexport.runtimes import load_runtime
-from tfexport.runtimes.ort_cpu.states import BeamState
+from tfexport.runtimes.ort_cpu.beam_state import BeamState
 from tfexport.verification import invariance as module
 from tfexport.verification.invariance import Invariance, invariance
 from tfexport.verification.parity import random_sources

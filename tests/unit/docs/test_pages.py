@@ -14,7 +14,7 @@ import typer
 
 import tfexport
 from tests.support.paths import ROOT
-from tfexport import contract
+from tfexport import graph_contract
 from tfexport.cli import app
 from tfexport.decoding.line_reader import Status
 from tfexport.decoding.profiles import PROFILES
@@ -125,9 +125,10 @@ def test_pages_are_in_the_navigation() -> None:
 def test_contract_names_every_tensor() -> None:
     shown = text_of(DOCS / "reference/contract.md")
     for graph in (
-        *(contract.ENCODER, contract.DECODER_STEP, contract.SELECT_ROWS, contract.ENCODER_CLASSIFIER),
-        *contract.SEARCH_GRAPHS,
-        *(contract.ORT_ENCODER, contract.ORT_DECODER_STEP, contract.ORT_BEAM_STEP),
+        *(graph_contract.ENCODER, graph_contract.DECODER_STEP, graph_contract.SELECT_ROWS),
+        graph_contract.ENCODER_CLASSIFIER,
+        *graph_contract.SEARCH_GRAPHS,
+        *(graph_contract.ORT_ENCODER, graph_contract.ORT_DECODER_STEP, graph_contract.ORT_BEAM_STEP),
     ):
         for side, tensors in (("in", graph.inputs), ("out", graph.outputs)):
             for t in tensors:

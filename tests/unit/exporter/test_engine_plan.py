@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.fakes import tiny_config
-from tfexport import contract
+from tfexport import contract, graph_contract
 from tfexport.errors import EngineError
 from tfexport.exporter.engine_plan import BUILD_RATE, BUILD_SECONDS, ENGINE_BYTES, LengthPlan, cost, weight_bytes
 
@@ -121,7 +121,7 @@ def test_sources_are_padded_beyond_the_positions_where_alignment_needs_it() -> N
 @pytest.mark.parametrize("role", ["encoder", "decoder_step", "select_rows"])
 def test_a_profile_has_the_shapes_of_every_input(role: str, precision: Any) -> None:
     plan = PLAN.fitted(CONFIG, precision)
-    (graph,) = [graph for graph in contract.graphs_of(CONFIG, precision) if graph.role == role]
+    (graph,) = [graph for graph in graph_contract.graphs_of(CONFIG, precision) if graph.role == role]
     profile = plan.profile(graph, CONFIG, 64)
     assert list(profile) == [tensor.name for tensor in graph.inputs]
     sizes: dict[str, list[int]] = {}
@@ -150,13 +150,13 @@ def test_a_profile_has_the_shapes_of_every_input(role: str, precision: Any) -> N
 
 def test_rows_are_selected_from_the_longest_cache_too() -> None:
     plan = LengthPlan(max_source=32, cache=(32, 256))
-    graph = next(graph for graph in contract.graphs_of(CONFIG) if graph.role == "select_rows")
+    graph = next(graph for graph in graph_contract.graphs_of(CONFIG) if graph.role == "select_rows")
     assert plan.profile(graph, CONFIG, 0)["tensors"][2] == [6, 128, 24 * 256]
 
 
 @pytest.mark.parametrize("plan", [LengthPlan(max_batch=1, max_beam=1, max_source=8, cache=(8,)), LengthPlan()])
 def test_profiles_of_the_smallest_and_of_the_usual_plan_ascend(plan: LengthPlan) -> None:
-    for graph in contract.graphs_of(CONFIG):
+    for graph in graph_contract.graphs_of(CONFIG):
         if graph.role not in {role for role, _ in plan.jobs()}:
             continue
         for smallest, usual, largest in plan.profile(graph, CONFIG, plan.cache[0]).values():

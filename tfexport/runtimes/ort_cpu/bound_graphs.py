@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tfexport.contract import ATTENTION_ROLES, SHORTLIST_ROLES, Role, cache_names
 from tfexport.errors import BundleError
-from tfexport.runtimes.base import Argmax, Best, FloatArray, IntArray
+from tfexport.runtimes.base import Argmax, Ask, Best, FloatArray, IntArray, Told
 from tfexport.runtimes.ort_cpu.context import Context
 
 
@@ -91,9 +91,9 @@ class _BoundGraph:
         """Bind one past and its present to another tensor."""
         self.binding.in_place(self._past[index], self._present[index], tensor)
 
-    def _run(self, tokens: IntArray, position: int) -> None:
+    def _run(self, tokens: IntArray, position: NDArray[Any]) -> None:
         np.copyto(self.tokens, tokens.reshape(self.tokens.shape))
-        self._position.fill(position)
+        np.copyto(self._position, position, casting="same_kind")
         self.binding.run()
 
 
@@ -136,7 +136,8 @@ class StepGraph(_BoundGraph):
             beam = self.tokens.size // len(src_len)
             self.binding.input("left_out", np.repeat(shortlist.left_out, beam, axis=0))
 
-    def run(self, tokens: IntArray, position: int, count: int = 1) -> None:
+    def run(self, tokens: IntArray, position: NDArray[Any], count: int = 1) -> None:
+        """Run the graph; `position` is [rows], or [batch, 1] for all hypotheses of a sentence."""
         if self._count[0] != count:
             self._count[0] = count
             self._log_probs = np.empty((self.tokens.size, count), dtype=np.float32)
@@ -177,10 +178,36 @@ class GreedyStepGraph(_BoundGraph):
         self.binding.output("best.ids", self._ids)
         self._banned: tuple[int, ...] | None = None
 
-    def argmax(self, tokens: IntArray, position: int, banned: Sequence[int]) -> Argmax:
+    def argmax(self, tokens: IntArray, position: NDArray[Any], banned: Sequence[int]) -> Argmax:
         """The best token of each row that is not `banned`, with its logit, each [rows, 1]."""
         if self._banned != tuple(banned):
             self._banned = tuple(banned)
             self.binding.input("banned", np.array(self._banned, dtype=np.int64))
         self._run(tokens, position)
         return Argmax(self._logits.copy(), self._ids.copy())
+
+
+def asked(asks: Sequence[Ask]) -> tuple[int, bool]:
+    """How many best tokens answer all `asks`, and whether logits are among them."""
+    return max(1, *(ask.count for ask in asks)), any(ask.kind == "logits" for ask in asks)
+
+
+def told(step: StepGraph, asks: Sequence[Ask], rows: IntArray | None) -> list[Told]:
+    """What the last run of `step` tells for `asks`, of these `rows` of its output."""
+    best, logits = step.best(), step.logits() if asked(asks)[1] else None
+    if rows is not None:
+        best = Best(best.log_probs[rows], best.ids[rows])
+        logits = None if logits is None else logits[rows]
+    found: list[Told] = []
+    for ask in asks:
+        if ask.kind == "logits":
+            assert logits is not None
+            found.append(logits)
+        else:
+            found.append(Best(best.log_probs[:, : ask.count], best.ids[:, : ask.count]))
+    return found
+
+
+def requested(attention: FloatArray | None) -> FloatArray:
+    assert attention is not None, "encode was called without attention=True"
+    return attention

@@ -11,9 +11,10 @@ import onnxruntime
 from tfexport import kernels
 from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
-from tfexport.contract import Precision, Role, attention_graphs_of, cache_names, graphs_of
+from tfexport.contract import Precision, Role, cache_names
 from tfexport.dialects import calls_attention_functions
 from tfexport.errors import BundleError
+from tfexport.graph_contract import attention_graphs_of, graphs_of
 from tfexport.runtimes.base import FloatArray
 from tfexport.runtimes.ort import cpu_session
 from tfexport.runtimes.ort_cpu.buffers import Buffers
@@ -92,12 +93,15 @@ class Context:
             return self._sessions[role]
 
     def cache_tensor(self, places: int, slots: int, written: FloatArray | None = None) -> FloatArray:
-        """A tensor of a cache, [places, heads, slots, head_dim], that begins with the slots of `written`."""
+        """A tensor of a cache, [places, heads, slots, head_dim], that begins with the places and slots of `written`."""
         tensor = self.buffers.empty((places, self.config.n_heads, slots, self.config.head_dim))
-        filled = 0 if written is None else written.shape[2]
-        if written is not None:
-            tensor[:, :, :filled] = written
-        tensor[:, :, filled:] = self.layout.fill
+        if written is None:
+            tensor[...] = self.layout.fill
+            return tensor
+        there, _, filled, _ = written.shape
+        tensor[:there, :, :filled] = written
+        tensor[:there, :, filled:] = self.layout.fill
+        tensor[there:] = self.layout.fill
         return tensor
 
     def empty_cache(self, places: int, slots: int) -> list[FloatArray]:

@@ -1,11 +1,12 @@
 """ONNX Runtime on the CPU over the dialect `ort`.
 
-Several threads may use a runtime at once: all that changes is in the states (`runtimes/ort_cpu/states.py`).
+Several threads may use a runtime at once: all that changes is in the states (`greedy_state.py`, `beam_state.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -15,10 +16,22 @@ from tfexport import kernels
 from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import ATTENTION_ROLES, Precision
-from tfexport.runtimes.base import Argmax, BaseRuntime, Best, Capabilities, Capacity, FloatArray, IntArray, Needs
+from tfexport.runtimes.base import (
+    Argmax,
+    Ask,
+    BaseRuntime,
+    Best,
+    Capabilities,
+    Capacity,
+    FloatArray,
+    IntArray,
+    Needs,
+    Told,
+)
+from tfexport.runtimes.ort_cpu.beam_state import BeamState
 from tfexport.runtimes.ort_cpu.bound_graphs import BatchShortlist, Binding
 from tfexport.runtimes.ort_cpu.context import DEFAULT_LAYOUT, CacheLayout, Context
-from tfexport.runtimes.ort_cpu.states import BeamState, GreedyState
+from tfexport.runtimes.ort_cpu.greedy_state import GreedyState
 
 ENCODED_AT_ONCE = 512
 """Source ids in a run of the encoder, padding included: ONNX Runtime keeps the memory of its largest run, and no product
@@ -63,7 +76,7 @@ class OrtCpuRuntime(BaseRuntime):
     @property
     def capabilities(self) -> Capabilities:
         # Sessions of one thread start no threads, which a fork would lack.
-        return Capabilities(argmax=self._has_argmax, fork=self.context.threads == 1)
+        return Capabilities(argmax=self._has_argmax, fork=self.context.threads == 1, joins=True)
 
     def prepare(self, needs: Needs) -> None:
         self.context.session("encoder")
@@ -128,6 +141,10 @@ class OrtCpuRuntime(BaseRuntime):
 
     def argmax(self, state: Any, tokens: IntArray, banned: Sequence[int]) -> tuple[Argmax, Any]:
         return state.argmax(tokens, banned), state
+
+    def tell(self, state: Any, tokens: IntArray, asks: Sequence[Ask]) -> tuple[list[Told], Any]:
+        most = self.config.tgt_vocab_size
+        return state.tell(tokens, [replace(ask, count=min(ask.count, most)) for ask in asks]), state
 
     def best(self, state: Any, tokens: IntArray, count: int) -> tuple[Best, Any]:
         return state.best(tokens, min(count, self.config.tgt_vocab_size)), state

@@ -14,10 +14,11 @@ import numpy as np
 
 from tfexport.contract import SHORTLIST_ROLES, Role, shape
 from tfexport.runtimes.base import Best, Capabilities, IntArray, Needs, best_from_logits
+from tfexport.runtimes.ort_cpu.beam_state import BeamState
 from tfexport.runtimes.ort_cpu.bound_graphs import BatchShortlist, Binding
 from tfexport.runtimes.ort_cpu.context import Context
+from tfexport.runtimes.ort_cpu.greedy_state import GreedyState
 from tfexport.runtimes.ort_cpu.runtime import OrtCpuRuntime
-from tfexport.runtimes.ort_cpu.states import BeamState, GreedyState
 from tfexport.shortlist_contract import shortlist_graphs_of
 
 FEWEST = 512

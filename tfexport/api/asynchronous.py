@@ -1,0 +1,230 @@
+"""Translation from an event loop: many calls at once share one scheduler, and so the batches of a model."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self, overload
+
+from tfexport.api.arguments import line_of, lines_of, sources_of
+from tfexport.api.line_decoder import LineDecoder
+from tfexport.api.results import Translation, translation_of
+from tfexport.bundle.reader import Bundle
+from tfexport.decoding.line_reader import Reader, TargetReader, without_bom
+from tfexport.decoding.options import SearchOptions
+from tfexport.decoding.request_options import AlignmentOptions, InputFormat
+from tfexport.decoding.shortlist import Shortlist
+from tfexport.decoding.stream import Step, StepTexts, refuse_several
+from tfexport.decoding.translate import Result, Writer, read_window, result_of, with_alignments
+from tfexport.errors import TfexportError
+from tfexport.option import checked, with_keywords
+from tfexport.runtimes import require_workers
+from tfexport.runtimes.base import Runtime
+from tfexport.serving.metrics import Counters
+from tfexport.serving.options import ServingOptions
+from tfexport.serving.service import Outputs, Service
+
+MOST_KINDS = 100
+"""Of options that are kept checked."""
+
+
+class AsyncTranslation:
+    """The part of `Model` that decodes requests which come one by one."""
+
+    def __init__(self, bundle: Bundle, runtime: Runtime[Any]):
+        self._bundle, self._runtime, self._lines = bundle, runtime, LineDecoder(bundle, runtime)
+        self._service: Service | None = None
+        self._is_closed = False
+        self._kinds: dict[tuple[object, ...], tuple[SearchOptions, Reader, Writer]] = {}
+        self._service_lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @with_keywords(ServingOptions)
+    def serve(self, **options: Any) -> Self:
+        """Start the scheduler of `translate_async` with these options, fields of `ServingOptions`; without a call of this it
+        starts by itself, with the defaults. Worker processes are best made while there are no other threads.
+
+        Raises:
+            TfexportError: it was started before, an option is out of range, or the runtime is not for so many workers.
+        """
+        chosen = ServingOptions(**{n: v for n, v in checked(ServingOptions, options).items() if v is not None})
+        require_workers(self._runtime.name, self._bundle, self._runtime.precision, chosen.workers)
+        with self._service_lock:
+            self._require_open()
+            if self._service is not None:
+                raise TfexportError("this model's scheduler has started. Call serve once, before translate_async.")
+            self._service = Service(self._runtime, chosen)
+        return self
+
+    def close(self) -> None:
+        """End the scheduler; requests that are not answered fail. A model that is closed does not start another."""
+        with self._service_lock:
+            self._is_closed = True
+            if self._service is not None:
+                self._service.close()
+
+    def serving_metrics(self) -> dict[str, object]:
+        """What the scheduler of `translate_async` counted: the fields of `tfexport.serving.metrics.Counters`."""
+        with self._service_lock:
+            return self._service.metrics() if self._service is not None else Counters().to_dict()
+
+    @overload
+    async def translate_async(  # type: ignore[overload-overlap]  # a string is many strings to the type checker
+        self,
+        texts: str,
+        *,
+        prefix: str | None = None,
+        shortlist: Shortlist | None = None,
+        bulk: bool = False,
+        timeout: float | None = None,
+        **options: Any,
+    ) -> Translation: ...
+    @overload
+    async def translate_async(
+        self,
+        texts: Iterable[str] | Iterable[Sequence[str]],
+        *,
+        prefix: Iterable[str] | str | None = None,
+        shortlist: Shortlist | None = None,
+        bulk: bool = False,
+        timeout: float | None = None,
+        **options: Any,
+    ) -> list[Translation]: ...
+    @with_keywords(SearchOptions, AlignmentOptions)
+    async def translate_async(
+        self,
+        texts: str | Iterable[str] | Iterable[Sequence[str]],
+        *,
+        prefix: Iterable[str] | str | None = None,
+        shortlist: Shortlist | None = None,
+        bulk: bool = False,
+        timeout: float | None = None,
+        **options: Any,
+    ) -> Translation | list[Translation]:
+        """`translate` for an event loop. Calls that run at once are decoded together, and each gives what `translate` gives.
+        Cancel the task, and its sentences leave the batch.
+
+        Args:
+            texts, prefix, shortlist, options: as in `translate`; `batch_size`, `workers` and `max_batch_tokens` are the
+                scheduler's, see `serve`.
+            bulk: requests that are not bulk go before this one.
+            timeout: seconds to its deadline.
+
+        Raises:
+            QueueFullError: too many requests wait; its `retry_after` says when to try again.
+            DeadlineError: the deadline has passed.
+            TfexportError: as in `translate`, or the model is closed.
+        """
+        several = [texts] if isinstance(texts, str) else texts
+        if isinstance(texts, str) and not (prefix is None or isinstance(prefix, str)):
+            raise TfexportError("one sentence has one prefix. Give a string, or a list of sentences.")
+        lines, format = sources_of(several)
+        outputs = None
+        if prefix is not None:
+            prefixes = [prefix] * len(lines) if isinstance(prefix, str) else prefix
+            outputs = self._lines.writer().reader(lines=lines_of("prefix", prefixes))
+        search, reader, writer = self._known(prefix is not None, shortlist, format, options)
+        results = await self._results(lines, reader, outputs, shortlist, search, bulk=bulk, timeout=timeout)
+        found = [translation_of(result, writer) for result in results]
+        return found[0] if isinstance(texts, str) else found
+
+    @with_keywords(SearchOptions)
+    async def stream_async(
+        self,
+        text: str,
+        *,
+        prefix: str | None = None,
+        shortlist: Shortlist | None = None,
+        bulk: bool = False,
+        timeout: float | None = None,
+        **search: Any,
+    ) -> AsyncIterator[Step]:
+        """`stream` for an event loop, in batches with all other calls. Close the iterator to stop early.
+
+        Args:
+            bulk, timeout: as in `translate_async`.
+
+        Raises:
+            TfexportError: as in `stream` and `translate_async`.
+        """
+        writer, line = self._lines.writer(), line_of("text", text)
+        outputs = None if prefix is None else writer.reader(lines=[line_of("prefix", prefix)])
+        _, options = self._lines.search_of(prefix is not None, shortlist, search)
+        refuse_several(options)
+        options = replace(options, scores=True, token_scores=True)
+        events: asyncio.Queue[tuple[tuple[int, ...], tuple[float, ...]] | None] = asyncio.Queue()
+        loop, growing = asyncio.get_running_loop(), StepTexts(writer)
+
+        def decided(_: int, ids: tuple[int, ...], log_probs: tuple[float, ...]) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, (ids, log_probs))
+
+        reader = Reader.of(self._bundle, "text")
+        task = asyncio.ensure_future(
+            self._results([line], reader, outputs, shortlist, options, bulk=bulk, timeout=timeout, on_decided=decided)
+        )
+        task.add_done_callback(lambda _: events.put_nowait(None))
+        try:
+            while (known := await events.get()) is not None:
+                for step in growing.steps(*known):
+                    yield step
+            [result] = await task
+            if not result.hypotheses:
+                raise TfexportError(f"this sentence cannot be decoded: {result.message or result.status}.")
+            [best] = result.hypotheses
+            for step in growing.steps(best.ids, best.token_log_probs, last=True):
+                yield step
+        finally:
+            task.cancel()
+
+    def _known(
+        self, begins: bool, shortlist: Shortlist | None, format: InputFormat, given: Mapping[str, Any]
+    ) -> tuple[SearchOptions, Reader, Writer]:
+        """The search with these options, and what reads and writes its lines. They are kept: requests have few kinds."""
+        key = (begins, type(shortlist), format, *((name, type(value), value) for name, value in given.items()))
+        try:
+            if key in self._kinds:
+                return self._kinds[key]
+        except TypeError:  # a list cannot be hashed
+            key = ()
+        asked, search = self._lines.search_of(begins, shortlist, given)
+        reader, writer = with_alignments(asked, Reader.of(self._bundle, format), Writer.of(self._bundle, "jsonl"))
+        found = search, replace(reader, tells_tokens=search.attention), writer
+        if key and len(self._kinds) < MOST_KINDS:
+            self._kinds[key] = found
+        return found
+
+    async def _results(
+        self,
+        lines: Sequence[bytes],
+        reader: Reader,
+        outputs: TargetReader | None,
+        shortlist: Shortlist | None,
+        options: SearchOptions,
+        **more: Any,
+    ) -> list[Result]:
+        """What becomes of lines, in their order; what `translate` of `decoding/translate.py` does without a scheduler."""
+        service, plain = self._scheduler(), without_bom(lines)
+        pairs = outputs.pairs(plain) if outputs else ((line, b"") for line in plain)
+        known, readable = read_window(self._runtime.capacity, reader, outputs, enumerate(pairs, start=1), shortlist)
+        found: Outputs = await service.decode(list(readable.values()), options, **more) if readable else []
+        for (number, source), hypotheses in zip(readable.items(), found, strict=True):
+            known[number] = replace(result_of(number, hypotheses), source=source)
+        return [known[number] for number in sorted(known)]
+
+    def _scheduler(self) -> Service:
+        with self._service_lock:
+            self._require_open()
+            if self._service is None:
+                self._service = Service(self._runtime, ServingOptions())
+            return self._service
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise TfexportError("this model was closed. Load it again.")

@@ -1,0 +1,167 @@
+"""The state of greedy search on the runtime `ort-cpu` over the dialect `ort`: each row has a cache of its own.
+
+The graphs are bound to NumPy arrays, so that a step is one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfexport.runtimes.base import Argmax, Ask, Best, FloatArray, IntArray, Told
+from tfexport.runtimes.ort_cpu.bound_graphs import BatchShortlist, GreedyStepGraph, StepGraph, asked, requested, told
+from tfexport.runtimes.ort_cpu.context import Context
+from tfexport.runtimes.ort_cpu.places import (
+    first_rows,
+    require_position,
+    room_for,
+    take_in_place,
+    widened,
+    with_rows,
+    write_rows,
+)
+
+
+class GreedyState:
+    """A batch in which each row has its own cache. A `JoiningState`: each row has a position of its own."""
+
+    def __init__(
+        self,
+        context: Context,
+        cross: Sequence[FloatArray],
+        src_len: NDArray[np.int32],
+        *,
+        attention: bool = False,
+        shortlist: BatchShortlist | None = None,
+    ):
+        self._context, self._attention, self._shortlist = context, attention, shortlist
+        self._cross, self._src_len = list(cross), src_len
+        self._filled = np.zeros(len(src_len), dtype=np.int32)  # slots of each row
+        self._per_step = np.ones(len(src_len), dtype=np.int32)  # those that a step fills: none of an idle row
+        self._longest = 0
+        self._cache = context.empty_cache(len(src_len), context.layout.block)
+        self._total = np.zeros(1, dtype=np.int32)
+        self._unbind()
+
+    def _unbind(self) -> None:
+        self._bound_step: StepGraph | None = None
+        self._bound_greedy_step: GreedyStepGraph | None = None
+
+    @property
+    def _step(self) -> StepGraph:
+        if self._bound_step is None:
+            sizes = (first_rows(self._cross, self.rows), self._src_len, self.rows)
+            step = StepGraph(
+                self._context, "decoder_step", *sizes, attention=self._attention, shortlist=self._shortlist
+            )
+            step.binding.input("total", self._total)
+            step.bind_cache(first_rows(self._cache, self.rows))
+            self._bound_step = step
+        return self._bound_step
+
+    @property
+    def rows(self) -> int:
+        return len(self._src_len)
+
+    @property
+    def cross(self) -> list[FloatArray]:
+        return first_rows(self._cross, self.rows)
+
+    @property
+    def attention(self) -> FloatArray:
+        return requested(self._step.attention)
+
+    def best(self, tokens: IntArray, count: int) -> Best:
+        self._step.run(tokens, self._next_slots(), count)
+        return self._step.best()
+
+    def step(self, tokens: IntArray) -> FloatArray:
+        self._step.enable_logits()
+        self._step.run(tokens, self._next_slots())
+        return self._step.logits()
+
+    def argmax(self, tokens: IntArray, banned: Sequence[int]) -> Argmax:
+        """The best token of each row, `banned` ids excluded, with its logit, by the graph that computes no more."""
+        return self._argmax(tokens, self._next_slots(), banned)
+
+    def _argmax(self, tokens: IntArray, position: NDArray[np.int32], banned: Sequence[int]) -> Argmax:
+        if self._bound_greedy_step is None:
+            self._bound_greedy_step = GreedyStepGraph(self._context, self.cross, self._src_len)
+            self._bound_greedy_step.binding.input("total", self._total)
+            self._bound_greedy_step.bind_cache(first_rows(self._cache, self.rows))
+        return self._bound_greedy_step.argmax(tokens, position, banned)
+
+    def tell(self, tokens: IntArray, asks: Sequence[Ask]) -> list[Told]:
+        """See `Runtime.tell`."""
+        if asks[0].kind != "argmax":
+            step, (count, logits) = self._step, asked(asks)
+            if logits:
+                step.enable_logits()
+            step.run(tokens, self._next_slots(), count)
+            return told(step, asks, None)
+        position = self._next_slots()
+        # Of several the graph runs again: it writes the same slots with the same numbers.
+        return [self._argmax(tokens, position, ask.banned) for ask in asks]
+
+    def _next_slots(self) -> NDArray[np.int32]:
+        """Make room for one more token of each row; returns their positions, [rows]."""
+        require_position(self._context.config, self._longest)
+        if self._longest == self._cache[0].shape[2]:
+            self._grow()
+        self._longest += 1
+        self._total[0] = self._longest
+        position = self._filled
+        self._filled = position + self._per_step
+        return position
+
+    def _grow(self) -> None:
+        context = self._context
+        steps = [step for step in (self._bound_step, self._bound_greedy_step) if step is not None]
+        for index, tensor in enumerate(self._cache):  # one by one, so that there are never two whole caches
+            self._cache[index] = context.cache_tensor(
+                self.rows, self._longest + context.layout.block, tensor[: self.rows]
+            )
+            for step in steps:
+                step.bind_cache_tensor(index, self._cache[index])
+
+    def select(self, rows: IntArray) -> GreedyState:
+        take_in_place(self._cross, rows)
+        take_in_place(self._cache, rows)
+        self._src_len, self._filled, self._per_step = self._src_len[rows], self._filled[rows], self._per_step[rows]
+        self._shortlist = self._shortlist and self._shortlist.select(rows)
+        self._unbind()
+        return self
+
+    def put(self, places: IntArray, other: GreedyState) -> None:
+        rows, room = max(self.rows, int(places.max()) + 1), len(self._cross[0])
+        if rows > self.rows:
+            self._src_len, self._filled, self._per_step = (
+                with_rows(array, rows) for array in (self._src_len, self._filled, self._per_step)
+            )
+            self._unbind()
+        if rows > room or other.source_room > self.source_room:
+            self._cross = widened(self._context, self._cross, rows, other.source_room)
+            self._unbind()
+        if rows > len(self._cache[0]):
+            slots = self._cache[0].shape[2]
+            self._cache = [self._context.cache_tensor(room_for(rows), slots, tensor) for tensor in self._cache]
+        write_rows(self._cross, places, other.cross)
+        self._src_len[places] = other.source_lengths
+        self._filled[places], self._per_step[places] = 0, 1
+        self._longest = int(self._filled.max())
+
+    def idle(self, places: IntArray) -> None:
+        self._filled[places] = self._per_step[places] = 0
+        self._longest = int(self._filled.max())
+
+    @property
+    def source_room(self) -> int:
+        """Source ids for which the cross keys and values have places."""
+        return self._cross[0].shape[2]
+
+    @property
+    def source_lengths(self) -> NDArray[np.int32]:
+        """[rows]"""
+        return self._src_len

@@ -1,0 +1,384 @@
+"""Batches that sentences join and leave between steps. What comes out is what a search of each sentence alone finds.
+
+    joined batch     places   0    1    2    3    4            one state of the runtime, one call of the step graph
+                     group A [a0] [a1]            [a2]         began together, with the same options: one search
+                     group B           [b0]                    began some steps later
+                     idle                   [  ]               the next sentence begins here
+
+A group is a search as offline decoding has it (`SearchBatch`). It does not know of the places: a batch puts the tokens of
+all groups into one array, runs one step, and gives each group its rows of what the step told. Sentences of a group are as
+old as each other; groups are not, and the runtime keeps a position for each place.
+
+A runtime or a graph that cannot join states gets a batch for each group (`SeparateBatch`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from tfexport.decoding.search import pad, search_batch
+from tfexport.decoding.source_batch import encode, length_limits
+from tfexport.decoding.steps import SearchBatch, rows_to_keep
+from tfexport.decoding.token_rules import ends_at_limit, uses_argmax
+from tfexport.errors import TfexportError
+from tfexport.runtimes.base import Argmax, Best, FloatArray, IntArray, Runtime, Told, tell
+from tfexport.serving.sentences import Decided, Event, Failed, Finished, Sentence
+
+COMPACT_BELOW = 0.75
+"""Idle places are removed when the others are at most this part: until then they wait for new sentences."""
+
+LIKE_LENGTH = 0.75
+"""The part of the longest source of a run of the encoder that others have at least, where there are enough."""
+
+FEWEST_IDS = 48
+"""Source ids of a run of the encoder, if there are so many: below, its own cost is more than what padding costs."""
+
+
+class Batch(Protocol):
+    """Sentences that are decoded together."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of its live sentences."""
+        ...
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether sentences may join."""
+        ...
+
+    def add(self, sentences: Sequence[Sentence]) -> list[Event]:
+        """Let these begin with the next step."""
+        ...
+
+    def live_keys(self) -> list[Hashable]:
+        """Those of the live sentences."""
+        ...
+
+    def drop(self, keys: frozenset[Hashable]) -> None:
+        """Let those of these sentences leave that are here."""
+        ...
+
+    def step(self) -> list[Event]:
+        """Decode one more token of each row."""
+        ...
+
+
+def kind_of(runtime: Runtime[Any], sentence: Sentence) -> Hashable:
+    """Sentences of one kind may share a batch: they run the same graph."""
+    options, source = sentence.options, sentence.source
+    if joins(runtime, sentence):
+        return options.width, options.reads_attention, uses_argmax(runtime, options, source)
+    return options, source.candidates is None, _asks_of(runtime, sentence)
+
+
+def joins(runtime: Runtime[Any], sentence: Sentence) -> bool:
+    """Whether a sentence may join a batch that has begun: not with a shortlist, for which a batch gathers weights."""
+    return runtime.capabilities.joins and sentence.source.candidates is None
+
+
+def batch_for(runtime: Runtime[Any], sentence: Sentence) -> Batch:
+    """An empty batch for sentences of this kind."""
+    if joins(runtime, sentence):
+        return JoinedBatch(runtime, sentence.options.width, attention=sentence.options.reads_attention)
+    return SeparateBatch(runtime)
+
+
+@dataclass
+class Group:
+    """Sentences that began together, with the same options.
+
+    Attributes:
+        places: of each sentence in the batch, [sentences].
+        rows: the row in the batch of each row of the search.
+    """
+
+    search: SearchBatch
+    sentences: Sequence[Sentence]
+    places: IntArray
+    rows: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    _told: dict[int, int] = field(default_factory=dict)
+
+    def live(self) -> list[Sentence]:
+        return [self.sentences[index] for index in self.search.sentences.tolist()]
+
+    def find_rows(self, width: int) -> IntArray:
+        """`rows` of the sentences that the search has now."""
+        self.rows = (self.places[self.search.sentences][:, None] * width + np.arange(width)).ravel()
+        return self.rows
+
+    def drop(self, keys: frozenset[Hashable]) -> IntArray:
+        """Let sentences leave; returns their indices."""
+        live = self.search.sentences.tolist()
+        leaving = np.array([index for index in live if self.sentences[index].key in keys], dtype=np.int64)
+        if len(leaving):
+            self.search.drop(leaving)
+        return leaving
+
+    def events(self) -> Iterator[Event]:
+        """What the last step of the search decided."""
+        ended = self.search.ended
+        if len(ended):
+            for index, outputs in zip(ended.tolist(), self.search.outputs(ended), strict=True):
+                yield Finished(self.sentences[index].key, outputs)
+        if self.search.is_done:
+            return
+        for index in self.search.sentences.tolist():
+            if self.sentences[index].streams:
+                ids, log_probs = self.search.stable_prefix(index)
+                if len(ids) > self._told.get(index, 0):
+                    self._told[index] = len(ids)
+                    yield Decided(self.sentences[index].key, tuple(ids.tolist()), tuple(log_probs.tolist()))
+
+
+def grouped(runtime: Runtime[Any], sentences: Sequence[Sentence]) -> list[list[Sentence]]:
+    """Sentences in groups that ask of each step what each of their sentences alone would ask, in their order.
+
+    Where one of a group needs logits, all of it are ranked by the host, whose log-probabilities may have other last bits
+    than those of the runtime.
+    """
+    groups: dict[Hashable, list[Sentence]] = {}
+    for sentence in sentences:
+        groups.setdefault((sentence.options, _asks_of(runtime, sentence)), []).append(sentence)
+    return list(groups.values())
+
+
+def _asks_of(runtime: Runtime[Any], sentence: Sentence) -> Hashable:
+    limit = 0
+    if ends_at_limit(sentence.options):
+        limit = int(length_limits(runtime, [sentence.source], sentence.options)[0])
+    return len(sentence.source.prefix), sentence.source.least, limit
+
+
+def pieces(lengths: Sequence[int]) -> list[list[int]]:
+    """Indices of sources in runs of the encoder: of like length, the longest first, so that little of a run is padding."""
+    found: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        piece = found[-1] if found else []
+        # A short piece goes on: a run of the encoder has its own cost.
+        if piece and (lengths[index] >= LIKE_LENGTH * lengths[piece[0]] or lengths[piece[0]] * len(piece) < FEWEST_IDS):
+            piece.append(index)
+        else:
+            found.append([index])
+    return found
+
+
+class JoinedBatch:
+    """A batch over one state that sentences of all ages share.
+
+    Args:
+        width: rows of each sentence.
+        attention: the searches read the cross-attention.
+    """
+
+    takes_more = True
+
+    def __init__(self, runtime: Runtime[Any], width: int, *, attention: bool = False):
+        self._runtime, self._width, self._attention = runtime, width, attention
+        self._state: Any = None
+        self._groups: list[Group] = []
+        self._idle: list[int] = []  # places, the lowest last
+        self._places = 0
+
+    @property
+    def rows(self) -> int:
+        return (self._places - len(self._idle)) * self._width
+
+    def add(self, sentences: Sequence[Sentence]) -> list[Event]:
+        groups, events = [], list[Event]()
+        for members in grouped(self._runtime, sentences):
+            try:
+                groups.append((members, self._search(members)))
+            except TfexportError as error:  # an option that does not fit the model
+                events += [Failed(sentence.key, error) for sentence in members]
+        if groups:
+            self._begin(groups)
+        return events
+
+    def _search(self, members: Sequence[Sentence]) -> SearchBatch:
+        return search_batch(self._runtime, [one.source for one in members], members[0].options, at_once=True)
+
+    def _begin(self, groups: Sequence[tuple[Sequence[Sentence], SearchBatch]]) -> None:
+        sources = [one.source.ids for members, _ in groups for one in members]
+        places = np.empty(len(sources), dtype=np.int64)
+        for piece in pieces([len(ids) for ids in sources]):
+            places[piece] = self._encode([sources[index] for index in piece])
+        for members, search in groups:
+            group = Group(search, members, places[: len(members)])
+            places = places[len(members) :]
+            group.find_rows(self._width)
+            self._groups.append(group)
+
+    def _encode(self, sources: Sequence[Sequence[int]]) -> IntArray:
+        """Encode sources; returns their places."""
+        ids, lengths = pad(sources, self._runtime.config.pad_id)
+        state = self._runtime.encode(ids, lengths, beam=self._width, attention=self._attention)
+        if self._state is None:
+            self._state, self._places = state, len(sources)
+            return np.arange(len(sources))
+        more = max(0, len(sources) - len(self._idle))
+        taken = [self._idle.pop() for _ in range(len(sources) - more)]
+        places = np.array([*taken, *range(self._places, self._places + more)], dtype=np.int64)
+        self._places += more
+        self._state.put(places, state)
+        return places
+
+    def live_keys(self) -> list[Hashable]:
+        return [sentence.key for group in self._groups for sentence in group.live()]
+
+    def drop(self, keys: frozenset[Hashable]) -> None:
+        leaving = []
+        for group in self._groups:
+            indices = group.drop(keys)
+            if len(indices):
+                leaving += group.places[indices].tolist()
+                group.find_rows(self._width)
+        self._leave(leaving)
+
+    def step(self) -> list[Event]:
+        self._compact()
+        asks = [group.search.ask() for group in self._groups]
+        every = list(dict.fromkeys(asks))
+        rows = self._places * self._width
+        tokens = np.full(rows, self._runtime.config.bos_id, dtype=np.int64)
+        for group in self._groups:
+            tokens[group.rows] = group.search.tokens
+        told, self._state = self._runtime.tell(self._state, tokens, every)
+        by_ask = dict(zip(every, told, strict=True))
+        attention = self._state.attention if self._attention else None
+        order, events, leaving = np.arange(rows), list[Event](), list[int]()
+        again: list[Sentence] = []
+        for group, ask in zip(self._groups, asks, strict=True):
+            before, members = group.rows, group.live()
+            try:
+                moved = group.search.advance(_of_rows(by_ask[ask], before), partial(_attention_of, attention, before))
+            except TfexportError as error:
+                leaving += [place // self._width for place in before[:: self._width].tolist()]
+                group.search.drop(group.search.sentences)
+                # One sentence of several may be the reason: each alone tells which.
+                events += [Failed(members[0].key, error)] if len(members) == 1 else []
+                again += members if len(members) > 1 else []
+                continue
+            events += group.events()
+            leaving += group.places[group.search.ended].tolist()
+            if moved is not None and not group.search.is_done:
+                order[group.find_rows(self._width)] = before[moved]
+        if self._width > 1 and (order != np.arange(rows)).any():
+            self._state = self._state.select(order)
+        self._leave(leaving)
+        for sentence in again:
+            events += self.add([sentence])
+        return events
+
+    def _leave(self, places: list[int]) -> None:
+        """Nobody is at these places any more."""
+        if not places:
+            return
+        self._groups = [group for group in self._groups if not group.search.is_done]
+        self._idle = sorted([*self._idle, *places], reverse=True)
+        if len(self._idle) == self._places:
+            self._state, self._places, self._idle = None, 0, []
+        else:
+            self._state.idle(np.array(places, dtype=np.int64))
+
+    def _compact(self) -> None:
+        """Remove idle places that nobody took."""
+        if self._places - len(self._idle) > COMPACT_BELOW * self._places or not self._idle:
+            return
+        live = np.ones(self._places, dtype=bool)
+        live[self._idle] = False
+        kept = rows_to_keep(live)
+        self._state = self._state.select((kept[:, None] * self._width + np.arange(self._width)).ravel())
+        place = np.full(self._places, -1)
+        place[kept] = np.arange(len(kept))
+        self._places, self._idle = len(kept), []
+        for group in self._groups:
+            group.places = place[group.places]
+            group.find_rows(self._width)
+
+
+class SeparateBatch:
+    """A batch of one group, with a state of its own, that nobody joins."""
+
+    def __init__(self, runtime: Runtime[Any]):
+        self._given = self._runtime = runtime
+        self._state: Any = None
+        self._group: Group | None = None
+
+    @property
+    def takes_more(self) -> bool:
+        return self._group is None
+
+    @property
+    def rows(self) -> int:
+        return len(self._group.search.tokens) if self._group else 0
+
+    def add(self, sentences: Sequence[Sentence]) -> list[Event]:
+        sources, options = [one.source for one in sentences], sentences[0].options
+        try:
+            self._runtime, self._state = encode(self._given, sources, options)
+            search = search_batch(self._runtime, sources, options, at_once=True)
+        except TfexportError as error:
+            return [Failed(one.key, error) for one in sentences]
+        self._group = Group(search, sentences, np.arange(len(sources)))
+        return []
+
+    def live_keys(self) -> list[Hashable]:
+        return [sentence.key for sentence in self._group.live()] if self._group else []
+
+    def drop(self, keys: frozenset[Hashable]) -> None:
+        if self._group is None:
+            return
+        before, width = self._group.search.sentences, self._group.sentences[0].options.width
+        if not len(self._group.drop(keys)):
+            return
+        if self._group.search.is_done:
+            self._end()
+            return
+        places = {index: place for place, index in enumerate(before.tolist())}
+        kept = np.array([places[index] for index in self._group.search.sentences.tolist()])
+        self._state = self._state.select((kept[:, None] * width + np.arange(width)).ravel())
+
+    def step(self) -> list[Event]:
+        group = self._group
+        assert group is not None
+        search, members = group.search, group.live()
+        told, state = tell(self._runtime, self._state, search.tokens, search.ask())
+        try:
+            moved = search.advance(told, lambda: state.attention)
+        except TfexportError as error:
+            self._end()
+            if len(members) == 1:
+                return [Failed(members[0].key, error)]
+            return [event for one in members for event in self._alone(one)]
+        self._state = state if moved is None or search.is_done else state.select(moved)
+        events = list(group.events())
+        if search.is_done:
+            self._end()
+        return events
+
+    def _alone(self, sentence: Sentence) -> list[Event]:
+        """Decode one sentence to its end: of a group that failed each tells by itself whether it is the reason."""
+        events = self.add([sentence])
+        while self._group is not None:
+            events += self.step()
+        return events
+
+    def _end(self) -> None:
+        self._group = self._state = None
+
+
+def _of_rows(told: Told, rows: IntArray) -> Told:
+    if isinstance(told, Best):
+        return Best(told.log_probs[rows], told.ids[rows])
+    return Argmax(told.logits[rows], told.ids[rows]) if isinstance(told, Argmax) else told[rows]
+
+
+def _attention_of(attention: FloatArray | None, rows: IntArray) -> FloatArray:
+    assert attention is not None, "the batch was made without attention"
+    return attention[:, rows]

@@ -1,0 +1,147 @@
+"""A worker's batches: one for each kind of sentence, which take turns step by step."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfexport.decoding.alternatives import Alternatives
+from tfexport.decoding.hypothesis import Hypothesis
+from tfexport.errors import TfexportError
+from tfexport.runtimes.base import Runtime
+from tfexport.serving.batch import Batch, batch_for, kind_of
+from tfexport.serving.sentences import NO_ORDERS, Event, Failed, Finished, Orders, Report, Sentence
+
+
+@dataclass
+class _Expanded:
+    """A sentence whose alternatives are sentences of their own."""
+
+    key: Hashable
+    alternatives: Alternatives
+    parts: list[Hashable]
+    found: dict[Hashable, list[Hypothesis]] = field(default_factory=dict)
+
+
+class Decoder:
+    """Decodes sentences that come and go between steps. For one thread.
+
+    Args:
+        clock: seconds, for the reports.
+    """
+
+    def __init__(self, runtime: Runtime[Any], clock: Callable[[], float] = time.perf_counter):
+        self._runtime, self._clock = runtime, clock
+        self._batches: OrderedDict[Hashable, Batch] = OrderedDict()
+        self._waiting: dict[Hashable, deque[Sentence]] = {}  # for a batch that takes none now
+        self._expanded: dict[Hashable, _Expanded] = {}  # by their own keys
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to decode."""
+        return not self._batches and not self._waiting
+
+    def turn(self, orders: Orders = NO_ORDERS) -> Report:
+        """Follow `orders`, then let the next batch run one step."""
+        start, report = self._clock(), Report()
+        if orders.drop:
+            self._drop(frozenset(orders.drop))
+        events = self._add(orders.add)
+        if self._batches:
+            kind, batch = next(iter(self._batches.items()))
+            self._batches.move_to_end(kind)
+            rows = batch.rows
+            events += self._step(kind, batch)
+            report.steps.append((rows, self._clock() - start))
+        report.events = [told for event in events for told in self._told(event)]
+        return report
+
+    def _add(self, sentences: Iterable[Sentence]) -> list[Event]:
+        events: list[Event] = []
+        wanted: dict[Hashable, list[Sentence]] = {}
+        for sentence in sentences:
+            try:
+                parts = self._parts(sentence) if sentence.options.alternatives else [sentence]
+            except TfexportError as error:
+                events.append(Failed(sentence.key, error))
+                continue
+            for part in parts:
+                wanted.setdefault(kind_of(self._runtime, part), []).append(part)
+        for kind, members in wanted.items():
+            self._waiting.setdefault(kind, deque()).extend(members)
+        for kind in list(self._waiting):
+            events += self._admit(kind)
+        return events
+
+    def _admit(self, kind: Hashable) -> list[Event]:
+        """Let sentences of a kind begin, if its batch takes them."""
+        batch = self._batches.get(kind) or batch_for(self._runtime, self._waiting[kind][0])
+        if not batch.takes_more:
+            return []
+        waiting, capacity = self._waiting[kind], self._runtime.capacity
+        most = capacity.batch_size(len(waiting), waiting[0].options.width)
+        members = [waiting.popleft() for _ in range(most)]
+        if not waiting:
+            del self._waiting[kind]
+        try:
+            events = batch.add(members)
+        except TfexportError as error:
+            events = [Failed(one.key, error) for one in members]
+        if batch.rows:
+            self._batches[kind] = batch
+        return events
+
+    def _step(self, kind: Hashable, batch: Batch) -> list[Event]:
+        try:
+            events = batch.step()
+        except TfexportError as error:  # the runtime cannot compute: memory is short, or the graph is damaged
+            events = [Failed(key, error) for key in batch.live_keys()]
+            del self._batches[kind]
+            return events
+        if not batch.rows:
+            del self._batches[kind]
+        return events
+
+    def _drop(self, keys: frozenset[Hashable]) -> None:
+        gone = {key for key in keys if key in self._expanded}
+        parts = {part for key in gone for part in self._expanded.pop(key).parts}
+        every = keys | parts
+        for kind, waiting in list(self._waiting.items()):
+            self._waiting[kind] = deque(one for one in waiting if one.key not in every)
+            if not self._waiting[kind]:
+                del self._waiting[kind]
+        for kind, batch in list(self._batches.items()):
+            batch.drop(every)
+            if not batch.rows:
+                del self._batches[kind]
+
+    def _parts(self, sentence: Sentence) -> list[Sentence]:
+        """The sentences whose best outputs are the alternatives of this one."""
+        found = Alternatives(self._runtime, [sentence.source], sentence.options)
+        sources = [source for batch in found.batches for source in batch]
+        parts = [Sentence((sentence.key, number), source, found.options) for number, source in enumerate(sources)]
+        self._expanded[sentence.key] = _Expanded(sentence.key, found, [part.key for part in parts])
+        return parts
+
+    def _told(self, event: Event) -> list[Event]:
+        """What is told of an event: of a part of a sentence nothing before all parts are there."""
+        whole = self._whole_of(event.key)
+        if whole is None:
+            return [event]
+        if isinstance(event, Finished):
+            whole.found[event.key] = event.hypotheses
+            if len(whole.found) < len(whole.parts):
+                return []
+            del self._expanded[whole.key]
+            found = whole.alternatives.best_continuations([[whole.found[part]] for part in whole.parts])
+            return [Finished(whole.key, found[0])]
+        if isinstance(event, Failed):
+            self._drop(frozenset([whole.key]))
+            return [Failed(whole.key, event.error)]
+        return []
+
+    def _whole_of(self, key: Hashable) -> _Expanded | None:
+        return self._expanded.get(key[0]) if isinstance(key, tuple) else None

@@ -1,0 +1,92 @@
+"""Sentences that wait, in the order in which they begin.
+
+Interactive requests go before bulk requests, each in the order in which they came. While both wait, a part of the sentences
+that begin, `bulk_share`, is of bulk requests: so these wait longer, but not for ever.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from tfexport.serving.sentences import Sentence
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A sentence in the queue."""
+
+    request: int
+    sentence: Sentence
+    bulk: bool
+    since: float
+    """When its request came."""
+
+
+class Queue:
+    """Waiting sentences of both kinds.
+
+    Args:
+        bulk_share: see above.
+    """
+
+    def __init__(self, bulk_share: float):
+        self._share, self._credit = bulk_share, 0.0
+        self._interactive: deque[Waiting] = deque()
+        self._bulk: deque[Waiting] = deque()
+        self._count: dict[int, int] = {}  # waiting sentences by request
+        self.tokens = self.rows = 0
+        """Source ids of all sentences here, and the rows that they will take."""
+
+    def __len__(self) -> int:
+        """Sentences."""
+        return len(self._interactive) + len(self._bulk)
+
+    @property
+    def requests(self) -> int:
+        """Requests of which a sentence waits."""
+        return len(self._count)
+
+    def push(self, waiting: Waiting, *, front: bool = False) -> None:
+        """Add a sentence: behind the others of its kind, or before them where it had begun already."""
+        queue = self._bulk if waiting.bulk else self._interactive
+        (queue.appendleft if front else queue.append)(waiting)
+        self.tokens += len(waiting.sentence.source)
+        self.rows += waiting.sentence.rows
+        self._count[waiting.request] = self._count.get(waiting.request, 0) + 1
+
+    def first(self) -> Waiting | None:
+        """The sentence that begins next."""
+        bulk_is_due = self._credit >= 1 and bool(self._bulk)
+        queue = self._bulk if bulk_is_due or not self._interactive else self._interactive
+        return queue[0] if queue else None
+
+    def pop(self) -> Waiting:
+        """Take `first`."""
+        found = self.first()
+        assert found is not None
+        (self._bulk if found.bulk else self._interactive).popleft()
+        # Each sentence that begins while both kinds wait gives bulk requests a part of a turn.
+        if found.bulk:
+            self._credit = max(0.0, self._credit - 1)
+        if self._bulk and (self._interactive or not found.bulk):
+            self._credit = min(2.0, self._credit + self._share)
+        self._forget(found)
+        return found
+
+    def remove(self, requests: set[int]) -> list[Waiting]:
+        """Take all sentences of these requests."""
+        found = [one for one in (*self._interactive, *self._bulk) if one.request in requests]
+        if found:
+            self._interactive = deque(one for one in self._interactive if one.request not in requests)
+            self._bulk = deque(one for one in self._bulk if one.request not in requests)
+            for one in found:
+                self._forget(one)
+        return found
+
+    def _forget(self, waiting: Waiting) -> None:
+        self.tokens -= len(waiting.sentence.source)
+        self.rows -= waiting.sentence.rows
+        self._count[waiting.request] -= 1
+        if not self._count[waiting.request]:
+            del self._count[waiting.request]

@@ -1,0 +1,346 @@
+"""Which sentence begins when, and on which worker. It decodes nothing, starts nothing and does not wait.
+
+    submit ──> queue ──take──> worker: a `Decoder` ──report──> listener of the request
+                 └── cancelled, expired, rejected
+
+A worker is given orders (`take`) and tells what became of them (`report`) between its steps. The clock is an argument, so
+that tests drive all of it step by step.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tfexport.decoding.hypothesis import Hypothesis, Source
+from tfexport.decoding.options import SearchOptions
+from tfexport.errors import DeadlineError, QueueFullError, TfexportError
+from tfexport.serving.metrics import Counters
+from tfexport.serving.options import ServingOptions
+from tfexport.serving.queue import Queue, Waiting
+from tfexport.serving.sentences import Decided, Finished, Orders, Report, Sentence
+
+ADMITTED_PART = 5
+"""A batch with more than half of its slots taken takes new sentences when they fill this part of the slots, and it is free:
+they share the encoding and their search."""
+
+MOST_STEPS = 4
+"""Steps that sentences wait at most for others."""
+
+MOST_STARTS = 2
+"""How often a sentence begins: a worker that ended may have ended because of it."""
+
+FIRST_ESTIMATE = 1.0
+"""Seconds after which a rejected request is told to come again before anything is known of the speed."""
+
+MEMORY = 30.0
+"""Seconds over which the speed is known."""
+
+
+class Listener(Protocol):
+    """Who waits for a request. Calls come one at a time."""
+
+    def decided(self, index: int, ids: tuple[int, ...], log_probs: tuple[float, ...]) -> None:
+        """All tokens that the best output of sentence `index` certainly begins with: never fewer than before."""
+        ...
+
+    def finished(self, outputs: list[list[Hypothesis]]) -> None:
+        """The request is answered: the hypotheses of each sentence."""
+        ...
+
+    def failed(self, error: Exception) -> None:
+        """It is not, and will not be."""
+        ...
+
+
+@dataclass
+class _Request:
+    number: int
+    sentences: list[Sentence]
+    bulk: bool
+    since: float
+    listener: Listener
+    outputs: dict[int, list[Hypothesis]] = field(default_factory=dict)
+    told: dict[int, int] = field(default_factory=dict)
+    """Tokens that were told of each sentence: one that begins again tells them again."""
+
+
+@dataclass
+class _Running:
+    """A sentence that a worker has."""
+
+    waiting: Waiting
+    tokens: int
+    """Most slots of a row: source ids and tokens of the output."""
+    starts: int
+
+
+@dataclass
+class _Worker:
+    running: dict[Hashable, _Running] = field(default_factory=dict)
+    rows: int = 0
+    """Of the sentences that it has."""
+    drop: list[Hashable] = field(default_factory=list)
+    steps: int = MOST_STEPS
+    """Since sentences began."""
+
+    def begin(self, running: _Running) -> None:
+        self.running[running.waiting.sentence.key] = running
+        self.rows += running.waiting.sentence.rows
+
+    def end(self, key: Hashable) -> _Running | None:
+        """A sentence leaves; None where it has left before."""
+        running = self.running.pop(key, None)
+        if running is not None:
+            self.rows -= running.waiting.sentence.rows
+        return running
+
+
+class Scheduler:
+    """The requests of one model.
+
+    Args:
+        output_limit: no output of a source has more tokens, for the options.
+        clock: seconds, as `time.monotonic` gives them.
+    """
+
+    def __init__(
+        self,
+        options: ServingOptions,
+        output_limit: Callable[[Source, SearchOptions], int],
+        clock: Callable[[], float],
+    ):
+        self.counters = Counters()
+        self._options, self._output_limit, self._clock = options, output_limit, clock
+        self._queue = Queue(options.bulk_share)
+        self._requests: dict[int, _Request] = {}
+        self._starts: dict[Hashable, int] = {}
+        self._workers: dict[int, _Worker] = {}
+        self._numbers = itertools.count()
+        self._deadlines: list[tuple[float, int]] = []  # a heap
+        self._began, self._answered_tokens = clock(), 0.0
+
+    # For callers.
+
+    def submit(
+        self,
+        sources: Sequence[Source],
+        options: SearchOptions,
+        listener: Listener,
+        *,
+        bulk: bool = False,
+        streams: bool = False,
+        timeout: float | None = None,
+    ) -> int:
+        """Queue a request; returns its number.
+
+        Args:
+            sources: its sentences, at least one.
+            bulk: others go before it; see `serving/queue.py`.
+            streams: `listener.decided` is called.
+            timeout: seconds from now to its deadline; by default that of the serving options.
+
+        Raises:
+            QueueFullError: there is no room for it.
+        """
+        self._expire()
+        tokens = sum(map(len, sources))
+        full = self._queue.requests >= self._options.max_queue
+        if full or (self._queue.requests and self._queue.tokens + tokens > self._options.max_queue_tokens):
+            self.counters.rejected += 1
+            seconds = self.retry_after()
+            raise QueueFullError(
+                f"{self._queue.requests} requests wait already. Send this one again in {seconds:.1f} seconds.", seconds
+            )
+        now, number = self._clock(), next(self._numbers)
+        timeout = self._options.timeout if timeout is None else timeout
+        sentences = [Sentence((number, index), source, options, streams) for index, source in enumerate(sources)]
+        if timeout is not None:
+            heapq.heappush(self._deadlines, (now + timeout, number))
+        self._requests[number] = _Request(number, sentences, bulk, now, listener)
+        for sentence in sentences:
+            self._queue.push(Waiting(number, sentence, bulk, now))
+        self.counters.accepted += 1
+        self._note()
+        return number
+
+    def cancel(self, number: int) -> None:
+        """The caller of a request went away. Nothing is told of it any more; its sentences leave at the next step."""
+        if self._remove(number) is not None:
+            self.counters.cancelled += 1
+        self._note()
+
+    def retry_after(self) -> float:
+        """Seconds after which there is probably room in the queue, by the speed of the last half a minute."""
+        self._forget_old()
+        elapsed = min(MEMORY, self._clock() - self._began)
+        if not self._answered_tokens or elapsed <= 0:
+            return FIRST_ESTIMATE
+        # Room is there when as much was decoded as waits, or half a queue where very much does.
+        return max(0.1, min(60.0, 0.5 * self._queue.tokens * elapsed / self._answered_tokens))
+
+    def close(self, error: Exception) -> None:
+        """End all requests with an error."""
+        for number in list(self._requests):
+            self._fail(number, error)
+        self._note()
+
+    # For workers.
+
+    def join(self, worker: int) -> None:
+        """A worker is there, and has nothing to do."""
+        self._workers[worker] = _Worker()
+
+    def take(self, worker: int) -> Orders:
+        """What a worker does before its next step."""
+        self._expire()
+        mine = self._workers[worker]
+        drop, mine.drop = tuple(mine.drop), []
+        add: list[Sentence] = []
+        encoded, longest = 0, max((one.tokens for one in mine.running.values()), default=0)
+        share = -(-(self._queue.rows + sum(one.rows for one in self._workers.values())) // len(self._workers))
+        while add or self._may_begin(mine):
+            first = self._queue.first()
+            if first is None:
+                break
+            sentence = first.sentence
+            tokens = len(sentence.source) + self._output_limit(sentence.source, sentence.options)
+            longest, rows = max(longest, tokens), mine.rows + sentence.rows
+            encoded += len(sentence.source)
+            # A sentence that is too large for a whole worker has one alone.
+            fits = rows <= min(share, self._options.slots) and rows * longest <= self._options.cache_tokens
+            if (mine.running and not fits) or (add and encoded > self._options.step_tokens):
+                break
+            self._queue.pop()
+            mine.begin(_Running(first, tokens, self._starts.get(sentence.key, 0) + 1))
+            self.counters.waiting_seconds.add(self._clock() - first.since)
+            add.append(sentence)
+        if add:
+            mine.steps = 0
+        self._note()
+        return Orders(tuple(add), drop)
+
+    def report(self, worker: int, report: Report) -> None:
+        """A worker tells what it did."""
+        mine = self._workers[worker]
+        for rows, seconds in report.steps:
+            self.counters.step_rows.add(rows)
+            self.counters.step_seconds.add(seconds)
+            mine.steps += 1
+        for event in report.events:
+            if isinstance(event, Decided):
+                self._decided(event)
+                continue
+            running = mine.end(event.key)
+            if running is None:  # it was cancelled meanwhile
+                continue
+            self._starts.pop(event.key, None)
+            if isinstance(event, Finished):
+                self._finished(event, len(running.waiting.sentence.source))
+            else:
+                self._fail(running.waiting.request, event.error)
+        self._expire()
+        self._note()
+
+    def lose(self, worker: int) -> None:
+        """A worker ended. Its sentences begin again on another, unless they did so before."""
+        self.counters.restarts += 1
+        gone = self._workers.pop(worker)
+        for running in reversed(list(gone.running.values())):
+            request, sentence = running.waiting.request, running.waiting.sentence
+            if request not in self._requests:
+                continue
+            if running.starts >= MOST_STARTS:
+                self._fail(request, _worker_ended())
+                continue
+            self._starts[sentence.key] = running.starts
+            self._queue.push(running.waiting, front=True)
+        self._note()
+
+    def idle(self) -> list[int]:
+        """The workers that have no sentence."""
+        return [number for number, worker in self._workers.items() if not worker.running]
+
+    def _may_begin(self, worker: _Worker) -> bool:
+        """Whether enough slots are free that sentences begin together."""
+        if worker.steps >= MOST_STEPS or 2 * worker.rows <= self._options.slots:
+            return True
+        together = min(self._options.slots - worker.rows, self._queue.rows)
+        return together * ADMITTED_PART >= self._options.slots
+
+    def _decided(self, event: Decided) -> None:
+        request, index = self._of(event.key)
+        if request is not None and len(event.ids) > request.told.get(index, 0):
+            request.told[index] = len(event.ids)
+            request.listener.decided(index, event.ids, event.log_probs)
+
+    def _finished(self, event: Finished, source_tokens: int) -> None:
+        self.counters.sentences += 1
+        self.counters.source_tokens += source_tokens
+        self._forget_old()
+        self._answered_tokens += source_tokens
+        self.counters.tokens += len(event.hypotheses[0].ids)
+        request, index = self._of(event.key)
+        if request is None:
+            return
+        request.outputs[index] = event.hypotheses
+        if len(request.outputs) == len(request.sentences):
+            del self._requests[request.number]
+            self.counters.finished += 1
+            self.counters.request_seconds.add(self._clock() - request.since)
+            request.listener.finished([request.outputs[place] for place in range(len(request.sentences))])
+
+    def _fail(self, number: int, error: Exception) -> None:
+        request = self._remove(number)
+        if request is not None:
+            expired = isinstance(error, DeadlineError)
+            self.counters.expired += expired
+            self.counters.failed += not expired
+            request.listener.failed(error)
+
+    def _remove(self, number: int) -> _Request | None:
+        request = self._requests.pop(number, None)
+        if request is None:
+            return None
+        self._queue.remove({number})
+        for sentence in request.sentences:
+            self._starts.pop(sentence.key, None)
+        keys = [sentence.key for sentence in request.sentences]
+        for worker in self._workers.values():
+            worker.drop += [key for key in keys if worker.end(key) is not None]
+        return request
+
+    def _expire(self) -> None:
+        now = self._clock()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, number = heapq.heappop(self._deadlines)
+            if number in self._requests:
+                seconds = now - self._requests[number].since
+                text = f"this request was not answered within {seconds:.1f} seconds. Give it more time, or send fewer."
+                self._fail(number, DeadlineError(text))
+
+    def _of(self, key: Hashable) -> tuple[_Request | None, int]:
+        assert isinstance(key, tuple)
+        number, index = key
+        return self._requests.get(number), index
+
+    def _note(self) -> None:
+        self.counters.queued, self.counters.queued_tokens = self._queue.requests, self._queue.tokens
+        self.counters.live_rows = sum(worker.rows for worker in self._workers.values())
+
+    def _forget_old(self) -> None:
+        """Of a long time only the last part counts."""
+        elapsed = self._clock() - self._began
+        if elapsed > 2 * MEMORY:
+            self._answered_tokens *= MEMORY / elapsed
+            self._began = self._clock() - MEMORY
+
+
+def _worker_ended() -> TfexportError:
+    return TfexportError(
+        "the workers that decoded this request ended, as the system does when memory runs out. Use fewer workers, or fewer "
+        "slots."
+    )

@@ -1,0 +1,242 @@
+"""A scheduler with its workers: requests come from any thread, and their answers go back as futures."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from tfexport.decoding.hypothesis import Hypothesis, Source
+from tfexport.decoding.options import SearchOptions
+from tfexport.errors import TfexportError
+from tfexport.runtimes.base import Runtime
+from tfexport.serving.options import ServingOptions
+from tfexport.serving.scheduler import Scheduler
+from tfexport.serving.sentences import Report
+from tfexport.serving.workers import Worker, fork_server, start_worker
+
+Outputs = list[list[Hypothesis]]
+"""The hypotheses of each sentence of a request."""
+
+OnDecided = Callable[[int, tuple[int, ...], tuple[float, ...]], None]
+"""As `Listener.decided`. It is called in a thread of the service, and may not block."""
+
+
+class Service:
+    """Decodes requests on workers until it is closed.
+
+    Args:
+        prepared: options of searches whose graphs are loaded now; other searches load theirs when they begin.
+    """
+
+    def __init__(self, runtime: Runtime[Any], options: ServingOptions, prepared: SearchOptions | None = None):
+        runtime.prepare((prepared or SearchOptions()).needs)
+        self.options, self._runtime = options, runtime
+        self._scheduler = Scheduler(options, self._output_limit, time.monotonic)
+        self._lock, self._closed = threading.RLock(), False
+        self._server = fork_server(runtime, options)
+        self._workers: dict[int, Worker] = {}
+        self._numbers: dict[Worker, int] = {}
+        self._delivered: list[_Delivery] = []
+        with self._lock:
+            for number in range(options.workers):
+                self._start(number)
+
+    def __enter__(self) -> Service:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def submit(
+        self,
+        sources: Sequence[Source],
+        options: SearchOptions,
+        *,
+        bulk: bool = False,
+        timeout: float | None = None,
+        on_decided: OnDecided | None = None,
+    ) -> Future[Outputs]:
+        """Queue a request. To cancel it, cancel the future: its sentences leave at the next step.
+
+        Args:
+            sources: its sentences, at least one.
+            bulk: interactive requests go before it.
+            timeout: seconds to its deadline.
+            on_decided: told the tokens of each sentence as soon as they are decided.
+
+        Raises:
+            QueueFullError: too much waits; it has the seconds after which to try again.
+            TfexportError: the service is closed.
+        """
+        future: Future[Outputs] = Future()
+        number = self._submit(sources, options, _FutureListener(future, on_decided), bulk=bulk, timeout=timeout)
+        future.add_done_callback(lambda done: self._cancel(number) if done.cancelled() else None)
+        return future
+
+    def _submit(
+        self,
+        sources: Sequence[Source],
+        options: SearchOptions,
+        listener: _FutureListener | _LoopListener,
+        *,
+        bulk: bool = False,
+        timeout: float | None = None,
+    ) -> int:
+        with self._lock:
+            if self._closed:
+                raise TfexportError("this model's scheduler is closed. Load the model again.")
+            number = self._scheduler.submit(
+                sources, options, listener, bulk=bulk, streams=listener.streams, timeout=timeout
+            )
+            self._push(self._scheduler.idle())  # the others ask for orders between their steps
+            self._deliver()
+        return number
+
+    async def decode(self, sources: Sequence[Source], options: SearchOptions, **more: Any) -> Outputs:
+        """`submit` for an event loop: cancelling the task cancels the request."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Outputs] = loop.create_future()
+        on_decided = more.pop("on_decided", None)
+        number = self._submit(sources, options, _LoopListener(future, self._delivered, on_decided), **more)
+        try:
+            return await future
+        finally:
+            if future.cancelled():
+                self._cancel(number)
+
+    def metrics(self) -> dict[str, object]:
+        """What was counted so far, and what there is now: the fields of `Counters`, JSON-ready."""
+        with self._lock:
+            return self._scheduler.counters.to_dict()
+
+    def close(self) -> None:
+        """End the workers; requests that are not answered fail."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            workers = list(self._workers.values())
+            self._scheduler.close(
+                TfexportError("the model was closed before this request was answered. Send it again.")
+            )
+        for worker in workers:
+            worker.close()
+        if self._server is not None:
+            self._server.close()
+
+    def _start(self, number: int) -> None:
+        worker = start_worker(self._runtime, self._server, self._reported, self._ended)
+        self._workers[number], self._numbers[worker] = worker, number
+        self._scheduler.join(number)
+
+    def _push(self, numbers: Sequence[int]) -> None:
+        """Give workers what there is to do."""
+        for number in numbers:
+            orders = self._scheduler.take(number)
+            if orders:
+                self._workers[number].send(orders)
+
+    def _cancel(self, number: int) -> None:
+        with self._lock:
+            self._scheduler.cancel(number)
+
+    def _reported(self, worker: Worker, report: Report) -> None:
+        with self._lock:
+            if not self._closed:
+                number = self._numbers[worker]
+                self._scheduler.report(number, report)
+                self._push([number])
+                self._deliver()
+
+    def _ended(self, worker: Worker, error: BaseException | None) -> None:
+        """A worker ended by itself: another takes its place and its sentences."""
+        with self._lock:
+            if self._closed:
+                return
+            number = self._numbers.pop(worker)
+            self._scheduler.lose(number)
+            try:
+                self._start(number)
+            except Exception as failure:
+                self._closed = True
+                self._scheduler.close(failure)
+                return
+            finally:
+                self._deliver()
+            self._push(self._scheduler.idle())
+
+    def _deliver(self) -> None:
+        """Wake each event loop once for all answers: a call into another thread costs more than an answer."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Delivery]] = {}
+        for one in self._delivered:
+            by_loop.setdefault(one.future.get_loop(), []).append(one)
+        self._delivered.clear()
+        for loop, several in by_loop.items():
+            with suppress(RuntimeError):  # the loop is closed: nobody waits
+                loop.call_soon_threadsafe(_resolve, several)
+
+    def _output_limit(self, source: Source, options: SearchOptions) -> int:
+        most = min(options.max_new_tokens, self._runtime.config.max_target_length, self._runtime.capacity.target)
+        return most if source.most is None else min(most, source.most)
+
+
+class _FutureListener:
+    """Tells a future what became of a request."""
+
+    def __init__(self, future: Future[Outputs], on_decided: OnDecided | None):
+        self._future, self._on_decided, self.streams = future, on_decided, on_decided is not None
+
+    def decided(self, index: int, ids: tuple[int, ...], log_probs: tuple[float, ...]) -> None:
+        if self._on_decided is not None:
+            self._on_decided(index, ids, log_probs)
+
+    def finished(self, outputs: Outputs) -> None:
+        if self._future.set_running_or_notify_cancel():
+            self._future.set_result(outputs)
+
+    def failed(self, error: Exception) -> None:
+        if self._future.set_running_or_notify_cancel():
+            self._future.set_exception(error)
+
+
+@dataclass(frozen=True)
+class _Delivery:
+    """What a future of an event loop is to be told."""
+
+    future: asyncio.Future[Outputs]
+    outputs: Outputs | None = None
+    error: Exception | None = None
+
+
+def _resolve(several: Sequence[_Delivery]) -> None:
+    for one in several:
+        if one.future.done():
+            continue
+        if one.error is not None:
+            one.future.set_exception(one.error)
+        else:
+            one.future.set_result(one.outputs or [])
+
+
+class _LoopListener:
+    """Tells a future of an event loop what became of a request, together with others."""
+
+    def __init__(self, future: asyncio.Future[Outputs], delivered: list[_Delivery], on_decided: OnDecided | None):
+        self._future, self._delivered = future, delivered
+        self._on_decided, self.streams = on_decided, on_decided is not None
+
+    def decided(self, index: int, ids: tuple[int, ...], log_probs: tuple[float, ...]) -> None:
+        if self._on_decided is not None:
+            self._on_decided(index, ids, log_probs)
+
+    def finished(self, outputs: Outputs) -> None:
+        self._delivered.append(_Delivery(self._future, outputs))
+
+    def failed(self, error: Exception) -> None:
+        self._delivered.append(_Delivery(self._future, error=error))

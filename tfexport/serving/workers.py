@@ -1,0 +1,232 @@
+"""Workers of a scheduler: threads, or processes that share the weights of this one.
+
+Processes are forks of a process that does nothing but fork (`ForkServer`), and that was made before the service had threads:
+so a worker that ends can be replaced at any time.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+from tfexport.decoding.workers import CAN_FORK
+from tfexport.errors import TfexportError
+from tfexport.runtimes.base import Runtime
+from tfexport.serving.decoder import Decoder
+from tfexport.serving.options import ServingOptions
+from tfexport.serving.sentences import NO_ORDERS, Orders, Report, merged
+from tfexport.system.processes import end_with_parent, return_freed_memory
+
+TOLD_AFTER = 2
+"""Steps after which a worker process reports, though nothing was decided: a report takes as long as a part of a step."""
+
+FORK, END = b"f", b"e"
+"""What a fork server is told."""
+
+OnReport = Callable[["Worker", Report], None]
+OnEnd = Callable[["Worker", BaseException | None], None]
+
+
+class Worker(Protocol):
+    """Decodes what it is told to."""
+
+    def send(self, orders: Orders) -> None:
+        """Orders for before the next step."""
+        ...
+
+    def close(self) -> None:
+        """End it, without waiting for what it does."""
+        ...
+
+
+class ThreadWorker:
+    """A thread over the runtime of this process."""
+
+    def __init__(self, runtime: Runtime[Any], on_report: OnReport, on_end: OnEnd):
+        self._decoder, self._on_report, self._on_end = Decoder(runtime), on_report, on_end
+        self._inbox: SimpleQueue[Orders | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="tfexport serves", daemon=True)
+        self._thread.start()
+
+    def send(self, orders: Orders) -> None:
+        self._inbox.put(orders)
+
+    def close(self) -> None:
+        self._inbox.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                several: list[Orders] = []
+                while (self._decoder.is_idle and not several) or not self._inbox.empty():
+                    orders = self._inbox.get()
+                    if orders is None:
+                        return
+                    several.append(orders)
+                self._on_report(self, self._decoder.turn(merged(several) if several else NO_ORDERS))
+                return_freed_memory()
+        except BaseException as error:  # whoever waits must be told
+            self._on_end(self, error)
+
+
+class ProcessWorker:
+    """A process that the fork server made, and a thread that reads its reports."""
+
+    def __init__(self, server: ForkServer, on_report: OnReport, on_end: OnEnd):
+        self._connection, self._on_report, self._on_end = server.fork(), on_report, on_end
+        self._outbox: SimpleQueue[Orders | None] = SimpleQueue()
+        self._is_closed = False
+        # Two threads: who reads may wait for who sends, as both meet in the scheduler, and neither may wait for the worker.
+        self._threads = [
+            threading.Thread(target=run, name=f"tfexport {name}", daemon=True)
+            for run, name in ((self._read, "reads reports"), (self._write, "sends orders"))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, orders: Orders) -> None:
+        self._outbox.put(orders)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._outbox.put(None)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _write(self) -> None:
+        with suppress(OSError):  # it has ended, as the other thread finds out
+            while True:
+                orders = self._outbox.get()
+                self._connection.send(orders)
+                if orders is None:
+                    return
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._on_report(self, self._connection.recv())
+        except (OSError, EOFError):
+            if not self._is_closed:
+                self._on_end(self, None)
+        except BaseException as error:
+            self._on_end(self, error)
+        finally:
+            self._outbox.put(None)
+            self._connection.close()
+
+
+class ForkServer:
+    """A fork of this process that forks workers."""
+
+    def __init__(self, runtime: Runtime[Any]):
+        # A garbage collection writes to every object that it visits, and memory that is written to is not shared.
+        gc.freeze()
+        self._control, theirs = socket.socketpair()
+        self._pid = os.fork()
+        if self._pid == 0:
+            _exits(partial(_serve_forks, runtime, theirs, self._control))
+        theirs.close()
+
+    def fork(self) -> Connection:
+        """A new worker; returns the connection to it."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self._control, [FORK], [theirs.fileno()])
+            except OSError as error:
+                raise TfexportError(
+                    "the process that makes workers ended. Close the model, and load it again."
+                ) from error
+        return Connection(ours.detach())
+
+    def close(self) -> None:
+        """End it. It is told: another process that was forked later may have our end of the socket too."""
+        with suppress(OSError):
+            self._control.send(END)
+        self._control.close()
+        with suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+        gc.unfreeze()
+
+
+def start_worker(runtime: Runtime[Any], server: ForkServer | None, on_report: OnReport, on_end: OnEnd) -> Worker:
+    """A worker: a process where there is a fork server, else a thread."""
+    if server is None:
+        return ThreadWorker(runtime, on_report, on_end)
+    return ProcessWorker(server, on_report, on_end)
+
+
+def fork_server(runtime: Runtime[Any], options: ServingOptions) -> ForkServer | None:
+    """What makes worker processes, where the options ask for them.
+
+    Raises:
+        TfexportError: processes are asked for where there cannot be any.
+    """
+    can_fork = CAN_FORK and runtime.capabilities.fork
+    if options.worker_kind == "processes" and not can_fork:
+        raise TfexportError(
+            "worker processes need Linux, and a runtime with one thread. Load the model with threads=1, or use worker_kind "
+            "threads."
+        )
+    several = options.worker_kind == "auto" and options.workers > 1 and can_fork
+    return ForkServer(runtime) if several or options.worker_kind == "processes" else None
+
+
+def _exits(run: Callable[[], None]) -> None:
+    """Run what a forked process does, and end it without what the program does at its end."""
+    try:
+        run()
+    except EOFError:  # the program has ended
+        os._exit(1)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def _serve_forks(runtime: Runtime[Any], control: socket.socket, theirs: socket.socket) -> None:
+    theirs.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us, by closing its end
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system forgets workers that end
+    while True:
+        message, found, _, _ = socket.recv_fds(control, 1, 1)
+        if message != FORK:
+            return
+        connection = Connection(found[0])
+        if os.fork() == 0:
+            control.close()
+            _exits(partial(_work, runtime, connection))
+        connection.close()
+
+
+def _work(runtime: Runtime[Any], connection: Connection) -> None:
+    """A worker process: orders in, reports out."""
+    end_with_parent()
+    decoder, kept, quiet = Decoder(runtime), Report(), 0
+    while True:
+        several: list[Orders] = []
+        while (decoder.is_idle and not several) or connection.poll():
+            orders = connection.recv()
+            if orders is None:
+                return
+            several.append(orders)
+        report, quiet = decoder.turn(merged(several) if several else NO_ORDERS), quiet + 1
+        kept = Report(kept.events + report.events, kept.steps + report.steps)
+        if kept.events or quiet >= TOLD_AFTER or decoder.is_idle:
+            connection.send(kept)
+            kept, quiet = Report(), 0
+            return_freed_memory()
