@@ -11,8 +11,9 @@ import onnx_ir as ir
 
 from tfexport.bundle.reader import open_bundle
 from tfexport.config import ModelConfig
-from tfexport.contract import SEARCH_GRAPHS, WEIGHTS_FILE, Role, cache_names
+from tfexport.contract import WEIGHTS_FILE, Role, cache_names
 from tfexport.decoding.search import Hypothesis, SearchOptions, search_steps
+from tfexport.graph_contract import SEARCH_GRAPHS
 from tfexport.graphs import portable
 from tfexport.graphs.stored_weights import StoredWeights
 from tfexport.runtimes.buckets import Buckets
