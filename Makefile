@@ -43,8 +43,7 @@ unit: $(VENV)/dev.done
 # ort-cuda, the documentation, kills and losses of power.
 check: test
 	$(PYTEST) -m thorough
-	$(MAKE) --jobs 2 --output-sync=target engines fuzz examples
-	$(MAKE) cuda-dry docs kills power-loss
+	$(MAKE) --jobs 2 --output-sync=target kills power-loss engines fuzz examples cuda-dry docs
 
 # The documentation as a site, build/docs/index.html. Broken links and pages that no menu names are errors.
 docs: $(VENV)/docs.done
