@@ -8,7 +8,8 @@ from typing import Any
 import onnx
 import pytest
 
-from tfexport.contract import SEARCH_GRAPHS, GraphSpec
+from tfexport.contract import GraphSpec
+from tfexport.graph_contract import SEARCH_GRAPHS
 
 SIZES = {
     **{"rows": (1, 32, 64), "batch": (1, 8, 16), "beam": (1, 4, 4), "found": (9, 17, 17), "cache": (8, 64, 256)},
