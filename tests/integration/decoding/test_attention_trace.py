@@ -106,7 +106,7 @@ def test_who_cannot_tell_it_says_so(model: Transformer, bundle: Bundle, tmp_path
         with pytest.raises(BundleError, match="Export again with --alignments"):
             search(make(plain, threads=1), [[5]], SearchOptions(attention=True))
     portable: Any = ort_cpu_portable(bundle, threads=1)
-    object.__setattr__(portable.graphs.device, "name", "cuda")
+    object.__setattr__(portable._graphs.device, "name", "cuda")
     with pytest.raises(RuntimeUnavailable, match="ort-cuda has no cross-attention weights"):
         search(portable, [[5]], SearchOptions(attention=True))
     for layer in (2, -3):

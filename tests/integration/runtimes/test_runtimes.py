@@ -119,7 +119,7 @@ def test_what_an_earlier_batch_left_in_memory_changes_nothing(tiny_bundle: Path)
         addresses.append(state._cache["all"].address)
         results.append([runtime.step(state, np.array([BOS, 5]))[0].copy() for _ in range(18)])  # over the growth
         cache_of(state)[:] = np.nan
-        host_array(state._cross["all"])[:] = np.nan
+        host_array(state._sources.cross["all"])[:] = np.nan
         del state
     assert np.array_equal(*results)
     assert addresses[0] == addresses[1]
