@@ -4,18 +4,23 @@
 
 A script stands in for the model: it tells random tokens, an end now and then, and in each sentence one in the end. On the
 host the search ranks them step by step; ahead, the script tells what ONNX Runtime's CPU provider ranked before. Both decode
-the same sentences. The time is the CPU time of the fastest of some searches, divided by the steps that the longest sentence
-takes.
+the same sentences, in turns. Times are CPU time, divided by the steps that the longest sentence takes: the median of some
+searches, and the least of them. Of a search ahead there are
+
+- all of the host's work, from the source ids to the hypotheses, without the stand-in of the device,
+- what a GPU waits for: the rest is done while a launch is under way. A GPU that is done earlier waits longer,
+- what it waits for between two launches. The others of these come once: before the first launch, and after the last.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +42,7 @@ from tfexport.runtimes.loop import LoopRuntime
 from tfexport.runtimes.ort import OrtExecutable
 
 BATCHES, BEAMS = (1, 32, 256), (1, 4)
-ROUNDS = 12
+ROUNDS, WARM = 30, 3
 BEST = 17
 LONGEST = 64
 
@@ -61,6 +66,42 @@ class Script:
         self.log_probs[..., 0] = np.where(is_over, -0.001, self.log_probs[..., 0])
         self.searched: dict[int, dict[str, Any]] = {}
         """What was ranked after each position."""
+
+
+class TimedDevice(HostDevice):
+    """The host's memory, and how long the host worked for the device and beside it.
+
+    Attributes:
+        seconds: the CPU time of launches, which a GPU would take off the host.
+        meanwhile: that of the host between the begin of a launch and the wait for it.
+        between: that between the end of a launch and the begin of the next.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start()
+
+    def start(self) -> None:
+        """A search is to begin."""
+        self.seconds = self.meanwhile = self.between = 0.0
+        self._begun: float | None = None
+        self._ended: float | None = None
+
+    def capture(self, enqueue: Call) -> Call:
+        def launch() -> None:
+            start = time.thread_time()
+            self.between += 0.0 if self._ended is None else start - self._ended
+            enqueue()
+            self._begun = time.thread_time()
+            self.seconds += self._begun - start
+
+        return launch
+
+    def synchronize(self) -> None:
+        if self._begun is not None:
+            self._ended = time.thread_time()
+            self.meanwhile += self._ended - self._begun
+            self._begun = None
 
 
 class Played:
@@ -95,7 +136,7 @@ class ScriptedGraphs:
     flat = False
 
     def __init__(self, script: Script, searcher: Callable[[Role], OrtExecutable]):
-        self.device = HostDevice()
+        self.device = TimedDevice()
         self.buckets = Buckets((LONGEST,), BATCHES, (32,), shrink=2, least_batch=max(BATCHES))
         self.script, self.played = script, False
         self.encoder = self.select_rows = Played(lambda position, arrays: None)
@@ -106,6 +147,7 @@ class ScriptedGraphs:
 
     def start(self) -> None:
         """A search is to begin."""
+        self.device.start()
         self.told.position = 0
         for ranked in self.ranked:
             ranked.position = 0
@@ -168,21 +210,30 @@ def measure(config: ModelConfig, batch: int, beam: int, searcher: Callable[[Role
 
     wanted = on_host()
     steps = graphs.told.position
-    row: dict[str, Any] = {"batch": batch, "beam": beam, "steps": steps, "host": _fastest(on_host, steps)}
     assert ahead() == wanted, "what runs ahead finds something else"
-    graphs.played = True
+    found: dict[str, list[float]] = {"host": [], "ahead": [], "waits": [], "between": []}
+    for number in range(WARM + ROUNDS):
+        graphs.played = False
+        host = _seconds(on_host)
+        graphs.played = True
+        own = _seconds(ahead) - graphs.device.seconds
+        if number >= WARM:  # launches are recorded by then
+            measured = host, own, own - graphs.device.meanwhile, graphs.device.between
+            for name, seconds in zip(found, measured, strict=True):
+                found[name].append(seconds / steps * 1e6)
     assert ahead() == wanted
-    return {**row, "ahead": _fastest(ahead, steps)}
+    return {"batch": batch, "beam": beam, "steps": steps, **{name: _summed(times) for name, times in found.items()}}
 
 
-def _fastest(run: Callable[[], Any], steps: int) -> float:
-    """Microseconds of a step."""
-    seconds = []
-    for _ in range(ROUNDS):
-        start = time.thread_time()
-        run()
-        seconds.append(time.thread_time() - start)
-    return round(min(seconds) / steps * 1e6, 1)
+def _seconds(run: Callable[[], Any]) -> float:
+    """The CPU time of a call."""
+    start = time.thread_time()
+    run()
+    return time.thread_time() - start
+
+
+def _summed(times: Sequence[float]) -> dict[str, float]:
+    return {"median": round(statistics.median(times), 1), "least": round(min(times), 1)}
 
 
 def main() -> int:

@@ -138,6 +138,9 @@ class Scripted(BaseRuntime):
         told = self._continued(state, request, steps)
         return told, ScriptedState(inner, state.ends, state.beam, state.position + steps)
 
+    def begin_ahead(self, state: ScriptedState, request: Ahead, sentences: int) -> None:
+        self._inner.begin_ahead(state.inner, request, sentences)
+
     def _continued(self, state: ScriptedState, request: Ahead, steps: int) -> Continuations:
         """Random continuations of each step, best first, and the end where a sentence is over."""
         shape = (steps, state.rows // state.beam, request.candidates)

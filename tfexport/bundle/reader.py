@@ -16,7 +16,7 @@ from tfexport import contract
 from tfexport.bundle.graph_files import check_graph_file
 from tfexport.config import ModelConfig
 from tfexport.contract import ATTENTION_ROLES, FORMAT, Dialect, Precision, Role
-from tfexport.errors import BundleError
+from tfexport.errors import BundleError, ReplacedBundleError
 from tfexport.system.regular_files import open_regular, read_text
 from tfexport.text.tokenizers import TextTokenizer
 
@@ -160,7 +160,11 @@ class Bundle:
         ):  # of a bundle that is being written, which lists no files yet
             return
         listed = [self.directory / file for file in self.files if file.endswith(".safetensors")]
-        check_graph_file(self.directory / name, {path.name: path.stat().st_size for path in listed})
+        try:
+            sizes = {path.name: path.stat().st_size for path in listed}
+        except OSError:
+            raise self._replaced() from None
+        check_graph_file(self.directory / name, sizes)
         self._checked_graphs.add(name)
 
     def engine(self, engine: Engine) -> Path:
@@ -203,7 +207,10 @@ class Bundle:
         except (OSError, ValueError, KeyError, TypeError):
             same = False
         if not same:
-            raise BundleError(f"{self.directory} was replaced after it was loaded. Load it again.")
+            raise self._replaced()
+
+    def _replaced(self) -> ReplacedBundleError:
+        return ReplacedBundleError(f"{self.directory} was replaced or removed after it was loaded. Load it again.")
 
 
 def open_bundle(directory: Path) -> Bundle:

@@ -13,7 +13,7 @@ other tokens that end an output beside eos there are as many more.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tfexport.decoding.ahead import SearchAhead
 from tfexport.decoding.attention_trace import AttentionTrace, coverage
 from tfexport.decoding.backpointers import Backpointers
-from tfexport.decoding.finished import FinishedHypotheses
+from tfexport.decoding.finished import Ends, FinishedHypotheses
 from tfexport.decoding.hypothesis import Hypothesis
 from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.steps import NO_SENTENCES, TellAttention, is_end, no_token_error, rows_to_keep
@@ -82,6 +82,25 @@ class BeamBatch:
             return None
         return self._ahead.request(self._length, self.sentences, self.tokens, self._log_probs, self._n_candidates)
 
+    def ask_following(self, found: Continuations) -> tuple[Ahead, int] | None:
+        length = self._length + len(found.tokens)
+        if self._ahead is None or length >= self._longest_limit:
+            return None
+        ends = is_end(found.tokens[..., : self._beam], self._end_ids)
+        last = found.at((slice(-1, None), slice(None), slice(self._beam)))
+        # Nothing is finished, nothing may be, and a live hypothesis exists.
+        goes_on = (self._finished.count[self.sentences] == 0) & (last.log_probs[0, :, 0] > -np.inf)
+        if ends.any():
+            goes_on[np.nonzero(ends)[1]] = False
+            last = self._going_on(found.at(slice(-1, None)), ends[-1:])
+        if length >= self._shortest_limit:
+            goes_on &= self._limits[self.sentences] > length
+        if not (certain := int(np.count_nonzero(goes_on))):
+            return None
+        tokens, log_probs = last.tokens.ravel(), last.log_probs[0]
+        request = self._ahead.request(length, self.sentences, tokens, log_probs, self._n_candidates)
+        return None if request is None else (request, certain)
+
     def advance(self, told: Told, attention: TellAttention) -> IntArray | None:
         length = self._length + 1
         best = self._rules.best(told, self._ask, self._n_candidates, length, self.sentences, self._history)
@@ -101,20 +120,22 @@ class BeamBatch:
 
     def outputs(self, indices: IntArray) -> list[list[Hypothesis]]:
         options, trace = self._options, self._trace
-        return [
-            [
-                Hypothesis.scored(
-                    (ids := tuple(output.ids.tolist())),
-                    output.log_prob,
-                    options,
-                    finished=ids[-1] in self._end_ids,
-                    token_log_probs=output.steps if options.token_scores else (),
-                    attention=trace.hypothesis(index, output.beams.tolist()) if trace else None,
-                )
-                for output in outputs
-            ]
-            for index, outputs in zip(indices.tolist(), self._outputs(indices), strict=True)
+        ended, counts = self._finished.best(indices)
+        paths = self._past.read(indices.repeat(counts), ended)
+        ids, lengths, owners = paths.ids.tolist(), ended.lengths.tolist(), indices.repeat(counts).tolist()
+        found = [
+            Hypothesis.scored(
+                tuple(ids[row][:length]),
+                log_prob,
+                options,
+                finished=ids[row][length - 1] in self._end_ids,
+                token_log_probs=paths.token_log_probs(row) if options.token_scores else (),
+                attention=trace.hypothesis(owners[row], paths.beams(row)) if trace else None,
+            )
+            for row, (length, log_prob) in enumerate(zip(lengths, ended.log_probs.tolist(), strict=True))
         ]
+        ends = counts.cumsum().tolist()
+        return [found[end - count : end] for end, count in zip(ends, counts.tolist(), strict=True)]
 
     def _best_continuations(self, best: Best) -> Continuations:
         """The `_n_candidates` best continuations of each sentence, given the `best` tokens of each row; of one step."""
@@ -141,9 +162,9 @@ class BeamBatch:
         if steps < len(found.tokens):
             found = found.at(slice(steps))
         first = self._length + 1
-        is_eos = is_end(found.tokens, self._end_ids)
-        some_end = bool(is_eos[..., : self._beam].any())
-        live = self._going_on(found, is_eos) if some_end else found.at((..., slice(self._beam)))
+        ends = is_end(found.tokens[..., : self._beam], self._end_ids)
+        some_end = bool(ends.any())
+        live = self._going_on(found, ends) if some_end else found.at((..., slice(self._beam)))
         self._past.add(self._length, self.sentences, live)
         self._log_probs, self._parents = live.log_probs[-1], live.parents[-1]
         self.tokens = live.tokens[-1].ravel()
@@ -151,16 +172,33 @@ class BeamBatch:
         may_end = some_end or self._length >= self._shortest_limit or self._profile.continues_past_eos
         if not (may_end or self._finished.is_done(live.log_probs[..., 0], first, self.sentences).any()):
             return self._stay(in_order=in_order)  # mostly
-        return self._leave(self._finish(found, is_eos, live, first), in_order=in_order)
+        return self._leave(self._finish(found, ends, live, first), in_order=in_order)
 
-    def _going_on(self, found: Continuations, is_eos: NDArray[np.bool_]) -> Continuations:
-        """The best `beam` continuations of each step that do not end: [steps, sentences, beam]."""
+    def _going_on(self, found: Continuations, ends: NDArray[np.bool_]) -> Continuations:
+        """The best `beam` continuations of each step that do not end: [steps, sentences, beam].
+
+        Args:
+            ends: which of the first `beam` end an output, [steps, sentences, beam].
+        """
+        first = found.at((..., slice(self._beam)))
         if self._profile.continues_past_eos:
-            return found.at((..., slice(self._beam)))
-        going_on = is_eos.argsort(axis=-1, kind="stable")[..., : self._beam]  # keeps the order of the others
-        steps, sentences, _ = is_eos.shape
-        at = np.arange(steps)[:, None, None], np.arange(sentences)[:, None], going_on
-        return found.at(at)
+            return first
+        if len(ends) == 1:
+            at: Any = 0, np.arange(ends.shape[1])[:, None]
+            return found.at((*at, self._order(found.tokens[0]))).at(None)
+        live = Continuations(first.log_probs.copy(), first.parents.copy(), first.tokens.copy())
+        groups = np.flatnonzero(ends) // self._beam
+        groups = groups[np.append(True, groups[1:] != groups[:-1])]
+        at = np.divmod(groups, ends.shape[1])
+        order = self._order(found.tokens[at])
+        for target, source in zip(live, found, strict=True):
+            target[at] = np.take_along_axis(source[at], order, axis=1)
+        return live
+
+    def _order(self, tokens: IntArray) -> IntArray:
+        """The places of the best `beam` among `tokens` [groups, _n_candidates] that do not end."""
+        is_eos = is_end(tokens, self._end_ids)
+        return is_eos.argsort(axis=1, kind="stable")[:, : self._beam]  # keeps the order of the others
 
     def _finish(
         self, found: Continuations, is_eos: NDArray[np.bool_], live: Continuations, shortest: int
@@ -168,73 +206,72 @@ class BeamBatch:
         """Finish what ends in each step; returns which sentences continue after the last.
 
         Args:
+            is_eos: which of the first `beam` continuations end an output, [steps, sentences, beam].
             shortest: the number of tokens after the first step.
         """
-        lengths = np.arange(shortest, shortest + len(is_eos))
+        steps = len(is_eos)
         exists = found.log_probs[..., : self._beam] > -np.inf
-        ends = is_eos[..., : self._beam] & exists
+        ends = is_eos & exists
         best_live = live.log_probs[..., 0]
         at_limit: NDArray[np.bool_] = np.zeros(best_live.shape, dtype=bool)
-        if lengths[-1] >= self._shortest_limit:
+        if shortest + steps > self._shortest_limit:
+            lengths = np.arange(shortest, shortest + steps)
             at_limit = np.asarray(self._limits[self.sentences] == lengths[:, None])
             if self._profile.at_limit != "compete":
                 # The first `beam` candidates are finished, whatever their last token is.
                 ends = ends | (at_limit[..., None] & exists)
-        unfinished = np.ones(len(self.sentences), dtype=bool)
-        some_end: Any = ends.any(axis=(1, 2)).tolist()
-        some_stop: Any = []
-        first, done = 0, at_limit  # of the steps since something was finished
-        for step, length in enumerate(lengths.tolist()):
-            candidates = found.at(step)
-            counts = self._new_outputs(candidates, is_eos[step])
-            if some_end[step]:
-                self._add(ends[step] & unfinished[:, None], candidates, length, counts)
-            if some_end[step] or not step:
-                last = next((other for other in range(step + 1, len(lengths)) if some_end[other]), len(lengths))
-                first, done = step, self._finished.is_done(best_live[step:last], length, self.sentences)
-                some_stop = (done | at_limit[step:last]).any(axis=1).tolist()
-            if not some_stop[step - first]:
-                continue
-            stops = unfinished & (done[step - first] | at_limit[step])
-            if self._profile.at_limit == "compete" and (competes := stops & ~done[step - first]).any():
-                ranked = live.at(step)
-                self._add(competes[:, None] & np.isfinite(ranked.log_probs), ranked, length)
-            if (self._finished.count[self.sentences[stops & (best_live[step] == -np.inf)]] == 0).any():
-                raise no_token_error()
-            unfinished &= ~stops
-            if not unfinished.any():
-                break
-        return unfinished
+        done = self._finished.take(
+            *(ends, found, best_live, self.sentences, shortest, at_limit),
+            counts=self._new_outputs(found, is_eos),
+            penalties=self._penalties(ends, found, self.sentences, shortest),
+        )
+        stops = done | at_limit
+        stopped = stops.any(axis=0)
+        if stopped.any():
+            groups = np.flatnonzero(stopped)
+            self._stop(groups, stops.argmax(axis=0)[groups], done, live)
+        return np.asarray(~stopped)
 
-    def _new_outputs(self, candidates: Continuations, is_eos: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
-        """Which of the first `beam` candidates of a step do not continue an output; None for all."""
+    def _stop(self, groups: IntArray, last: IntArray, done: NDArray[np.bool_], live: Continuations) -> None:
+        """The sentences at the places `groups` are over with the steps `last`.
+
+        Raises:
+            TfexportError: one has no live hypothesis and no finished one.
+        """
+        if self._profile.at_limit == "compete" and not (decided := done[last, groups]).all():
+            competes = groups[~decided]
+            sentences, ranked = self.sentences[competes], live.at((last[~decided], competes)).at(None)
+            exists = np.isfinite(ranked.log_probs)
+            penalties = self._penalties(exists, ranked, sentences, self._length)
+            self._finished.compete(exists, ranked, sentences, penalties=penalties)
+        dead = live.log_probs[last, groups, 0] == -np.inf
+        if dead.any() and (self._finished.count[self.sentences[groups[dead]]] == 0).any():
+            raise no_token_error()
+
+    def _new_outputs(self, found: Continuations, is_eos: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
+        """Which of the first `beam` candidates of each step do not continue an output; None for all."""
         if not self._profile.continues_past_eos:
             return None
-        parents = candidates.parents[:, : self._beam]
-        continues = self._continues_end[np.arange(len(parents))[:, None], parents]
-        self._continues_end = continues | is_eos[:, : self._beam]
-        return np.asarray(~continues)
+        new = np.empty((*is_eos.shape[:2], self._beam), dtype=bool)
+        groups = np.arange(is_eos.shape[1])[:, None]
+        for step, parents in enumerate(found.parents[..., : self._beam]):
+            continues = self._continues_end[groups, parents]
+            self._continues_end = continues | is_eos[step]
+            np.logical_not(continues, out=new[step])
+        return new
 
-    def _add(
-        self,
-        ends: NDArray[np.bool_],
-        found: Continuations,
-        length: int,
-        counts: NDArray[np.bool_] | None = None,
-    ) -> None:
-        """The hypotheses `ends` [sentences, beam] of those `found` in a step are finished."""
-        if not ends.any():
-            return
-        penalties = None
-        if self._options.coverage_penalty:
-            assert self._trace is not None
-            penalties = np.zeros(ends.shape)
-            for group, rank in np.argwhere(ends).tolist():
-                index, parent = self.sentences[group : group + 1], found.parents[group, rank, None]
-                path = self._past.read(index, parent, np.array([length - 1]))
-                attention = self._trace.hypothesis(int(index[0]), path.beams[0, :length].tolist())
-                penalties[group, rank] = self._options.coverage_penalty * coverage(attention)
-        self._finished.add(ends, found, self.sentences, length, counts=counts, penalties=penalties)
+    def _penalties(
+        self, ends: NDArray[np.bool_], found: Continuations, sentences: IntArray, length: int
+    ) -> LogProbs | None:
+        """The coverage penalties of the hypotheses `ends` [1, sentences, beam] of a step; None without."""
+        if not self._options.coverage_penalty:
+            return None
+        assert self._trace is not None, "the attention of several steps is told by nobody"
+        at = Ends(ends)
+        index = sentences[at.groups]
+        paths = self._past.read(index, at.endings(found, at.steps + length))
+        attention = [self._trace.hypothesis(one, paths.beams(row)) for row, one in enumerate(index.tolist())]
+        return self._options.coverage_penalty * np.array([coverage(one) for one in attention])
 
     def _leave(self, unfinished: NDArray[np.bool_], *, in_order: bool) -> IntArray | None:
         """Let sentences leave that are not `unfinished`; returns what `advance` does."""
@@ -273,40 +310,14 @@ class BeamBatch:
         exists = np.isfinite(self._log_probs[group])
         ids, log_probs = (found[exists] for found in self._past.read_all(self.sentences[group], self._length))
         outputs = [*zip(ids, np.diff(log_probs, prepend=0.0), strict=True)]
-        outputs += [(found.ids, found.steps) for found in self._outputs(np.array([index]))[0][:1]]
+        ended, counts = self._finished.best(np.array([index]))
+        best = self._past.read(np.array([index]).repeat(counts), ended)
+        if len(ended.lengths):
+            outputs.append((best.ids[0, : ended.lengths[0]], best.token_log_probs(0)))
         shortest = min(len(tokens) for tokens, _ in outputs)
         every = np.stack([tokens[:shortest] for tokens, _ in outputs])
         common = int(np.logical_and.accumulate((every == every[0]).all(axis=0)).sum())
         return outputs[0][0][:common], outputs[0][1][:common]
-
-    def _outputs(self, sentences: IntArray) -> list[list[Output]]:
-        """The `nbest` best finished hypotheses of `sentences`."""
-        ended, counts = self._finished.best(sentences)
-        path = self._past.read(sentences.repeat(counts), ended.parents, ended.lengths - 1)
-        rows = np.arange(len(ended.tokens)), ended.lengths - 1
-        path.ids[rows], path.log_probs[rows] = ended.tokens, ended.log_probs
-        found = [
-            Output(path.ids[row, :length], log_prob, path.log_probs[row, :length], path.beams[row, :length])
-            for row, (length, log_prob) in enumerate(zip(ended.lengths.tolist(), ended.log_probs.tolist(), strict=True))
-        ]
-        ends = counts.cumsum().tolist()
-        return [found[end - count : end] for end, count in zip(ends, counts.tolist(), strict=True)]
-
-
-class Output(NamedTuple):
-    """A finished hypothesis, token by token."""
-
-    ids: IntArray
-    log_prob: float
-    sums: LogProbs
-    """The log-probability after each token."""
-    beams: IntArray
-    """The beam that each token continues."""
-
-    @property
-    def steps(self) -> LogProbs:
-        """The log-probability of each token."""
-        return np.diff(self.sums, prepend=0.0)
 
 
 def rank_continuations(log_probs: LogProbs, best: Best, count: int) -> Continuations:

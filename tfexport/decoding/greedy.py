@@ -77,6 +77,17 @@ class GreedyBatch:
             return None
         return self._ahead.request(self._length, self.sentences, self.tokens, None, 1)
 
+    def ask_following(self, found: Continuations) -> tuple[Ahead, int] | None:
+        length = self._length + len(found.tokens)
+        if self._ahead is None or length >= self._longest_limit:
+            return None
+        goes_on = self._live & ~is_end(found.tokens, self._end_ids).any(axis=0)
+        certain = int((goes_on[:, 0] & (self._limits[self.sentences] > length)).sum())
+        if not certain:
+            return None
+        request = self._ahead.request(length, self.sentences, found.tokens[-1].ravel(), None, 1)
+        return None if request is None else (request, certain)
+
     def advance(self, told: Told, attention: TellAttention) -> IntArray | None:
         length, sentences = self._length + 1, self.sentences
         scores, ids = self._rules.best(told, self._ask, 1, length, sentences, self._outputs.history)

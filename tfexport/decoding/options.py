@@ -261,6 +261,11 @@ class BaseSearchOptions(Options):
         return self.samples or self.beam
 
     @property
+    def rows(self) -> int:
+        """Rows of a step graph that a sentence takes, at most."""
+        return self.width * max(1, self.alternatives)
+
+    @property
     def best_only(self) -> bool:
         """Whether the search only needs to know which tokens are best: no scores to return or to compare, and no logits for
         rules of its own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,8 @@ def pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[IntArray, IntA
     """Ragged `sequences` to ids [batch, longest] filled with `pad_id`, and lengths [batch]."""
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
     ids = np.full((len(sequences), lengths.max()), pad_id, dtype=np.int64)
-    for row, sequence in zip(ids, sequences, strict=True):
-        row[: len(sequence)] = sequence
+    every = chain.from_iterable(sequences)
+    ids[np.arange(ids.shape[1]) < lengths[:, None]] = np.fromiter(every, dtype=np.int64, count=int(lengths.sum()))
     return ids, lengths
 
 

@@ -1,7 +1,7 @@
 """What greedy and beam search have in common: they ask for a step, read what it tells, and sentences that are done leave.
 
 A search runs no graph. So one loop serves all searches (`steps_of`), a runtime may make several steps before the search sees
-them, and `serving/` lets many searches share each step.
+them, and `scheduling/` lets many searches share each step.
 """
 
 from __future__ import annotations
@@ -56,6 +56,12 @@ class SearchBatch(Protocol):
         """
         ...
 
+    def ask_following(self, found: Continuations) -> tuple[Ahead, int] | None:
+        """What `ask_ahead` will ask for after `advance_ahead(found)`, of all sentences that the batch has now, and how many
+        of them go on for certain. None where that may be none, or where it is not known yet.
+        """
+        ...
+
     def advance(self, told: Told, attention: TellAttention) -> IntArray | None:
         """Continue with what a step of `tokens` told.
 
@@ -101,6 +107,8 @@ def steps_of(runtime: Runtime[Any], state: Any, batch: SearchBatch, sources: int
             rows = batch.advance(told, partial(_attention_of, state))
         else:
             found, state = runtime.search_ahead(state, ahead)
+            if (following := batch.ask_following(found)) is not None:
+                runtime.begin_ahead(state, *following)  # so that the device works on while the host takes what it found
             rows = batch.advance_ahead(found)
         if batch.is_done:
             return batch.outputs(np.arange(sources))

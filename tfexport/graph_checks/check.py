@@ -41,6 +41,7 @@ from tfexport.graph_checks.weights import misplaced
 from tfexport.graphs.screening import is_screened
 from tfexport.models.float64 import InFloat64
 from tfexport.models.transformer import Transformer
+from tfexport.system.processes import map_large_buffers
 
 SIZES = (
     {"batch": 1, "rows": 1, "beam": 1, "src": 1, "cache": 1, "count": 1, "blocks": 2, "from": 1, "width": 1},
@@ -146,6 +147,7 @@ def check_graph(
         with_kernels: functions are computed by kernels, as `ort-cpu` computes them; else as the graph defines them.
         tolerance: a fixed limit in the place of what follows from rounding.
     """
+    map_large_buffers()
     try:
         proto = onnx.load(folder / graph.file, load_external_data=False)
         return _checked(definition, graph, folder, proto, with_kernels, tolerance)

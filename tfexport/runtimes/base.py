@@ -276,6 +276,18 @@ class Runtime(Protocol[State]):
         """
         ...
 
+    def begin_ahead(self, state: State, request: Ahead, sentences: int) -> None:
+        """Begin the next `search_ahead` of `state`, which `search_ahead` returned, and do not wait for it. Meanwhile the
+        host finds out which sentences are done; they may leave by `state.select` before the steps are asked for.
+
+        A runtime may do nothing here. It does so where the steps would be made in smaller buffers.
+
+        Args:
+            request: as that of the `search_ahead` to come, but for the sentences that are done.
+            sentences: so many of them go on at least, one or more.
+        """
+        ...
+
 
 class BaseRuntime:
     """The members of `Runtime` as a runtime without `Capabilities` has them."""
@@ -298,6 +310,9 @@ class BaseRuntime:
     def search_ahead(self, state: Any, request: Ahead) -> tuple[Continuations, Any]:
         raise NotImplementedError(f"{type(self).__name__} does not search ahead; use best")
 
+    def begin_ahead(self, state: Any, request: Ahead, sentences: int) -> None:
+        """Nothing: the steps are made when they are asked for."""
+
     def tell(self, state: Any, tokens: IntArray, asks: Sequence[Ask]) -> tuple[list[Told], Any]:
         raise NotImplementedError(f"{type(self).__name__} joins no states; use the function `tell`")
 
@@ -307,6 +322,9 @@ class ClassifierRuntime(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def precision(self) -> Precision: ...
 
     @property
     def config(self) -> ModelConfig: ...

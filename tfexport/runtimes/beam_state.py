@@ -12,6 +12,8 @@ No slot is dropped: the caches of rows of their own would be as large.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -57,10 +59,9 @@ class BeamState:
             **{"best.log_probs": ((rows, best), "float32"), "best.ids": ((rows, best), "int64")},
             logits=((rows, config.tgt_vocab_size), "float32"),
         )
-        self._given = self._workspace.mirrored(self._io, "tokens", "position", "slot")
-        self._best = self._workspace.mirrored(self._io, "best.log_probs", "best.ids")
         self._logits: Mirror | None = None  # allocated at the first `step`: it may be large
-        self._given["tokens"][:] = config.bos_id  # read by empty places
+        self._begun: BeamLaunch | None = None
+        """Of the next `search_ahead`."""
         self._use_masks(mask)
 
     def _use_masks(self, mask: NDArray[np.bool_] | None) -> None:
@@ -68,14 +69,22 @@ class BeamState:
         shape = (self._batch, 1, self._beam, self._cache["all"].shape[-2])
         self._masks = self._workspace.region(self._sources.lane, "masks", mask=(shape, "bool"), other=(shape, "bool"))
         self._mask = self._workspace.mirror(self._masks["mask"])
-        self._launches: dict[tuple[int, int], BeamLaunch] = {}
-        """Over the present buffers, by the best tokens of a row and the candidates."""
         self._is_on_host = True
         """Whether the host's mask is the newest; else the device's is."""
         self._mask.array[:] = False
         if mask is not None:
             self._mask.array[..., : mask.shape[3]] = mask
         self._see_own()
+
+    @cached_property
+    def _given(self) -> Mirrored:
+        found = self._workspace.mirrored(self._io, "tokens", "position", "slot")
+        found["tokens"][:] = self._workspace.config.bos_id  # read by empty places
+        return found
+
+    @cached_property
+    def _best(self) -> Mirrored:
+        return self._workspace.mirrored(self._io, "best.log_probs", "best.ids")
 
     def _see_own(self) -> None:
         """Let each row see the slot of its next token."""
@@ -137,26 +146,40 @@ class BeamState:
     @locked
     def search_ahead(self, request: Ahead) -> Continuations:
         """The best continuations of each sentence in each of the next steps."""
+        launch = self._begun or self._begin(request)
+        self._begun = None
+        found = launch.found(self._slots)
+        self._filled += len(found.tokens)
+        return found
+
+    @locked
+    def begin_ahead(self, request: Ahead, sentences: int) -> None:
+        """Begin the next `search_ahead`, unless these buffers could be left before it."""
+        if self._workspace.graphs.buckets.batch_after(self._batch, sentences, self._beam) == self._batch:
+            self._begun = self._begin(request)
+
+    def _begin(self, request: Ahead) -> BeamLaunch:
         workspace = self._workspace
         if (steps := slots_needed(self._filled, workspace)) * self._beam > self._cache["all"].shape[-2]:
             self._grow(steps)
         sizes = tokens_needed(request, workspace), request.candidates
-        if sizes not in self._launches:
-            step, tensors, (found_of_row, candidates) = workspace.graphs.beam_step(), self._step_tensors(), sizes
-            self._launches[sizes] = BeamLaunch(
-                *(workspace, self._sources.lane, step, tensors, found_of_row),
-                other=self._masks["other"],
-                candidates=candidates,
-            )
+        step = workspace.graphs.beam_step()
+
+        def made() -> BeamLaunch:
+            given = workspace, self._sources.lane, step, self._step_tensors(), sizes[0]
+            return BeamLaunch(*given, other=self._masks["other"], candidates=sizes[1])
+
+        buffers = *self._sources.key, self._cache.key, self._io.key, self._masks.key
+        launch = workspace.made((BeamLaunch, id(step), sizes, buffers), made)
         if self._is_on_host:
             self._mask.push()
-        found = self._launches[sizes].run(request, self._filled, self._slots)
-        self._filled += len(found.tokens)
-        self._is_on_host = False
-        return found
+            self._is_on_host = False
+        launch.begin(request, self._filled, self._slots)
+        return launch
 
     def _read_mask(self) -> NDArray[np.bool_]:
         """The newest mask, on the host."""
+        assert self._begun is None, "several steps are under way"
         if not self._is_on_host:
             self._mask.pull()
             self._workspace.graphs.device.synchronize()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from numpy.typing import NDArray
@@ -12,6 +13,9 @@ from numpy.typing import NDArray
 from tfexport.contract import ALIGNMENT
 from tfexport.errors import DeviceMemoryError
 from tfexport.runtimes.device import Device, DeviceTensor, Memory, Mirror
+
+KEPT = 1024
+"""Layouts, and addresses of layouts, that are kept."""
 
 
 class MemoryPool:
@@ -25,12 +29,12 @@ class MemoryPool:
 
     def __init__(self, device: Device, kept: int, *, by_use: bool = False):
         self.device, self.kept, self._by_use = device, kept, by_use
-        self._free: list[tuple[str, Memory]] = []  # with their uses; the least recently used first
+        self._free: list[tuple[Hashable, Memory]] = []  # with their uses; the least recently used first
         self._numbers: dict[int, int] = {}  # in the order of allocation, by address
         # Reentrant: a piece is given back when its last reference goes, in any thread and at any point of the code.
         self._lock = threading.RLock()
 
-    def take(self, nbytes: int, use: str = "") -> Memory:
+    def take(self, nbytes: int, use: Hashable = "") -> Memory:
         """A free piece of the size class of `nbytes`, or a new one."""
         size = size_class(nbytes)
         with self._lock:
@@ -49,7 +53,7 @@ class MemoryPool:
             self._free.remove(chosen)
             return chosen[1]
 
-    def _order(self, piece: tuple[str, Memory]) -> int:
+    def _order(self, piece: tuple[Hashable, Memory]) -> int:
         address = piece[1].address
         return self._numbers[address] if self._by_use else address
 
@@ -62,7 +66,7 @@ class MemoryPool:
         self._free.clear()  # free pieces of other sizes may be what is missing
         return self.device.allocate(size)
 
-    def give_back(self, memory: Memory, use: str = "") -> None:
+    def give_back(self, memory: Memory, use: Hashable = "") -> None:
         with self._lock:
             self._free.append((use, memory))
             del self._free[: -self.kept]
@@ -89,21 +93,42 @@ class Lane:
         weakref.finalize(self, taken.discard, self.number).atexit = False
 
 
+Spec = tuple[tuple[int, ...], str]
+"""The shape and the type of a tensor."""
+
+
+class Layout:
+    """How named tensors lie in one piece of memory: one after the other, each aligned."""
+
+    def __init__(self, tensors: tuple[tuple[str, Spec], ...]):
+        self.nbytes = 0
+        self._tensors: list[tuple[str, int, Spec]] = []
+        for name, spec in tensors:
+            self._tensors.append((name, self.nbytes, spec))
+            self.nbytes += -(-DeviceTensor(0, *spec).nbytes // ALIGNMENT) * ALIGNMENT
+
+    @lru_cache(maxsize=KEPT)  # noqa: B019 - a layout is kept in any case
+    def at(self, address: int) -> Mapping[str, DeviceTensor]:
+        """The tensors at an address."""
+        return {name: DeviceTensor(address + offset, *spec) for name, offset, spec in self._tensors}
+
+
+@lru_cache(maxsize=KEPT)
+def layout_of(tensors: tuple[tuple[str, Spec], ...]) -> Layout:
+    """The one layout of these tensors."""
+    return Layout(tensors)
+
+
 class Region:
     """Named tensors in one piece of a pool's memory. The piece is given back when nothing refers to the region."""
 
-    def __init__(self, pool: MemoryPool, use: str, **tensors: tuple[tuple[int, ...], str]):
-        offsets: dict[str, int] = {}
-        end = 0
-        for name, (shape, dtype) in tensors.items():
-            offsets[name] = end
-            end += -(-DeviceTensor(0, shape, dtype).nbytes // ALIGNMENT) * ALIGNMENT
-        use = f"{use} {list(tensors.values())}"
-        memory = pool.take(end, use)
-        weakref.finalize(self, pool.give_back, memory, use).atexit = False
-        self.tensors: Mapping[str, DeviceTensor] = {
-            name: DeviceTensor(memory.address + offsets[name], shape, dtype) for name, (shape, dtype) in tensors.items()
-        }
+    def __init__(self, pool: MemoryPool, use: str, **tensors: Spec):
+        layout = layout_of(tuple(tensors.items()))
+        memory = pool.take(layout.nbytes, (use, layout))
+        weakref.finalize(self, pool.give_back, memory, (use, layout)).atexit = False
+        self.tensors = layout.at(memory.address)
+        self.key = memory.address, layout
+        """Regions with the same key have the same tensors."""
 
     def __getitem__(self, name: str) -> DeviceTensor:
         return self.tensors[name]
@@ -115,7 +140,7 @@ class Region:
 
 
 class Mirrored:
-    """A host array beside each of some tensors of a region. One copy moves all of them.
+    """A host array beside each of some tensors of a region. One copy moves all of them. It does not own the region.
 
     Args:
         mirror: of the span of `names`.

@@ -4,7 +4,8 @@
               └─ best ─┘  └─ tokens, scores, mask ─┘
 
 The search graph of a step writes the inputs of the next one. Each step has places of its own in the log, so that nothing
-is overwritten before it was read; masks of a shared cache take turns. A launch is recorded when it is made a second time:
+is overwritten before it was read; masks of a shared cache take turns. The host copies what it reads of the log: the next
+launch may begin before the host has done with it. A launch is recorded when it is made a second time:
 sizes that come once are not worth it, and work must have run once before it is recorded.
 """
 
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.contract import ALIGNMENT, BEST, ITEM_SIZES
-from tfexport.runtimes.base import AHEAD, Ahead, Continuations, IntArray
+from tfexport.runtimes.base import AHEAD, Ahead, Continuations
 from tfexport.runtimes.device import Call, DeviceTensor
 from tfexport.runtimes.device_pool import Lane, Mirrored
 from tfexport.runtimes.slots import Slots
@@ -51,10 +52,9 @@ def slots_needed(filled: int, workspace: Workspace) -> int:
     return min(filled + AHEAD, max(workspace.graphs.buckets.cache))
 
 
-def positions(filled: int, workspace: Workspace) -> IntArray:
-    """The position of each step. Behind the last one the steps repeat it: their tokens are in no output."""
-    last = min(workspace.config.max_target_length, max(workspace.graphs.buckets.cache)) - 1
-    return np.minimum(np.arange(filled, filled + AHEAD), last)
+def positions(workspace: Workspace) -> int:
+    """The number of positions that steps may have."""
+    return min(workspace.config.max_target_length, max(workspace.graphs.buckets.cache))
 
 
 def tokens_needed(request: Ahead, workspace: Workspace) -> int:
@@ -90,6 +90,7 @@ class Tables:
         tensors = {"bias": steps_of(self._vocab, "float32"), "leaving": (self._vocab, "float32")}
         self._region = workspace.region(None, "search tables", **tensors)
         self._host = workspace.mirrored(self._region, *tensors)
+        self._device = workspace.graphs.device
         self._filled: Any = None
 
     def bias(self, step: int) -> DeviceTensor:
@@ -106,6 +107,7 @@ class Tables:
         wanted = (request.banned, request.end_ids, request.candidates)
         if wanted == self._filled:
             return
+        self._device.synchronize()  # a launch of another thread may be under way, and its tables not copied yet
         bias = every_step(self._host["bias"], self._vocab)
         bias[:] = 0.0
         for step, banned in enumerate(request.banned):
@@ -140,32 +142,24 @@ class _Launch:
     ):
         graphs = workspace.graphs.search
         assert graphs is not None, "the host chooses the tokens"
-        self._graphs, self._workspace, self._step, self._tensors = graphs, workspace, step, dict(tensors)
+        # It keeps no workspace, which keeps it.
+        self._graphs, self._step, self._tensors = graphs, step, dict(tensors)
+        self._device, self._last = workspace.graphs.device, positions(workspace) - 1
         rows = tensors["best.ids"].shape[0]
         self._rows, self._found = rows, found
         self._given = workspace.region(lane, "given", **given, places=((found,), "float32"))
         wide = {"wide.ids": ((rows, found), "int64")} if self._is_wide else {}
         self._log = workspace.region(lane, "log", **log, **inner, **wide)
         self._tables = workspace.tables(Tables)
-        regions = (*self._given.tensors.values(), *self._log.tensors.values())
-        key = ("launch", id(step), *regions, *tensors.values(), *self._others())
-
-        def recording() -> Recording:
-            host_given, host_log = workspace.mirrored(self._given, *given), workspace.mirrored(self._log, *log)
-            return Recording(graphs, self._work(host_given, host_log), host_given, host_log)
-
-        self.recording: Recording = workspace.made(key, recording)
+        host_given, host_log = workspace.mirrored(self._given, *given), workspace.mirrored(self._log, *log)
+        self.recording = Recording(graphs, self._work(host_given, host_log), host_given, host_log)
 
     @property
     def _is_wide(self) -> bool:
         return self._found > self._tensors["best.ids"].shape[1]
 
-    def _others(self) -> list[DeviceTensor]:
-        """Tensors of the launch that are of no region of its own and not of the step."""
-        return []
-
     def _work(self, given: Mirrored, log: Mirrored) -> Call:
-        """All that is enqueued. It refers to memory by address alone, so that the pool gets it back."""
+        """All that is enqueued."""
         calls = [call for step in range(AHEAD) for call in self._calls(step)]
 
         def work() -> None:
@@ -196,10 +190,11 @@ class _Launch:
     def _search(self, step: int) -> tuple[Executable, dict[str, DeviceTensor]]:
         raise NotImplementedError
 
-    def _run(self, request: Ahead) -> None:
+    def _enqueue(self, request: Ahead, filled: int) -> None:
+        # Behind the last position the steps repeat it: their tokens are in no output.
+        self.recording.given["position"][:] = np.minimum(np.arange(filled, filled + AHEAD), self._last)[:, None]
         self._tables.fill(request)
         self.recording()
-        self._workspace.graphs.device.synchronize()
 
 
 class GreedyLaunch(_Launch):
@@ -218,7 +213,8 @@ class GreedyLaunch(_Launch):
         log = {"next.tokens": steps_of(shape, "int64"), "next.log_probs": steps_of(shape, "float32")}
         inner = {"best.log_probs": steps_of((*shape, found), "float32")}
         super().__init__(workspace, lane, step, tensors, found, given=given, log=log, inner=inner)
-        self.recording.given["tokens"][:] = workspace.config.bos_id  # read by empty places
+        self.recording.given["tokens"][:] = workspace.config.bos_id  # read by places that were never taken
+        self._views = [every_step(self.recording.log[name], shape) for name in ("next.tokens", "next.log_probs")]
 
     def _step_inputs(self, step: int) -> dict[str, DeviceTensor]:
         shape = (self._rows,)
@@ -229,15 +225,15 @@ class GreedyLaunch(_Launch):
         outputs = {name: at_step(self._log[name], step, (self._rows, 1)) for name in ("next.tokens", "next.log_probs")}
         return self._graphs.greedy_search, outputs
 
-    def run(self, request: Ahead, filled: int, rows: IntArray) -> Continuations:
-        """The best token of `rows` in each step, after `filled` tokens."""
-        given, log = self.recording.given, self.recording.log
-        given["tokens"][rows] = request.tokens
-        given["position"][:] = positions(filled, self._workspace)[:, None]
-        self._run(request)
-        shape = (self._rows,)
-        tokens = every_step(log["next.tokens"], shape)[:, rows, None]
-        log_probs = every_step(log["next.log_probs"], shape)[:, rows, None]
+    def begin(self, request: Ahead, filled: int, live: Slots) -> None:
+        """Enqueue the steps after `filled` tokens of the sentences in the places `live`."""
+        self.recording.given["tokens"][live.row_index] = request.tokens
+        self._enqueue(request, filled)
+
+    def found(self, live: Slots) -> Continuations:
+        """Wait for the steps; the best token of each of `live` in each of them."""
+        self._device.synchronize()
+        tokens, log_probs = (view[:, live.row_index, None].copy() for view in self._views)
         return Continuations(log_probs.astype(np.float64), np.zeros_like(tokens), tokens)
 
 
@@ -280,12 +276,13 @@ class BeamLaunch(_Launch):
         inner = {"next.tokens": steps_of(self._grid, "int64"), "next.scores": steps_of(self._grid, "float64")}
         super().__init__(workspace, lane, step, tensors, found, given=given, log=log, inner=inner)
         host = self.recording.given
-        host["tokens"][:], host["scores"][:] = workspace.config.bos_id, 0.0  # read by empty places
+        host["tokens"][:], host["scores"][:] = workspace.config.bos_id, 0.0  # read by places that were never taken
         host["first_row"][:, 0] = np.arange(self._batch) * self._beam
         host["slots"][:], host["order"][:], host["found"][:] = np.arange(self._slots), -np.arange(candidates), found
-
-    def _others(self) -> list[DeviceTensor]:
-        return [*self._masks]
+        told = self.recording.log
+        self._views = [every_step(told[f"candidates.{name}"], self._listed) for name in dtypes]
+        self._best = every_step(told["best.log_probs"], (self._rows, found))[..., 0]
+        self._own = every_step(host["own"], (self._beam,))
 
     def _step_inputs(self, step: int) -> dict[str, DeviceTensor]:
         last = at_step(self._log["next.tokens"], step - 1, self._grid) if step else self._given["tokens"]
@@ -309,20 +306,23 @@ class BeamLaunch(_Launch):
             "next.mask": self._masks[(step + 1) % 2],
         }
 
-    def run(self, request: Ahead, filled: int, live: Slots) -> Continuations:
-        """The best continuations of the sentences in the places `live`, after `filled` tokens of each hypothesis."""
-        given, log = self.recording.given, self.recording.log
+    def begin(self, request: Ahead, filled: int, live: Slots) -> None:
+        """Enqueue the steps after `filled` tokens of the hypotheses of the sentences in the places `live`."""
+        given = self.recording.given
         assert request.log_probs is not None
-        given["tokens"][live.places] = request.tokens.reshape(-1, self._beam)
-        given["scores"][live.places] = request.log_probs
-        given["position"][:] = positions(filled, self._workspace)[:, None]
+        given["tokens"][live.index] = request.tokens.reshape(-1, self._beam)
+        given["scores"][live.index] = request.log_probs
         slots = np.arange(filled, filled + AHEAD + 1) * self._beam
         given["slot"][:] = np.minimum(slots[:-1], self._slots - self._beam)[:, None]
-        every_step(given["own"], (self._beam,))[:] = slots[1:, None] + np.arange(self._beam)
-        self._run(request)
-        names = ("candidates.log_probs", "candidates.parents", "candidates.tokens")
-        found = Continuations(*(every_step(log[name], self._listed)[:, live.places] for name in names))
-        best = every_step(log["best.log_probs"], (self._rows, self._found))[:, live.rows, 0]
+        self._own[:] = slots[1:, None] + np.arange(self._beam)
+        self._enqueue(request, filled)
+
+    def found(self, live: Slots) -> Continuations:
+        """Wait for the steps; the best continuations of the sentences in the places `live` in each of them."""
+        self._device.synchronize()
+        # Copies: the next launch overwrites the log.
+        log_probs, parents, tokens = (np.array(view[:, live.index]) for view in self._views)
+        found, best = Continuations(log_probs, parents, tokens), self._best[:, live.row_index]
         if not math.isfinite(best.sum(dtype=np.float64)):
             bad = ~np.isfinite(best).reshape(AHEAD, -1, self._beam).all(axis=2)
             found.log_probs[bad] = np.nan

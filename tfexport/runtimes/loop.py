@@ -85,3 +85,6 @@ class LoopRuntime(BaseRuntime):
 
     def search_ahead(self, state: State, request: Ahead) -> tuple[Continuations, State]:
         return state.search_ahead(request), state
+
+    def begin_ahead(self, state: State, request: Ahead, sentences: int) -> None:
+        state.begin_ahead(request, sentences)

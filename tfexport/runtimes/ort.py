@@ -174,6 +174,7 @@ class OrtClassifier:
 
     def __init__(self, bundle: Bundle, *, precision: Precision = "float32", threads: int | None = None):
         self.config, self.capacity = bundle.config, Capacity.of_model(bundle.config)
+        self.precision = precision
         graph = bundle.graph("encoder_classifier", precision)
         self._session = _session(graph, HostDevice(), threads, record=False, rounding=precision != "float32")
 

@@ -263,6 +263,7 @@ class TorchClassifier:
     name = "torch"
 
     def __init__(self, bundle: Bundle, *, precision: Precision = "float32", threads: int | None = None):
+        self.precision = precision
         bundle.graph("encoder_classifier")
         if threads is not None:
             torch.set_num_threads(threads)

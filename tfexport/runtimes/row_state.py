@@ -32,7 +32,7 @@ class RowState:
         places = self._batch * slots.beam
         self._cache = cache or self._empty_cache(graphs.buckets.first_cache(sources.padded))
         self._steps: dict[DeviceTensor, Call] = {}  # the bound step graph for each buffer of the cache
-        self._launches: dict[int, GreedyLaunch] = {}  # over the present buffers, by the best tokens that they need
+        self._begun: GreedyLaunch | None = None  # of the next `search_ahead`
         best = min(BEST, config.tgt_vocab_size)
         self._io = self._workspace.region(
             sources.lane,
@@ -89,21 +89,35 @@ class RowState:
     @locked
     def search_ahead(self, request: Ahead) -> Continuations:
         """The best token of each row in each of the next steps."""
+        launch = self._begun or self._begin(request)
+        self._begun = None
+        found = launch.found(self._slots)
+        self._filled += len(found.tokens)
+        return found
+
+    @locked
+    def begin_ahead(self, request: Ahead, sentences: int) -> None:
+        """Begin the next `search_ahead`, unless these buffers could be left before it."""
+        if self._workspace.graphs.buckets.batch_after(self._batch, sentences, 1) == self._batch:
+            self._begun = self._begin(request)
+
+    def _begin(self, request: Ahead) -> GreedyLaunch:
         assert self._slots.beam == 1, "the rows of a beam would have to be gathered"
         workspace = self._workspace
         if (slots := slots_needed(self._filled, workspace)) > self._cache["all"].shape[-2]:
             self._grow(slots)
-        found_of_row = tokens_needed(request, workspace)
-        if found_of_row not in self._launches:
-            step = workspace.graphs.step(self._cache["all"].shape[-2])
-            self._launches[found_of_row] = GreedyLaunch(
-                workspace, self._sources.lane, step, self._step_tensors(), found_of_row
-            )
-        found = self._launches[found_of_row].run(request, self._filled, self._slots.rows)
-        self._filled += len(found.tokens)
-        return found
+        found, step = tokens_needed(request, workspace), workspace.graphs.step(self._cache["all"].shape[-2])
+
+        def made() -> GreedyLaunch:
+            return GreedyLaunch(workspace, self._sources.lane, step, self._step_tensors(), found)
+
+        buffers = *self._sources.key, self._cache.key, self._io.key
+        launch = workspace.made((GreedyLaunch, id(step), found, buffers), made)
+        launch.begin(request, self._filled, self._slots)
+        return launch
 
     def _run(self, tokens: IntArray, results: Mirror | Mirrored) -> None:
+        assert self._begun is None, "several steps are under way"
         self._given["tokens"][self._slots.rows] = tokens
         self._given["position"][:] = self._filled
         if self._reorder is not None:
@@ -155,6 +169,7 @@ class RowState:
 
     def _smaller(self, batch: int, slots: Slots, parents: IntArray) -> RowState:
         """This state in buffers for `batch` sentences."""
+        assert self._begun is None, "several steps are under way"
         workspace, lane = self._workspace, self._sources.lane
         sentences, rows = slots.compact(parents, batch)
         index = workspace.region(lane, "smaller", sentences=((batch,), "int64"), rows=((len(rows),), "int64"))
@@ -176,4 +191,3 @@ class RowState:
         cache = self._empty_cache(self._workspace.graphs.buckets.cache_for(slots))
         self._workspace.copy_slots(cache, self._cache, self._filled)
         self._cache = cache
-        self._launches.clear()

@@ -37,6 +37,10 @@ class Slots:
         self.places, self.beam = places, beam
         self.rows: IntArray = (places[:, None] * beam + np.arange(beam)).ravel()
         """The row in the buffers of each row of the search."""
+        is_first = bool((places == np.arange(len(places))).all())
+        self.index: slice | IntArray = slice(0, len(places)) if is_first else places
+        self.row_index: slice | IntArray = slice(0, len(self.rows)) if is_first else self.rows
+        """An index for the places, and one for the rows. A slice takes less time than an array of indices."""
 
     @classmethod
     def first(cls, sentences: int, beam: int) -> Slots:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tfexport.runtimes.base import FloatArray, IntArray
-from tfexport.runtimes.device import DeviceTensor, to_float32
+from tfexport.runtimes.device import Call, DeviceTensor, to_float32
 from tfexport.runtimes.device_pool import Lane, Mirrored, Region
 from tfexport.runtimes.slots import fill_sources
 from tfexport.runtimes.workspace import Workspace
@@ -37,8 +39,17 @@ class Sources:
         mirror = workspace.mirrored(inputs, "src_len", "src_ids")
         fill_sources(mirror["src_ids"], mirror["src_len"], src_ids, src_len, pad_id=workspace.config.pad_id)
         mirror.push()
-        workspace.call(workspace.graphs.encoder, {**inputs.tensors, **workspace.named("cross", cross)})()
+
+        def bound() -> Call:
+            return workspace.graphs.encoder.bind({**inputs.tensors, **workspace.named("cross", cross)})
+
+        workspace.made((id(workspace.graphs.encoder), inputs.key, cross.key), bound)()
         return cls(workspace, lane, src_ids.shape[1], inputs, mirror, cross)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Sources with the same key have the same `tensors`."""
+        return self._inputs.key, self.cross.key
 
     @property
     def tensors(self) -> dict[str, DeviceTensor]:

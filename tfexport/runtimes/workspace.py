@@ -162,6 +162,7 @@ class Workspace:
         self._lanes: set[int] = set()
         self._calls: OrderedDict[Any, Any] = OrderedDict()
         self._mirrors: OrderedDict[DeviceTensor, Mirror] = OrderedDict()
+        self._mirrored: OrderedDict[Any, Mirrored] = OrderedDict()
         self._tables: Any = None
         self.lock = threading.RLock()
         """Threads decode one call after the other: they share memory, bound tensors and a stream."""
@@ -189,8 +190,9 @@ class Workspace:
         return _cached(self._mirrors, tensor, lambda: self.graphs.device.mirror(tensor))
 
     def mirrored(self, region: Region, *names: str) -> Mirrored:
-        """Host arrays beside tensors of `region` that lie one after the other."""
-        return Mirrored(self.mirror(region.span(*names)), region, *names)
+        """Host arrays beside tensors of `region` that lie one after the other, kept for the next region at its place."""
+        key = (*region.key, names)
+        return _cached(self._mirrored, key, lambda: Mirrored(self.mirror(region.span(*names)), region, *names))
 
     def blocks(self, lane: Lane, use: str, rows: int, length: int, *, flat: bool = False) -> Region:
         """Keys and values of all layers in one tensor `all`, [blocks, rows, heads, length, head_dim].

@@ -13,9 +13,13 @@ from pathlib import Path
 
 CPU_FACTS = Path("/proc/cpuinfo")
 PR_SET_PDEATHSIG = 1
+_M_MMAP_THRESHOLD = -3
 
 RETURN_EVERY = 1.0
 """Seconds after which freed memory is given back again; it takes some milliseconds, and so does touching it anew."""
+
+LARGE_BUFFER = 16 * 2**20
+"""Bytes from which a buffer gets a map of its own, see `map_large_buffers`."""
 
 _returned = 0.0
 
@@ -82,6 +86,32 @@ def end_with_parent() -> None:
     """Let this process be killed when its parent dies, on Linux: it may be stopped or waiting, and would stay for ever."""
     with suppress(OSError, AttributeError, TypeError):  # TypeError: on Windows None is no library
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def map_large_buffers() -> None:
+    """Let each large buffer have a map of its own from now on, which goes back to the system when it is freed; for glibc.
+
+    By itself glibc puts ever larger buffers into its heap, once such a buffer was freed. Matrices of all sizes that come and
+    go leave gaps there: the check of an exported base model took up to a gigabyte more in some runs than in others.
+    """
+    with suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BUFFER)
+
+
+def close_sockets(*, keep: int) -> None:
+    """Close the sockets that this process has from its parent, on Linux: each would stay open when the parent closes it.
+
+    Their numbers stay taken, by the null device: an object of the parent's that is still here may close its own once more.
+
+    Args:
+        keep: a file descriptor that stays.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for entry in list(Path("/proc/self/fd").glob("*")):
+        with suppress(OSError):
+            if int(entry.name) != keep and os.readlink(entry).startswith("socket:"):
+                os.dup2(null, int(entry.name), inheritable=False)
+    os.close(null)
 
 
 def return_freed_memory(*, now: bool = False) -> None:

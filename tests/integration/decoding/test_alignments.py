@@ -67,6 +67,7 @@ def naive_attention(model: TutorialTransformer, source: list[int], ids: list[int
     return model.decoder.layers[-1].encoder_attention.weights[0].mean(dim=0).numpy()
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("flags", [[], ["--beam", 3, "--nbest", 2], ["--workers", 2], ["--runtime", "torch"]])
 def test_decode_writes_what_the_checkpoint_attends_to(
     run: Run, aligned_bundle: Path, tiny_checkpoint: TinyCheckpoint, tmp_path: Path, flags: list[Any]

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -134,24 +135,57 @@ def test_a_worker_that_is_killed_is_told() -> None:
         decode_all(runtime(Dying), sources(9), SearchOptions(), batch_size=2, workers=2)
 
 
-class Slow(ScriptedRuntime):
+class Slow(Meeting):
+    """Both workers have begun before one of them goes on, and each batch takes half a second."""
+
+    met: Any = threading.Event()
+
     def encode(self, src_ids: IntArray, src_len: IntArray, *, beam: int = 1, attention: bool = False) -> Any:
+        if not self.met.is_set():
+            self.barrier.wait()
+            self.met.set()
         time.sleep(0.5)
-        return super().encode(src_ids, src_len, beam=beam, attention=attention)
+        return ScriptedRuntime.encode(self, src_ids, src_len, beam=beam, attention=attention)
 
 
 class SlowForked(Slow, Forked):
-    pass
+    barrier = multiprocessing.get_context("fork").Barrier(2, timeout=20)
+    met = multiprocessing.get_context("fork").Event()
+
+
+class Left(BaseException):
+    """What the signal raises here: a KeyboardInterrupt that came before the search or after it would end all tests."""
+
+
+@contextmanager
+def leaving(begun: Any) -> Iterator[None]:
+    """This thread is sent a signal once `begun` is set, however long that takes on a busy machine."""
+
+    def leave(*_: object) -> None:
+        raise Left
+
+    def send() -> None:
+        if begun.wait(20):
+            signal.pthread_kill(main, signal.SIGINT)
+
+    main = threading.get_ident()
+    before = signal.signal(signal.SIGINT, leave)
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        try:
+            yield
+        finally:
+            sender.join()  # or its signal could come in another test
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("kind", [Slow, SlowForked])
-def test_workers_end_at_once_when_the_search_is_left(kind: type[ScriptedRuntime]) -> None:
+def test_workers_end_at_once_when_the_search_is_left(kind: type[Slow]) -> None:
     """Not when all their batches are done: that would be 20 seconds from now."""
-    main = threading.main_thread().ident
-    assert main is not None
-    threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT)).start()
     begun = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
+    with leaving(kind.met), pytest.raises(Left):
         decode_all(runtime(kind), sources(80), SearchOptions(), batch_size=1, workers=2)
     assert time.monotonic() - begun < 10
     for _ in range(500):

@@ -31,7 +31,7 @@ from tfexport.contract import GraphSpec
 from tfexport.decoding.search import SearchOptions, search
 from tfexport.dialects import DIALECTS
 from tfexport.errors import BundleError, TfexportError
-from tfexport.exporter.pipeline import emit, export
+from tfexport.exporter.pipeline import Exported, emit, export
 from tfexport.graph_checks.check import Compared, GraphCheck, check_graph
 from tfexport.graph_checks.definition import Definition
 from tfexport.graphs.projections import PARTS, STACKED
@@ -329,7 +329,7 @@ def altered_export(tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPa
         *,
         check_all: bool = False,
         **options: Any,
-    ) -> None:
+    ) -> Exported:
         def emit_altered(spec: GraphSpec, *arguments: Any) -> ir.Model:
             emitted = emit(spec, *arguments)
             if spec.file != file:
@@ -345,7 +345,7 @@ def altered_export(tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPa
 
         monkeypatch.setattr("tfexport.exporter.pipeline.emit", emit_altered)
         monkeypatch.setattr("tfexport.exporter.pipeline.check_graph", check_altered)
-        export(tiny_checkpoint.load(), directory, **options)
+        return export(tiny_checkpoint.load(), directory, **options)
 
     return run
 
@@ -479,7 +479,7 @@ def other_scale(graph: onnx.GraphProto) -> None:
     tensors[one].external_data.extend(place)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize(
     ("change", "role"),
@@ -566,9 +566,9 @@ def test_a_standard_graph_that_sees_other_keys_or_positions_is_not_exported(
 
 
 def test_the_unaltered_graphs_pass(altered_export: Callable, tmp_path: Path) -> None:
-    options = {"check_all": True, "precisions": ("float16", "bfloat16")}
+    options = {"check_all": True, "precisions": ("bfloat16",)}
     altered_export(lambda graph: None, "encoder.onnx", tmp_path / "bundle", **options)
-    assert open_bundle(tmp_path / "bundle").precisions == ["float32", "float16", "bfloat16"]
+    assert open_bundle(tmp_path / "bundle").precisions == ["float32", "bfloat16"]
 
 
 @pytest.mark.thorough
@@ -589,11 +589,14 @@ def test_an_export_without_its_check_tells_nothing_of_it(tiny_checkpoint: TinyCh
     assert export(tiny_checkpoint.load(), tmp_path / "bundle", check=False).closest == {}
 
 
-def test_a_tolerance_takes_the_place_of_what_rounding_explains(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def test_a_tolerance_takes_the_place_of_what_rounding_explains(altered_export: Callable, tmp_path: Path) -> None:
+    def as_it_was(graph: onnx.GraphProto) -> None:
+        pass
+
     with pytest.raises(TfexportError, match=r"rounding explains 0\.0e\+00 .* allow more with --tolerance N"):
-        export(tiny_checkpoint.load(), tmp_path / "bundle", tolerance=0.0)
+        altered_export(as_it_was, "encoder.onnx", tmp_path / "bundle", tolerance=0.0)
     assert list(tmp_path.iterdir()) == []
-    exported = export(tiny_checkpoint.load(), tmp_path / "bundle", tolerance=0.5)
+    exported = altered_export(as_it_was, "encoder.onnx", tmp_path / "bundle", tolerance=0.5)
     assert exported.closest["float32"].allowed == 0.5
 
 
@@ -625,8 +628,10 @@ def test_tensors_that_share_memory_in_the_checkpoint_are_exported(tmp_path: Path
         model.encoder.layers[1] = model.encoder.layers[0]
     torch.save(model.state_dict(), tmp_path / "shared.pt")
     checkpoint = load_checkpoint(tmp_path / "shared.pt", HINTS)
-    export(checkpoint, tmp_path / "bundle")
-    assert set(load_file(tmp_path / "bundle" / "weights.safetensors")) == set(checkpoint.weights)
+    export(checkpoint, tmp_path / "bundle", check=False)
+    stored = load_torch_file(tmp_path / "bundle" / "weights.safetensors")
+    assert set(stored) == set(checkpoint.weights)
+    assert all(torch.equal(stored[name], tensor) for name, tensor in checkpoint.weights.items())
 
 
 @pytest.mark.thorough

@@ -97,7 +97,7 @@ def test_clean_graphs_of_each_kind_of_model(tmp_path: Path, index: int, changes:
             assert not [path for path in modules if path not in text]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("precision", ["float16", "int8"])
 def test_clean_graphs_with_modules_in_float32(tmp_path: Path, precision: Precision) -> None:
     model = random_model(MODEL)
@@ -659,7 +659,7 @@ def mutant(clean: Bundle, tmp_path: Path) -> Callable[[contract.GraphSpec, Chang
     return make
 
 
-@pytest.mark.sampled(every=10)
+@pytest.mark.sampled(every=20)
 @pytest.mark.parametrize(("precision", "what", "name", "change", "named"), PLANTED, ids=names_of(PLANTED))
 def test_a_planted_fault_is_named(
     mutant: Callable[..., Path],

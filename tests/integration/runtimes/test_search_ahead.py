@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fuzz.device_search import check
-from tests.support.ahead import ahead_runtime, on_host
+from tests.support.ahead import ahead_runtime, late_runtime, on_host
 from tests.support.tiny import SRC_VOCAB
 from tfexport.bundle.reader import open_bundle
 from tfexport.decoding.search import SearchOptions, Source, search
@@ -55,6 +55,33 @@ def test_the_device_finds_what_the_host_finds(
     assert set(went) == {0, 8, 16}
     other = search(ort_cpu_portable(open_bundle(tiny_bundle), threads=1), SOURCES, options)
     assert [[h.ids for h in found] for found in wanted] == [[h.ids for h in found] for found in other]
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("make", [ahead_runtime, late_runtime])
+def test_the_next_steps_begin_before_the_host_has_taken_the_last(
+    tiny_bundle: Path, tmp_path: Path, make: Any, beam: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device that does all at once, and on one that does nothing before it is waited for. They do not begin where a
+    smaller batch may come first.
+    """
+    runtime = make(tiny_bundle, tmp_path, Buckets((24,), (4, 16), (20,), shrink=2))
+    options = SearchOptions(beam=beam, nbest=beam, min_length=18, max_length=24)
+    wanted = on_host(runtime, SOURCES, options)
+    begin = LoopRuntime.begin_ahead
+    for certain, begins in ((None, True), (1, False)):
+        begun = []
+
+        def noted(
+            self: Any, state: Any, request: Any, sentences: int, certain: Any = certain, begun: Any = begun
+        ) -> None:
+            begin(self, state, request, certain or sentences)
+            begun.append(state._begun is not None)
+
+        monkeypatch.setattr(LoopRuntime, "begin_ahead", noted)
+        for _ in range(2):
+            assert search(runtime, SOURCES, options) == wanted
+        assert begun == [begins] * 4
 
 
 def test_a_wide_beam_takes_its_best_tokens_from_the_logits(runtime: LoopRuntime) -> None:

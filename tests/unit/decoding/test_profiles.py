@@ -53,7 +53,7 @@ def next_log_probs(model: Model, source: Ids) -> toolkits.NextLogProbs:
     return after
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("length_penalty", [None, 0.6, -0.5])
 @pytest.mark.parametrize("beam", [1, 4, 8])
 @pytest.mark.parametrize("profile", ["fairseq", "marian", "joeynmt"])

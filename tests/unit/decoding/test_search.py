@@ -155,6 +155,7 @@ def test_greedy_agrees_with_the_naive_one(seed: int) -> None:
     assert ids_of(found) == [[naive_greedy(model, source, 12)] for source in SOURCES]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("beam", [2, 3, 4])
 def test_beam_agrees_with_the_naive_one(beam: int, seed: int) -> None:

@@ -16,9 +16,9 @@ from tfexport.decoding.search import Hypothesis, search, search_batch, search_st
 from tfexport.decoding.source_batch import as_sources, encode
 from tfexport.decoding.steps import SearchBatch
 from tfexport.errors import TfexportError
-from tfexport.runtimes.base import Continuations, Runtime, tell
-from tfexport.serving.batch import batch_for
-from tfexport.serving.sentences import Finished, Sentence
+from tfexport.runtimes.base import Ahead, Continuations, Runtime, tell
+from tfexport.scheduling.batch import batch_for
+from tfexport.scheduling.sentences import Finished, Sentence
 
 CONFIG = tiny_config(tgt_vocab_size=12, max_target_length=30)
 SOURCES = [[5, 6], [7], [3, 4, 5], [9, 9], [8]]
@@ -49,6 +49,57 @@ def test_several_steps_at_once_find_what_steps_one_by_one_find(options: SearchOp
     device = AheadRuntime(model, CONFIG)
     assert same(search(device, SOURCES, options), search(ScriptedRuntime(model, CONFIG), SOURCES, options))
     assert device.launches > 0
+
+
+class BegunRuntime(AheadRuntime):
+    """Compares what is begun with what is asked for after the host has seen the steps before it."""
+
+    begun: tuple[Ahead, int] | None = None
+    n_begun = 0
+
+    def begin_ahead(self, state: Any, request: Ahead, sentences: int) -> None:
+        assert self.begun is None
+        self.begun, self.n_begun = (request, sentences), self.n_begun + 1
+
+    def search_ahead(self, state: Any, request: Ahead) -> Any:
+        if self.begun is not None:
+            (begun, sentences), self.begun = self.begun, None
+            assert sentences <= len(request.tokens) // state.beam
+            assert {*hypotheses(begun, state.beam)} >= {*hypotheses(request, state.beam)}
+            assert (begun.candidates, begun.banned, begun.end_ids) == (
+                request.candidates,
+                request.banned,
+                request.end_ids,
+            )
+        return super().search_ahead(state, request)
+
+
+def hypotheses(request: Ahead, beam: int) -> list[Any]:
+    """The live hypotheses of each sentence: their last tokens and their log-probabilities."""
+    tokens = request.tokens.reshape(-1, beam)
+    scores = np.zeros(tokens.shape) if request.log_probs is None else request.log_probs
+    return [(*one, *other) for one, other in zip(tokens.tolist(), scores.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("options", OPTIONS)
+def test_what_is_begun_early_is_what_is_asked_for_later(options: SearchOptions, seed: int) -> None:
+    """Of sentences that go on; at least as many do as were certain to."""
+    model = random_model(seed, CONFIG.tgt_vocab_size, spread=1.0)
+    device = BegunRuntime(model, CONFIG)
+    assert same(search(device, SOURCES, options), search(ScriptedRuntime(model, CONFIG), SOURCES, options))
+    assert device.begun is None, "steps that nobody needs were begun"
+
+
+def test_the_next_steps_are_begun_while_a_sentence_goes_on_for_certain() -> None:
+    """Not behind the limit, and not where every sentence has a finished hypothesis."""
+    for options in (SearchOptions(max_length=20), SearchOptions(beam=3, max_length=20)):
+        endless = BegunRuntime(constant_model([0.0] * 2 + [-50.0] + [0.0] * 9), CONFIG)
+        search(endless, SOURCES, options)
+        assert (endless.launches, endless.n_begun) == (3, 2)
+    ends_late = BegunRuntime(constant_model([0.0] * 2 + [-0.1] + [-9.0] * 9), CONFIG)
+    search(ends_late, SOURCES, SearchOptions(beam=3, min_length=20, nbest=3))
+    assert ends_late.n_begun == ends_late.launches - 1
 
 
 @pytest.mark.parametrize("options", OPTIONS)

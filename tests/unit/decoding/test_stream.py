@@ -34,6 +34,7 @@ def without_words(vocab: int) -> Writer:
     return Writer(tiny_config(tgt_vocab_size=vocab), None, "ids")
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("beam", [1, 2, 4])
 @pytest.mark.parametrize("seed", range(6))

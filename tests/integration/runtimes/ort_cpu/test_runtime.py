@@ -164,6 +164,7 @@ def test_sources_are_encoded_in_pieces_and_give_the_same_numbers(
 # --- long outputs
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("beam", [1, 3, 4, 9])
 def test_caches_grow_over_several_blocks(
     bundle_of: Callable[[str], Bundle], beam: int, monkeypatch: pytest.MonkeyPatch

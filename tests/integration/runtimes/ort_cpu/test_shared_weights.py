@@ -189,6 +189,7 @@ def test_of_processes_that_begin_together_one_writes(
     assert all(one == together[0] for one in together)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("what", ["cpu", "onnxruntime", "bundle"])
 def test_another_cpu_library_or_bundle_has_weights_of_its_own(
     larger: Path, tmp_path: Path, what: str, written: list[str], monkeypatch: pytest.MonkeyPatch
@@ -238,6 +239,7 @@ def of_another_user(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_weights.os, "geteuid", lambda: os.getuid() + 1)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("trouble", "reason"),
     [
