@@ -1,10 +1,10 @@
 """Random requests through a scheduler, against each sentence alone: the same text, tokens and scores, to the last bit.
 
-    python -m fuzz.serving [--requests 2000] [--seed 0] [--bundle DIR]
+    python -m fuzz.serving [--requests 2000] [--seed 0] [--bundle DIR] [--http]
 
 Requests of all kinds of search come at random moments, stream, are cancelled, and lose their workers. Budgets are drawn at
-random too. The bundle is of a small random model, or DIR; it is decoded in each of its precisions that joins batches. The
-exit code is 1 where an answer differs.
+random too. With --http they go to `tfexport serve`, a process of its own; see `serving_http`. The bundle is of a small
+random model, or DIR; it is decoded in each of its precisions that joins batches. The exit code is 1 where an answer differs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from pathlib import Path
 
 import torch
 
+from fuzz import serving_http
 from tests.support.ort_bundles import random_model
-from tests.support.serving import drive, problems
+from tests.support.scheduling import drive, problems
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.exporter.pipeline import export
@@ -27,6 +28,7 @@ from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.models.formats import native
 from tfexport.models.transformer import Transformer
 from tfexport.runtimes import load_runtime
+from tfexport.text.tokenizers import TextTokenizer, word_tokenizer
 
 CONFIG = ModelConfig(
     d_model=64,
@@ -59,11 +61,20 @@ def small_model() -> Transformer:
     return model.eval()
 
 
-def write_bundle(folder: Path) -> Bundle:
+def words(stem: str, size: int) -> TextTokenizer:
+    """A vocabulary of words such as `w4`, with the special tokens of `CONFIG`."""
+    specials = ["<unk>", "<pad>", "<s>", "</s>"]
+    entries = [*specials, *(f"{stem}{index}" for index in range(len(specials), size))]
+    return word_tokenizer({word: index for index, word in enumerate(entries)})
+
+
+def write_bundle(folder: Path, *, with_words: bool = False) -> Bundle:
     """A bundle of `small_model` in float32 and int8, with graphs that tell attention."""
     path, tokenizers = folder / "model.safetensors", native.Tokenizers(None, None)
+    if with_words:
+        tokenizers = native.Tokenizers(words("s", CONFIG.src_vocab_size), words("t", CONFIG.tgt_vocab_size))
     native.save(path, small_model().state_dict(), CONFIG, tokenizers, torch.float32)
-    checkpoint = load_checkpoint(path, {})
+    checkpoint = load_checkpoint(path, {}, tokenizers=tokenizers) if with_words else load_checkpoint(path, {})
     export(checkpoint, folder / "bundle", precisions=("int8",), alignments=True, check=False)
     return open_bundle(folder / "bundle")
 
@@ -95,14 +106,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bundle", type=Path)
+    parser.add_argument("--http", action="store_true", help="send them to a server")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     bad = 0
     with tempfile.TemporaryDirectory() as folder:
-        bundle = open_bundle(options.bundle) if options.bundle else write_bundle(Path(folder))
+        bundle = open_bundle(options.bundle) if options.bundle else write_bundle(Path(folder), with_words=options.http)
         for precision in (one for one in ("float32", "int8", "int4") if one in bundle.precisions):
             began = time.monotonic()
-            compared, found = check(bundle, precision, options.requests, options.seed)
+            run = serving_http.check if options.http else check
+            compared, found = run(bundle, precision, options.requests, options.seed)
             for problem in found[:5]:
                 print(problem, flush=True)
             bad += len(found)

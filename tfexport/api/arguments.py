@@ -106,6 +106,17 @@ def precision_of(given: Any) -> Precision | None:
     return chosen
 
 
+def pairs_of(texts: Any, targets: Any) -> tuple[Any, Any]:
+    """Sources and outputs, several of each.
+
+    Raises:
+        TfexportError: one of them is a string, and the other is not.
+    """
+    if isinstance(texts, str) != isinstance(targets, str):
+        raise TfexportError("texts and targets are two strings, or two lists of strings. Give the same of both.")
+    return ([texts], [targets]) if isinstance(texts, str) else (texts, targets)
+
+
 def line_of(name: str, value: Any) -> bytes:
     """A sentence as lines of files have it.
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Self, overload
 
-from tfexport.api.arguments import line_of, lines_of, sources_of
-from tfexport.api.line_decoder import LineDecoder
+from numpy.typing import NDArray
+
+from tfexport.api.arguments import id_sources_of, line_of, lines_of, pairs_of, sources_of
+from tfexport.api.line_decoder import LineDecoder, score_options
 from tfexport.api.results import Translation, translation_of
 from tfexport.bundle.reader import Bundle
 from tfexport.decoding.line_reader import Reader, TargetReader, without_bom
@@ -17,17 +21,21 @@ from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.request_options import AlignmentOptions, InputFormat
 from tfexport.decoding.shortlist import Shortlist
 from tfexport.decoding.stream import Step, StepTexts, refuse_several
-from tfexport.decoding.translate import Result, Writer, read_window, result_of, with_alignments
-from tfexport.errors import TfexportError
+from tfexport.decoding.translate import Result, Writer, read_window, result_of, scored, with_alignments
+from tfexport.errors import TfexportError, UnavailableError
 from tfexport.option import checked, with_keywords
 from tfexport.runtimes import require_workers
 from tfexport.runtimes.base import Runtime
-from tfexport.serving.metrics import Counters
-from tfexport.serving.options import ServingOptions
-from tfexport.serving.service import Outputs, Service
+from tfexport.scheduling.metrics import Counters
+from tfexport.scheduling.options import ServingOptions
+from tfexport.scheduling.service import Outputs, Service
 
 MOST_KINDS = 100
 """Of options that are kept checked."""
+
+READ_HERE, WRITE_HERE = 4096, 1024
+"""Bytes of text that the event loop splits into tokens itself, and output ids of which it makes text: more takes
+milliseconds, in which no other call goes on."""
 
 
 class AsyncTranslation:
@@ -70,10 +78,25 @@ class AsyncTranslation:
             if self._service is not None:
                 self._service.close()
 
+    @property
+    def is_serving(self) -> bool:
+        """The scheduler has started, and takes requests. It takes none after a worker ended that cannot be replaced."""
+        with self._service_lock:
+            return self._service is not None and not self._service.is_closed
+
     def serving_metrics(self) -> dict[str, object]:
-        """What the scheduler of `translate_async` counted: the fields of `tfexport.serving.metrics.Counters`."""
+        """What the scheduler of `translate_async` counted: the fields of `tfexport.scheduling.metrics.Counters`."""
         with self._service_lock:
             return self._service.metrics() if self._service is not None else Counters().to_dict()
+
+    @with_keywords(SearchOptions, AlignmentOptions)
+    def search_options(self, **options: Any) -> SearchOptions:
+        """The search that `translate` does with these options: beside them are those of the bundle's generation_config.json.
+
+        Raises:
+            TfexportError: an option cannot be used.
+        """
+        return self._known(False, None, "ids", options)[0]
 
     @overload
     async def translate_async(  # type: ignore[overload-overlap]  # a string is many strings to the type checker
@@ -132,7 +155,48 @@ class AsyncTranslation:
             outputs = self._lines.writer().reader(lines=lines_of("prefix", prefixes))
         search, reader, writer = self._known(prefix is not None, shortlist, format, options)
         results = await self._results(lines, reader, outputs, shortlist, search, bulk=bulk, timeout=timeout)
-        found = [translation_of(result, writer) for result in results]
+        found = await _written(results, writer)
+        return found[0] if isinstance(texts, str) else found
+
+    @with_keywords(SearchOptions, AlignmentOptions)
+    async def translate_ids_async(
+        self,
+        sources: Iterable[Sequence[int]] | NDArray[Any],
+        *,
+        shortlist: Shortlist | None = None,
+        bulk: bool = False,
+        timeout: float | None = None,
+        **options: Any,
+    ) -> list[Translation]:
+        """`translate_ids` for an event loop; see `translate_async`."""
+        lines = id_sources_of(sources)
+        search, reader, writer = self._known(False, shortlist, "ids", options)
+        results = await self._results(lines, reader, None, shortlist, search, bulk=bulk, timeout=timeout)
+        return await _written(results, writer)
+
+    @overload
+    async def score_async(  # type: ignore[overload-overlap]
+        self, texts: str, targets: str, *, bulk: bool = False, timeout: float | None = None
+    ) -> Translation: ...
+    @overload
+    async def score_async(
+        self, texts: Iterable[str], targets: Iterable[str], *, bulk: bool = False, timeout: float | None = None
+    ) -> list[Translation]: ...
+    async def score_async(
+        self,
+        texts: str | Iterable[str],
+        targets: str | Iterable[str],
+        *,
+        bulk: bool = False,
+        timeout: float | None = None,
+    ) -> Translation | list[Translation]:
+        """`score` for an event loop; see `translate_async`."""
+        sources, outputs = pairs_of(texts, targets)
+        whole = self._lines.writer().reader(whole=True, lines=lines_of("targets", outputs))
+        search, reader, writer = self._known(True, None, "text", score_options(self._runtime.config))
+        lines = list(lines_of("texts", sources))
+        results = await self._results(lines, reader, whole, None, search, bulk=bulk, timeout=timeout)
+        found = await _written([scored(result) for result in results], writer)
         return found[0] if isinstance(texts, str) else found
 
     @with_keywords(SearchOptions)
@@ -154,20 +218,48 @@ class AsyncTranslation:
         Raises:
             TfexportError: as in `stream` and `translate_async`.
         """
-        writer, line = self._lines.writer(), line_of("text", text)
-        outputs = None if prefix is None else writer.reader(lines=[line_of("prefix", prefix)])
         _, options = self._lines.search_of(prefix is not None, shortlist, search)
         refuse_several(options)
-        options = replace(options, scores=True, token_scores=True)
+        found = self.follow_async(text, prefix=prefix, shortlist=shortlist, bulk=bulk, timeout=timeout, **search)
+        async with aclosing(found):
+            async for one in found:
+                if isinstance(one, Step):
+                    yield one
+                elif not one.hypotheses:
+                    raise TfexportError(f"this sentence cannot be decoded: {one.message or one.status}.")
+
+    @with_keywords(SearchOptions, AlignmentOptions)
+    async def follow_async(
+        self,
+        text: str,
+        *,
+        prefix: str | None = None,
+        shortlist: Shortlist | None = None,
+        bulk: bool = False,
+        timeout: float | None = None,
+        **options: Any,
+    ) -> AsyncGenerator[Step | Translation]:
+        """The tokens of the best output, each as soon as it is decided, and then the result that `translate_async` gives,
+        n-best lists and attention included. The texts of the steps, put together, are the text of the best output where
+        `replace_unk` replaces none of it.
+
+        Raises:
+            TfexportError: as in `translate_async`, or several `samples` or `alternatives` are asked for, which have no best
+                output.
+        """
+        lines = [line_of("text", text)]
+        outputs = None if prefix is None else self._lines.writer().reader(lines=[line_of("prefix", prefix)])
+        asked, reader, writer = self._known(prefix is not None, shortlist, "text", options)
+        refuse_several(replace(asked, nbest=1))
+        told = replace(asked, scores=True, token_scores=True)
         events: asyncio.Queue[tuple[tuple[int, ...], tuple[float, ...]] | None] = asyncio.Queue()
-        loop, growing = asyncio.get_running_loop(), StepTexts(writer)
+        loop, growing = asyncio.get_running_loop(), StepTexts(self._lines.writer())
 
         def decided(_: int, ids: tuple[int, ...], log_probs: tuple[float, ...]) -> None:
             loop.call_soon_threadsafe(events.put_nowait, (ids, log_probs))
 
-        reader = Reader.of(self._bundle, "text")
         task = asyncio.ensure_future(
-            self._results([line], reader, outputs, shortlist, options, bulk=bulk, timeout=timeout, on_decided=decided)
+            self._results(lines, reader, outputs, shortlist, told, bulk=bulk, timeout=timeout, on_decided=decided)
         )
         task.add_done_callback(lambda _: events.put_nowait(None))
         try:
@@ -175,11 +267,14 @@ class AsyncTranslation:
                 for step in growing.steps(*known):
                     yield step
             [result] = await task
-            if not result.hypotheses:
-                raise TfexportError(f"this sentence cannot be decoded: {result.message or result.status}.")
-            [best] = result.hypotheses
-            for step in growing.steps(best.ids, best.token_log_probs, last=True):
-                yield step
+            for best in result.hypotheses[:1]:
+                for step in growing.steps(best.ids, best.token_log_probs, last=True):
+                    yield step
+            left_out: dict[str, Any] = {} if asked.token_scores else {"token_log_probs": ()}
+            if not asked.scores:
+                left_out |= {"score": math.nan, "log_prob": math.nan}
+            result = replace(result, hypotheses=tuple(replace(one, **left_out) for one in result.hypotheses))
+            yield translation_of(result, writer)
         finally:
             task.cancel()
 
@@ -211,8 +306,14 @@ class AsyncTranslation:
     ) -> list[Result]:
         """What becomes of lines, in their order; what `translate` of `decoding/translate.py` does without a scheduler."""
         service, plain = self._scheduler(), without_bom(lines)
+        begins = [] if outputs is None or outputs.lines is None else list(outputs.lines)
+        outputs = replace(outputs, lines=begins) if outputs else None
         pairs = outputs.pairs(plain) if outputs else ((line, b"") for line in plain)
-        known, readable = read_window(self._runtime.capacity, reader, outputs, enumerate(pairs, start=1), shortlist)
+        window = self._runtime.capacity, reader, outputs, enumerate(pairs, start=1), shortlist
+        if sum(map(len, [*lines, *begins])) > READ_HERE:
+            known, readable = await asyncio.to_thread(read_window, *window)
+        else:
+            known, readable = read_window(*window)
         found: Outputs = await service.decode(list(readable.values()), options, **more) if readable else []
         for (number, source), hypotheses in zip(readable.items(), found, strict=True):
             known[number] = replace(result_of(number, hypotheses), source=source)
@@ -227,4 +328,14 @@ class AsyncTranslation:
 
     def _require_open(self) -> None:
         if self._is_closed:
-            raise TfexportError("this model was closed. Load it again.")
+            raise UnavailableError("this model was closed. Load it again.")
+
+
+async def _written(results: Sequence[Result], writer: Writer) -> list[Translation]:
+    """What the API gives of lines."""
+
+    def translations() -> list[Translation]:
+        return [translation_of(result, writer) for result in results]
+
+    many = sum(len(found.ids) for result in results for found in result.hypotheses) > WRITE_HERE
+    return await asyncio.to_thread(translations) if many else translations()

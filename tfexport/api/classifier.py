@@ -17,6 +17,7 @@ from tfexport.api.arguments import (
     sources_of,
 )
 from tfexport.bundle.reader import Bundle, open_bundle
+from tfexport.contract import Precision
 from tfexport.decoding.classify import Classified, classify, read_labels
 from tfexport.decoding.line_reader import Reader
 from tfexport.decoding.request_options import InputFormat
@@ -31,6 +32,11 @@ class Classifier:
 
     def __init__(self, bundle: Bundle, runtime: ClassifierRuntime, labels: Sequence[str] | None):
         self._bundle, self._runtime, self.labels = bundle, runtime, labels
+
+    @property
+    def precision(self) -> Precision:
+        """Of the weights and products."""
+        return self._runtime.precision
 
     @overload
     def classify(self, texts: str, *, top: int = 1, batch_size: int = 32) -> Classified: ...  # type: ignore[overload-overlap]

@@ -10,6 +10,7 @@ from typing import Any
 from tfexport.api.arguments import MOST_THREADS, count_of, group_of, require
 from tfexport.api.results import Translation, translation_of
 from tfexport.bundle.reader import Bundle
+from tfexport.config import ModelConfig
 from tfexport.decoding.generation_config import options_with_defaults
 from tfexport.decoding.line_reader import Reader, TargetReader
 from tfexport.decoding.options import SearchOptions
@@ -33,6 +34,11 @@ _OTHERS = (
 def require_shortlist(value: Any) -> None:
     """Raises TfexportError where an argument is neither a shortlist nor None."""
     require(Shortlist, "shortlist", value, "Give what Model.read_shortlist returns.")
+
+
+def score_options(config: ModelConfig) -> dict[str, Any]:
+    """The options of a search that is told its whole output."""
+    return {"length_penalty": 0.0, "max_length": config.max_target_length, "token_scores": True}
 
 
 @dataclass(frozen=True)

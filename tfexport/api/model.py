@@ -20,6 +20,7 @@ from tfexport.api.arguments import (
     line_of,
     lines_of,
     live_sources_of,
+    pairs_of,
     path_of,
     precision_of,
     require,
@@ -28,7 +29,7 @@ from tfexport.api.arguments import (
     sources_of,
 )
 from tfexport.api.asynchronous import AsyncTranslation
-from tfexport.api.line_decoder import require_shortlist
+from tfexport.api.line_decoder import require_shortlist, score_options
 from tfexport.api.results import Translation
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.config import ModelConfig
@@ -217,18 +218,11 @@ class Model(AsyncTranslation):
         Raises:
             TfexportError: there are more of one than of the other, or the bundle has no vocabularies.
         """
-        if isinstance(texts, str) != isinstance(targets, str):
-            raise TfexportError("texts and targets are two strings, or two lists of strings. Give the same of both.")
-        if isinstance(texts, str) and isinstance(targets, str):
-            return self.score([texts], [targets], batch_size=batch_size, workers=workers)[0]
-        reader = self._lines.writer().reader(whole=True, lines=lines_of("targets", targets))
-        search = {
-            "length_penalty": 0.0,
-            "max_length": self.config.max_target_length,
-            "token_scores": True,
-        }
-        lines = lines_of("texts", texts)
-        return list(self._lines.decoded(lines, "text", reader, None, batch_size, workers, search, scored))
+        sources, outputs = pairs_of(texts, targets)
+        reader = self._lines.writer().reader(whole=True, lines=lines_of("targets", outputs))
+        lines, search = lines_of("texts", sources), score_options(self.config)
+        found = list(self._lines.decoded(lines, "text", reader, None, batch_size, workers, search, scored))
+        return found[0] if isinstance(texts, str) else found
 
     @with_keywords(SearchOptions)
     def stream(

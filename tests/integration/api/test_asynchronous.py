@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +15,12 @@ import pytest
 
 import tfexport
 from fuzz import serving
-from tests.support.serving import drive, problems
+from tests.support.scheduling import drive, problems
 from tests.support.tiny import SRC_VOCAB
 from tfexport.bundle.reader import Bundle
 from tfexport.runtimes import load_runtime
 from tfexport.runtimes.ort_cpu.greedy_state import GreedyState
+from tfexport.scheduling.usage import Usage, current
 
 LINES = [" ".join(f"de{4 + (n * 7 + place * 3) % (SRC_VOCAB - 4)}" for place in range(1 + n % 9)) for n in range(24)]
 KINDS: tuple[dict[str, Any], ...] = (
@@ -146,8 +148,59 @@ def test_a_worker_process_that_ends_is_replaced(quantized_bundle: Path) -> None:
             time.sleep(0.01)
         assert told(found) == told(model.translate(LINES * 3, beam=4))
         workers = children(server)
+        # They give way to the process that takes requests.
+        assert all(os.getpriority(os.PRIO_PROCESS, worker) > os.getpriority(os.PRIO_PROCESS, 0) for worker in workers)
     assert not Path(f"/proc/{server}").exists()
     assert all(has_ended(worker) for worker in workers)
+
+
+def test_a_worker_that_was_stopped_does_not_hold_up_the_end(quantized_bundle: Path) -> None:
+    before = set(children())
+    model = tfexport.load(quantized_bundle, threads=1).serve(workers=2, worker_kind="processes")
+    (server,) = set(children()) - before
+    assert asyncio.run(model.translate_async(LINES[0])).hypotheses
+    stopped = children(server)[0]
+    os.kill(stopped, signal.SIGSTOP)
+    closing = threading.Thread(target=model.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    is_over = not closing.is_alive()
+    if not is_over:
+        os.kill(stopped, signal.SIGKILL)
+    assert is_over
+    assert has_ended(stopped)
+
+
+def test_a_deadline_holds_where_workers_have_stopped(quantized_bundle: Path) -> None:
+    before = set(children())
+    with tfexport.load(quantized_bundle, threads=1).serve(workers=1, worker_kind="processes") as model:
+        (server,) = set(children()) - before
+        assert asyncio.run(model.translate_async(LINES[0])).hypotheses
+        os.kill(children(server)[0], signal.SIGSTOP)
+        try:
+            with pytest.raises(tfexport.DeadlineError):
+                asyncio.run(model.translate_async(LINES[0], timeout=0.1))
+        finally:
+            os.kill(children(server)[0], signal.SIGCONT)
+
+
+def test_calls_tell_what_they_decoded(quantized_bundle: Path) -> None:
+    async def calls(model: tfexport.Model) -> tuple[Usage, Usage]:
+        async def counted(count: int) -> Usage:
+            usage = Usage()
+            current.set(usage)
+            await model.translate_async(LINES[:count])
+            return usage
+
+        one, other = await asyncio.gather(*(asyncio.create_task(counted(count)) for count in (3, 5)))
+        return one, other
+
+    with tfexport.load(quantized_bundle, threads=1) as model:
+        found = asyncio.run(calls(model))
+        for usage, count in zip(found, (3, 5), strict=True):
+            ids = [one.hypotheses[0].ids for one in model.translate(LINES[:count])]
+            assert (usage.sentences, usage.tokens) == (count, sum(map(len, ids)))
+            assert usage.source_tokens == sum(len(line.split()) + 2 for line in LINES[:count])  # with bos and eos
 
 
 def test_models_with_processes_of_their_own_close_in_any_order(quantized_bundle: Path) -> None:

@@ -1,7 +1,20 @@
 """Workers of a scheduler: threads, or processes that share the weights of this one.
 
-Processes are forks of a process that does nothing but fork (`ForkServer`), and that was made before the service had threads:
-so a worker that ends can be replaced at any time.
+Processes are forks of a process that does nothing but fork (`ForkServer`), and that has no threads: so a worker that ends
+can be replaced at any time.
+
+The fork server itself is a fork of the process that loaded the model. In a server that loads a bundle again, and in one with
+several bundles, that process has threads. Then the child has their locks as they were, and nobody gives them back. What is
+used in it must not need one:
+
+- The interpreter makes its own locks anew, and `logging` and glibc's `malloc` do too.
+- The child and its workers use one runtime, which no other thread has used yet, and one connection each. Nothing in them
+  reads text, logs or listens.
+- Sockets of the parent are closed in the child. Otherwise a client would not see that its connection was closed.
+
+That leaves locks that libraries have for all of the process. A server does not rely on chance there: it lets each new worker
+answer before the bundle takes its name, and gives the bundle up if that takes too long (`Served.warm_up`). Later workers are
+forks of a process that has one thread and whose locks were free in the first ones.
 """
 
 from __future__ import annotations
@@ -22,13 +35,17 @@ from typing import Any, Protocol
 from tfexport.decoding.workers import CAN_FORK
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Runtime
-from tfexport.serving.decoder import Decoder
-from tfexport.serving.options import ServingOptions
-from tfexport.serving.sentences import NO_ORDERS, Orders, Report, merged
-from tfexport.system.processes import end_with_parent, return_freed_memory
+from tfexport.scheduling.decoder import Decoder
+from tfexport.scheduling.options import ServingOptions
+from tfexport.scheduling.sentences import NO_ORDERS, Orders, Report, merged
+from tfexport.system.processes import close_sockets, end_with_parent, return_freed_memory
 
 TOLD_AFTER = 2
 """Steps after which a worker process reports, though nothing was decided: a report takes as long as a part of a step."""
+
+NICENESS = 5
+"""How much more worker processes give way than the process that takes requests. Under more requests than can be answered it
+must refuse the others at once. Workers that use all CPUs would let it wait: refusals took seconds instead of a tenth."""
 
 FORK, END = b"f", b"e"
 """What a fork server is told."""
@@ -199,6 +216,7 @@ def _exits(run: Callable[[], None]) -> None:
 
 def _serve_forks(runtime: Runtime[Any], control: socket.socket, theirs: socket.socket) -> None:
     theirs.close()
+    close_sockets(keep=control.fileno())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us, by closing its end
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system forgets workers that end
@@ -216,6 +234,7 @@ def _serve_forks(runtime: Runtime[Any], control: socket.socket, theirs: socket.s
 def _work(runtime: Runtime[Any], connection: Connection) -> None:
     """A worker process: orders in, reports out."""
     end_with_parent()
+    os.nice(NICENESS)
     decoder, kept, quiet = Decoder(runtime), Report(), 0
     while True:
         several: list[Orders] = []

@@ -13,18 +13,23 @@ from typing import Any
 
 from tfexport.decoding.hypothesis import Hypothesis, Source
 from tfexport.decoding.options import SearchOptions
-from tfexport.errors import TfexportError
+from tfexport.errors import DeadlineError, UnavailableError
 from tfexport.runtimes.base import Runtime
-from tfexport.serving.options import ServingOptions
-from tfexport.serving.scheduler import Scheduler
-from tfexport.serving.sentences import Report
-from tfexport.serving.workers import Worker, fork_server, start_worker
+from tfexport.scheduling.options import ServingOptions
+from tfexport.scheduling.scheduler import Scheduler
+from tfexport.scheduling.sentences import Report
+from tfexport.scheduling.usage import current
+from tfexport.scheduling.workers import Worker, fork_server, start_worker
 
 Outputs = list[list[Hypothesis]]
 """The hypotheses of each sentence of a request."""
 
 OnDecided = Callable[[int, tuple[int, ...], tuple[float, ...]], None]
 """As `Listener.decided`. It is called in a thread of the service, and may not block."""
+
+
+LATE = 0.5
+"""Seconds after a deadline in which workers may still tell of it."""
 
 
 class Service:
@@ -72,7 +77,7 @@ class Service:
 
         Raises:
             QueueFullError: too much waits; it has the seconds after which to try again.
-            TfexportError: the service is closed.
+            UnavailableError: the service is closed.
         """
         future: Future[Outputs] = Future()
         number = self._submit(sources, options, _FutureListener(future, on_decided), bulk=bulk, timeout=timeout)
@@ -90,7 +95,7 @@ class Service:
     ) -> int:
         with self._lock:
             if self._closed:
-                raise TfexportError("this model's scheduler is closed. Load the model again.")
+                raise UnavailableError("this model's scheduler is closed. Load the model again.")
             number = self._scheduler.submit(
                 sources, options, listener, bulk=bulk, streams=listener.streams, timeout=timeout
             )
@@ -104,8 +109,20 @@ class Service:
         future: asyncio.Future[Outputs] = loop.create_future()
         on_decided = more.pop("on_decided", None)
         number = self._submit(sources, options, _LoopListener(future, self._delivered, on_decided), **more)
+        timeout = self.options.timeout if more.get("timeout") is None else more["timeout"]
         try:
-            return await future
+            # The scheduler ends it at its deadline when a worker reports. Workers that have stopped do not.
+            async with asyncio.timeout(None if timeout is None else timeout + LATE):
+                outputs = await future
+            if (usage := current.get()) is not None:
+                usage.sentences += len(outputs)
+                usage.source_tokens += sum(map(len, sources))
+                usage.tokens += sum(len(hypotheses[0].ids) for hypotheses in outputs)
+            return outputs
+        except TimeoutError:
+            raise DeadlineError(
+                f"this request was not answered within {timeout:g} seconds. Give it more time, or send fewer."
+            ) from None
         finally:
             if future.cancelled():
                 self._cancel(number)
@@ -115,6 +132,11 @@ class Service:
         with self._lock:
             return self._scheduler.counters.to_dict()
 
+    @property
+    def is_closed(self) -> bool:
+        """Nothing is decoded any more: it was closed, or a worker that ended cannot be replaced."""
+        return self._closed
+
     def close(self) -> None:
         """End the workers; requests that are not answered fail."""
         with self._lock:
@@ -123,12 +145,13 @@ class Service:
             self._closed = True
             workers = list(self._workers.values())
             self._scheduler.close(
-                TfexportError("the model was closed before this request was answered. Send it again.")
+                UnavailableError("the model was closed before this request was answered. Send it again.")
             )
-        for worker in workers:
-            worker.close()
+        # The process that makes workers ends first, and the system ends them with it: also one that hangs, or was stopped.
         if self._server is not None:
             self._server.close()
+        for worker in workers:
+            worker.close()
 
     def _start(self, number: int) -> None:
         worker = start_worker(self._runtime, self._server, self._reported, self._ended)

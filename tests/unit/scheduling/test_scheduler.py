@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.support.fakes import EOS, JoiningRuntime, random_model, tiny_config
-from tests.support.serving import Answer, Driver, problems
+from tests.support.scheduling import Answer, Driver, problems
 from tfexport.decoding.search import SearchOptions
 from tfexport.errors import DeadlineError, QueueFullError, TfexportError
-from tfexport.serving.options import ServingOptions
+from tfexport.scheduling.options import ServingOptions
 
 VOCAB = 12
 ENDLESS = SearchOptions(suppress=(), min_length=19, max_length=20)

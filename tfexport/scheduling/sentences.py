@@ -23,7 +23,7 @@ class Sentence:
     @property
     def rows(self) -> int:
         """Rows that it takes in a step."""
-        return self.options.width * max(1, self.options.alternatives)
+        return self.options.rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from tfexport.decoding.alternatives import Alternatives
 from tfexport.decoding.hypothesis import Hypothesis
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Runtime
-from tfexport.serving.batch import Batch, batch_for, kind_of
-from tfexport.serving.sentences import NO_ORDERS, Event, Failed, Finished, Orders, Report, Sentence
+from tfexport.scheduling.batch import Batch, batch_for, kind_of
+from tfexport.scheduling.sentences import NO_ORDERS, Event, Failed, Finished, Orders, Report, Sentence
 
 
 @dataclass

@@ -12,10 +12,10 @@ from tfexport.decoding.hypothesis import Hypothesis, Source
 from tfexport.decoding.search import SearchOptions, search
 from tfexport.decoding.source_batch import length_limits
 from tfexport.runtimes.base import Runtime
-from tfexport.serving.decoder import Decoder
-from tfexport.serving.options import ServingOptions
-from tfexport.serving.scheduler import Scheduler
-from tfexport.serving.sentences import Orders
+from tfexport.scheduling.decoder import Decoder
+from tfexport.scheduling.options import ServingOptions
+from tfexport.scheduling.scheduler import Scheduler
+from tfexport.scheduling.sentences import Orders
 
 
 @dataclass

@@ -17,11 +17,12 @@ from typing import Protocol
 
 from tfexport.decoding.hypothesis import Hypothesis, Source
 from tfexport.decoding.options import SearchOptions
-from tfexport.errors import DeadlineError, QueueFullError, TfexportError
-from tfexport.serving.metrics import Counters
-from tfexport.serving.options import ServingOptions
-from tfexport.serving.queue import Queue, Waiting
-from tfexport.serving.sentences import Decided, Finished, Orders, Report, Sentence
+from tfexport.errors import DeadlineError, QueueFullError, UnavailableError
+from tfexport.scheduling.metrics import Counters
+from tfexport.scheduling.options import ServingOptions
+from tfexport.scheduling.queue import Queue, Waiting
+from tfexport.scheduling.sentences import Decided, Finished, Orders, Report, Sentence
+from tfexport.scheduling.speed import Speed
 
 ADMITTED_PART = 5
 """A batch with more than half of its slots taken takes new sentences when they fill this part of the slots, and it is free:
@@ -122,6 +123,7 @@ class Scheduler:
         self._numbers = itertools.count()
         self._deadlines: list[tuple[float, int]] = []  # a heap
         self._began, self._answered_tokens = clock(), 0.0
+        self._speed = Speed(clock)
 
     # For callers.
 
@@ -139,12 +141,12 @@ class Scheduler:
 
         Args:
             sources: its sentences, at least one.
-            bulk: others go before it; see `serving/queue.py`.
+            bulk: others go before it; see `scheduling/queue.py`.
             streams: `listener.decided` is called.
             timeout: seconds from now to its deadline; by default that of the serving options.
 
         Raises:
-            QueueFullError: there is no room for it.
+            QueueFullError: there is no room for it, or it would wait longer than it may.
         """
         self._expire()
         tokens = sum(map(len, sources))
@@ -154,6 +156,15 @@ class Scheduler:
             seconds = self.retry_after()
             raise QueueFullError(
                 f"{self._queue.requests} requests wait already. Send this one again in {seconds:.1f} seconds.", seconds
+            )
+        wait, most = self.expected_wait(bulk=bulk), self._options.max_wait
+        if most is not None and wait > most:
+            self.counters.rejected += 1
+            seconds = max(0.1, min(60.0, wait - 0.5 * most))
+            raise QueueFullError(
+                f"this request would wait {wait:.1f} seconds, longer than {most:g}. Send it again in {seconds:.1f} seconds.",
+                seconds,
+                bulk=bulk,
             )
         now, number = self._clock(), next(self._numbers)
         timeout = self._options.timeout if timeout is None else timeout
@@ -172,6 +183,18 @@ class Scheduler:
         if self._remove(number) is not None:
             self.counters.cancelled += 1
         self._note()
+
+    def expected_wait(self, *, bulk: bool = False) -> float:
+        """Seconds that a request which comes now will probably wait until it begins.
+
+        What is before it, by the speed of the last seconds; at least the time that the first of its kind has waited so far,
+        which tells also before a speed is known, and where workers have stopped.
+        """
+        since, speed = self._queue.waiting_since(bulk=bulk), self._speed.value()
+        if since is None:
+            return 0.0
+        waited = self._clock() - since
+        return waited if speed is None else max(waited, self._queue.tokens_before(bulk=bulk) / speed)
 
     def retry_after(self) -> float:
         """Seconds after which there is probably room in the queue, by the speed of the last half a minute."""
@@ -220,6 +243,7 @@ class Scheduler:
             add.append(sentence)
         if add:
             mine.steps = 0
+        self._speed.waits(len(self._queue) > 0)
         self._note()
         return Orders(tuple(add), drop)
 
@@ -282,6 +306,7 @@ class Scheduler:
         self.counters.source_tokens += source_tokens
         self._forget_old()
         self._answered_tokens += source_tokens
+        self._speed.decoded(source_tokens)
         self.counters.tokens += len(event.hypotheses[0].ids)
         request, index = self._of(event.key)
         if request is None:
@@ -339,8 +364,8 @@ class Scheduler:
             self._began = self._clock() - MEMORY
 
 
-def _worker_ended() -> TfexportError:
-    return TfexportError(
+def _worker_ended() -> UnavailableError:
+    return UnavailableError(
         "the workers that decoded this request ended, as the system does when memory runs out. Use fewer workers, or fewer "
         "slots."
     )

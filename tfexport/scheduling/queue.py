@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from tfexport.serving.sentences import Sentence
+from tfexport.scheduling.sentences import Sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class Queue:
         self._count: dict[int, int] = {}  # waiting sentences by request
         self.tokens = self.rows = 0
         """Source ids of all sentences here, and the rows that they will take."""
+        self._bulk_tokens = 0
 
     def __len__(self) -> int:
         """Sentences."""
@@ -47,11 +48,26 @@ class Queue:
         """Requests of which a sentence waits."""
         return len(self._count)
 
+    def tokens_before(self, *, bulk: bool) -> float:
+        """Source ids that will begin before those of a request of this kind that comes now, if no others come."""
+        interactive, share = self.tokens - self._bulk_tokens, self._share
+        if bulk:
+            return self._bulk_tokens + min(interactive, self._bulk_tokens * (1 - share) / share)
+        return interactive + (
+            self._bulk_tokens if share == 1 else min(self._bulk_tokens, interactive * share / (1 - share))
+        )
+
+    def waiting_since(self, *, bulk: bool) -> float | None:
+        """When the request of the first sentence of this kind came; None where none waits."""
+        queue = self._bulk if bulk else self._interactive
+        return queue[0].since if queue else None
+
     def push(self, waiting: Waiting, *, front: bool = False) -> None:
         """Add a sentence: behind the others of its kind, or before them where it had begun already."""
         queue = self._bulk if waiting.bulk else self._interactive
         (queue.appendleft if front else queue.append)(waiting)
         self.tokens += len(waiting.sentence.source)
+        self._bulk_tokens += len(waiting.sentence.source) * waiting.bulk
         self.rows += waiting.sentence.rows
         self._count[waiting.request] = self._count.get(waiting.request, 0) + 1
 
@@ -86,6 +102,7 @@ class Queue:
 
     def _forget(self, waiting: Waiting) -> None:
         self.tokens -= len(waiting.sentence.source)
+        self._bulk_tokens -= len(waiting.sentence.source) * waiting.bulk
         self.rows -= waiting.sentence.rows
         self._count[waiting.request] -= 1
         if not self._count[waiting.request]:

@@ -27,9 +27,9 @@ from tfexport.decoding.steps import SearchBatch, rows_to_keep
 from tfexport.decoding.token_rules import ends_at_limit, uses_argmax
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Argmax, Best, FloatArray, IntArray, Runtime, Told, tell
-from tfexport.serving.sentences import Decided, Event, Failed, Finished, Sentence
+from tfexport.scheduling.sentences import Decided, Event, Failed, Finished, Sentence
 
-COMPACT_BELOW = 0.75
+COMPACT_BELOW = 0.9
 """Idle places are removed when the others are at most this part: until then they wait for new sentences."""
 
 LIKE_LENGTH = 0.75
@@ -104,6 +104,9 @@ class Group:
     rows: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     _told: dict[int, int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._streams = any(one.streams for one in self.sentences)
+
     def live(self) -> list[Sentence]:
         return [self.sentences[index] for index in self.search.sentences.tolist()]
 
@@ -126,7 +129,7 @@ class Group:
         if len(ended):
             for index, outputs in zip(ended.tolist(), self.search.outputs(ended), strict=True):
                 yield Finished(self.sentences[index].key, outputs)
-        if self.search.is_done:
+        if self.search.is_done or not self._streams:
             return
         for index in self.search.sentences.tolist():
             if self.sentences[index].streams:
@@ -254,12 +257,13 @@ class JoinedBatch:
         order, events, leaving = np.arange(rows), list[Event](), list[int]()
         again: list[Sentence] = []
         for group, ask in zip(self._groups, asks, strict=True):
-            before, members = group.rows, group.live()
+            before, sentences = group.rows, group.search.sentences
             try:
                 moved = group.search.advance(_of_rows(by_ask[ask], before), partial(_attention_of, attention, before))
             except TfexportError as error:
                 leaving += [place // self._width for place in before[:: self._width].tolist()]
                 group.search.drop(group.search.sentences)
+                members = [group.sentences[index] for index in sentences.tolist()]
                 # One sentence of several may be the reason: each alone tells which.
                 events += [Failed(members[0].key, error)] if len(members) == 1 else []
                 again += members if len(members) > 1 else []

@@ -17,13 +17,13 @@ from tests.support.fakes import (
     random_model,
     tiny_config,
 )
-from tests.support.serving import Driver, drive, problems
+from tests.support.scheduling import Driver, drive, problems
 from tfexport.decoding.search import SearchOptions, Source, search
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import FloatArray, IntArray
-from tfexport.serving.batch import pieces
-from tfexport.serving.decoder import Decoder
-from tfexport.serving.sentences import Failed, Finished, Orders, Sentence
+from tfexport.scheduling.batch import pieces
+from tfexport.scheduling.decoder import Decoder
+from tfexport.scheduling.sentences import Failed, Finished, Orders, Sentence
 
 VOCAB = 12
 

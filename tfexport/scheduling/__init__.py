@@ -1,0 +1,1 @@
+"""Requests that come one by one, decoded together: queue, scheduler, batches and workers."""

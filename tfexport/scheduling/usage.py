@@ -1,0 +1,22 @@
+"""What a call decoded, for whoever counts it: a server that logs its requests.
+
+Set `current` before a call, and read it afterwards. Tasks and threads that the call starts see the same object.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Usage:
+    """Sums over all sentences that were decoded."""
+
+    sentences: int = 0
+    source_tokens: int = 0
+    tokens: int = 0
+    """Of the best outputs."""
+
+
+current: ContextVar[Usage | None] = ContextVar("tfexport usage", default=None)
