@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-IMAGES = {"results/cpu.png": RESULTS / "cpu.png", "results/growth.png": RESULTS / "growth.png"}
+IMAGES = {f"results/{name}.png": RESULTS / f"{name}.png" for name in ("cpu", "growth", "serve_load")}
 """Pictures that pages show and that do not lie below docs/."""
 
 
@@ -75,7 +75,7 @@ def keywords() -> str:
     from tfexport.exporter.options import BudgetOptions
     from tfexport.models.checkpoints.options import CheckpointOptions, ModelOptions, ReferenceOptions
     from tfexport.option import rows
-    from tfexport.serving.options import ServingOptions
+    from tfexport.scheduling.options import ServingOptions
     from tfexport.verification.options import CompareOptions
 
     groups = {
@@ -98,12 +98,21 @@ def keywords() -> str:
     text = []
     for title, (functions, group) in groups.items():
         found = [
-            (f"`{name}`", f"`{flag}`" if flag and group is not ServingOptions else "", values, default, help)
+            (f"`{name}`", f"`{flag}`" if flag else "", values, default, help)
             for name, flag, values, default, help in rows(group)
         ]
         head = ("keyword", "flag", "values", "default", "description")
         text += [f"## {title}", f"For {functions}.", _table(head, found)]
     return "\n\n".join(text)
+
+
+def replica_options() -> str:
+    """The arguments of the application for Ray Serve that `tfexport serve` does not have."""
+    from tfexport.option import rows
+    from tfexport.serving.replica_options import ReplicaOptions
+
+    found = [(f"`{name}`", values, default, help) for name, _, values, default, help in rows(ReplicaOptions)]
+    return _table(("argument", "values", "default", "description"), found)
 
 
 def public_names() -> str:
@@ -210,6 +219,13 @@ def _cpu(path: Path) -> str:
     record = json.loads(path.read_text(encoding="utf-8"))
     cells = [{**cell, "run": record["runs"][cell["run"]]} for cell in record["cells"]]
     return str(cpu_report.markdown(cells))
+
+
+def serve_results() -> str:
+    """The load test of HTTP servers."""
+    from benchmarks.serve_load import report
+
+    return report.markdown(json.loads((RESULTS / "serve_load.json").read_text(encoding="utf-8")))
 
 
 def growth_results() -> str:
@@ -326,11 +342,13 @@ def _whole(name: str) -> str:
 GENERATORS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "keywords": keywords,
+    "replica-options": replica_options,
     "public-names": public_names,
     "model-fields": model_fields,
     "contract": contract,
     "cpu-results": cpu_results,
     "hugging-face-results": hugging_face_results,
+    "serve-results": serve_results,
     "growth-results": growth_results,
     "cuda-dry-results": cuda_dry_results,
     "gpu-day-results": gpu_day_results,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         QueueFullError,
         RuntimeUnavailable,
         TfexportError,
+        UnavailableError,
     )
     from tfexport.exporter.pipeline import Exported
     from tfexport.models.checkpoints.load import Inspection
@@ -52,7 +53,7 @@ _HOMES = {
     "tfexport.decoding.stream": ("Step",),
     "tfexport.errors": (
         *("BundleError", "CheckpointError", "ConfigError", "DeadlineError"),
-        *("QueueFullError", "RuntimeUnavailable", "TfexportError"),
+        *("QueueFullError", "RuntimeUnavailable", "TfexportError", "UnavailableError"),
     ),
     "tfexport.exporter.pipeline": ("Exported",),
     "tfexport.models.checkpoints.load": ("Inspection",),
@@ -86,6 +87,7 @@ __all__ = [
     "Step",
     "TfexportError",
     "Translation",
+    "UnavailableError",
     "__version__",
     "count_indices",
     "export",

@@ -17,6 +17,7 @@ from tfexport.commands.inspect import inspect
 from tfexport.commands.parity import parity
 from tfexport.commands.probe import probe
 from tfexport.commands.score import score
+from tfexport.commands.serve import serve
 from tfexport.commands.standard_streams import printing
 from tfexport.commands.train import train
 from tfexport.commands.triton import triton
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Export trained PyTorch Transformers to ONNX and decode them, token for token as PyTorch would.",
     epilog="Exit codes: 0 done, 1 parity failed, 2 wrong use or input, 3 a fault of tfexport itself, 130 interrupted, "
-    "143 ended by SIGTERM.",
+    "143 ended by SIGTERM. `serve` ends with 0 after a signal when all that it took was answered.",
 )
 
 
@@ -42,6 +43,7 @@ for command in (
     export,
     build,
     triton,
+    serve,
     decode,
     score,
     attend,

@@ -38,10 +38,12 @@ class RuntimeUnavailable(TfexportError):
 class QueueFullError(TfexportError):
     """A queue of requests that takes no more."""
 
-    def __init__(self, message: str, retry_after: float):
+    def __init__(self, message: str, retry_after: float, *, bulk: bool = False):
         super().__init__(message, retry_after)
         self.retry_after = retry_after
         """Seconds after which there is probably room."""
+        self.bulk = bulk
+        """Others that are not bulk may still be taken."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -49,3 +51,11 @@ class QueueFullError(TfexportError):
 
 class DeadlineError(TfexportError):
     """A request that was not answered by its deadline."""
+
+
+class UnavailableError(TfexportError):
+    """A model that was closed, or whose workers ended, before it answered a request."""
+
+
+class ReplacedBundleError(BundleError, UnavailableError):
+    """A bundle whose files are gone or others since it was loaded."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from typing import Any
 
-VOID = {"meta", "br", "path", "use"}
+VOID = {"br", "input", "link", "meta", "path", "use"}
 
 
 class Checked(HTMLParser):

@@ -1,1 +1,1 @@
-"""Serving a bundle."""
+"""What clients talk to: the HTTP server, Ray Serve and the repository of a Triton server."""

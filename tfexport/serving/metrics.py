@@ -1,90 +1,139 @@
-"""What a scheduler counts, for whoever watches it."""
+"""Metrics for Prometheus: what schedulers count, by bundle, and what the server itself does."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable
+from typing import Any
 
-SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+from prometheus_client import CollectorRegistry, Counter, GCCollector, Histogram, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
+from tfexport.api.model import Model
+from tfexport.scheduling.metrics import SECONDS
+from tfexport.serving.catalog import Catalog, Served
+from tfexport.serving.state import State
 
-@dataclass(slots=True)
-class Histogram:
-    """How often values were at most as large as each of some bounds."""
-
-    bounds: tuple[float, ...]
-    counts: list[int] = field(default_factory=list)
-    """Of the values up to each bound and above the one before; the last number is of those above all bounds."""
-    total: float = 0.0
-    """The sum of all values."""
-
-    def __post_init__(self) -> None:
-        self.counts = self.counts or [0] * (len(self.bounds) + 1)
-
-    def add(self, value: float) -> None:
-        """Count a value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-
-    @property
-    def count(self) -> int:
-        """How many values there were."""
-        return sum(self.counts)
-
-    def to_dict(self) -> dict[str, object]:
-        """JSON-ready."""
-        return {"bounds": list(self.bounds), "counts": list(self.counts), "sum": self.total, "count": self.count}
+OUTCOMES = ("accepted", "rejected", "finished", "failed", "cancelled", "expired")
+GAUGES = {
+    "queued": ("queue_requests", "Requests of which a sentence waits."),
+    "queued_tokens": ("queue_source_tokens", "Source ids of the sentences that wait."),
+    "live_rows": ("live_rows", "Rows of the sentences that workers have."),
+}
+COUNTERS = {
+    "restarts": ("worker_restarts", "Workers that ended and were replaced."),
+    "sentences": ("sentences", "Sentences that were decoded."),
+    "source_tokens": ("source_tokens", "Source ids of the sentences that were decoded."),
+    "tokens": ("output_tokens", "Tokens of their best outputs."),
+}
+HISTOGRAMS = {
+    "step_rows": "Rows of each step.",
+    "step_seconds": "Seconds of each step, with the encoding before it.",
+    "waiting_seconds": "Seconds of each sentence from its request to its beginning.",
+    "request_seconds": "Seconds of each request that was answered, in the scheduler.",
+}
 
 
-def _seconds() -> Histogram:
-    return Histogram(SECONDS)
+class Metrics:
+    """All metrics of a server, in a registry of its own."""
+
+    def __init__(self, catalog: Catalog, state: State):
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+        self.registry.register(_Schedulers(catalog))
+        self.registry.register(_Server(state))
+        self.requests = Counter(
+            "tfexport_http_requests",
+            "Requests by address and status; 499: the client went away.",
+            ["method", "address", "status"],
+            registry=self.registry,
+        )
+        self.seconds = Histogram(
+            "tfexport_http_request_seconds",
+            "Seconds from a request's headers to the end of its answer.",
+            ["address"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.refused = Counter(
+            "tfexport_http_refused",
+            "What limits ended: key, rate, requests, connections, size, slow request, slow headers, slow reader.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.reloads = Counter(
+            "tfexport_reloads",
+            "Bundles that were loaded again, or could not be.",
+            ["model", "outcome"],
+            registry=self.registry,
+        )
 
 
-def _rows() -> Histogram:
-    return Histogram(ROWS)
+class _Server(Collector):
+    """What the server has now."""
+
+    def __init__(self, state: State):
+        self._state = state
+
+    def collect(self) -> Iterable[Metric]:
+        yield GaugeMetricFamily("tfexport_http_requests_active", "Requests being answered.", self._state.active)
+        yield GaugeMetricFamily("tfexport_draining", "1 while the server ends.", int(self._state.is_draining))
 
 
-@dataclass(slots=True)
-class Counters:
-    """Numbers that only grow, but for those of what there is now."""
+class _Schedulers(Collector):
+    """`Model.serving_metrics` of all bundles, read when they are asked for. After a reload they begin at 0 again."""
 
-    queued: int = 0
-    """Requests of which a sentence waits, now."""
-    queued_tokens: int = 0
-    """Their source ids that wait, now."""
-    live_rows: int = 0
-    """Rows of the sentences that workers have, now."""
-    accepted: int = 0
-    """Requests that were taken into the queue."""
-    rejected: int = 0
-    """Requests that a full queue did not take."""
-    finished: int = 0
-    """Requests that were answered."""
-    failed: int = 0
-    """Requests that an error ended."""
-    cancelled: int = 0
-    """Requests whose callers went away."""
-    expired: int = 0
-    """Requests that were not answered by their deadline."""
-    restarts: int = 0
-    """Workers that ended and were replaced."""
-    sentences: int = 0
-    """Sentences that were decoded."""
-    source_tokens: int = 0
-    """Source ids of the sentences that were decoded."""
-    tokens: int = 0
-    """Tokens of their best outputs."""
-    step_rows: Histogram = field(default_factory=_rows)
-    """Of each step, the rows that it decoded."""
-    step_seconds: Histogram = field(default_factory=_seconds)
-    """Of each step, with the encoding before it."""
-    waiting_seconds: Histogram = field(default_factory=_seconds)
-    """Of each sentence that begins, since its request came."""
-    request_seconds: Histogram = field(default_factory=_seconds)
-    """Of each request that was answered, since it came."""
+    def __init__(self, catalog: Catalog):
+        self._catalog = catalog
 
-    def to_dict(self) -> dict[str, object]:
-        """JSON-ready: a copy."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {name: value.to_dict() if isinstance(value, Histogram) else value for name, value in values.items()}
+    def collect(self) -> Iterable[Metric]:
+        served = self._catalog.served
+        info = InfoMetricFamily("tfexport_bundle", "Bundles that are served.", labels=["model"])
+        for one in served:
+            about = {
+                "runtime": one.runtime,
+                "precision": one.precision,
+                "certified": str(one.uncertified is None).lower(),
+            }
+            info.add_metric([one.name], about)
+        yield info
+        found = {one.name: _counted(one) for one in served if isinstance(one.model, Model)}
+        outcomes = CounterMetricFamily(
+            "tfexport_requests", "Requests by what became of them.", labels=["model", "outcome"]
+        )
+        for name, counted in found.items():
+            for outcome in OUTCOMES:
+                outcomes.add_metric([name, outcome], counted[outcome])
+        yield outcomes
+        for field, (called, help) in GAUGES.items():
+            gauge = GaugeMetricFamily(f"tfexport_{called}", help, labels=["model"])
+            for name, counted in found.items():
+                gauge.add_metric([name], counted[field])
+            yield gauge
+        for field, (called, help) in COUNTERS.items():
+            counter = CounterMetricFamily(f"tfexport_{called}", help, labels=["model"])
+            for name, counted in found.items():
+                counter.add_metric([name], counted[field])
+            yield counter
+        for field, help in HISTOGRAMS.items():
+            histogram = HistogramMetricFamily(f"tfexport_{field}", help, labels=["model"])
+            for name, counted in found.items():
+                histogram.add_metric([name], _buckets(counted[field]), counted[field]["sum"])
+            yield histogram
+
+
+def _counted(served: Served) -> dict[str, Any]:
+    assert isinstance(served.model, Model)
+    return served.model.serving_metrics()
+
+
+def _buckets(counted: dict[str, Any]) -> list[tuple[str, float]]:
+    """Prometheus counts what is at most as large as each bound."""
+    total, found = 0, list[tuple[str, float]]()
+    for bound, count in zip([*map(str, counted["bounds"]), "+Inf"], counted["counts"], strict=True):
+        total += count
+        found.append((bound, float(total)))
+    return found

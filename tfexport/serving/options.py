@@ -1,72 +1,102 @@
-"""`ServingOptions`: what a scheduler may use, each option declared once."""
+"""`ServerOptions`: what the HTTP server listens to, and whom it answers. Each option is declared once."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from tfexport.option import MOST_AT_ONCE, Options, option
+from tfexport.option import Options, option
 
-_BATCHES, _QUEUE, _WORKERS = "Batches", "Queue", "Workers"
+_ADDRESS, _MODELS, _LIMITS, _ACCESS, _RUNNING = "Address", "Models", "Limits", "Access", "Operation"
 
-WorkerKind = Literal["auto", "threads", "processes"]
+LogFormat = Literal["text", "json"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServingOptions(Options):
-    """How requests are scheduled.
+class ServerOptions(Options):
+    """The HTTP server.
 
     Raises:
         TfexportError: an option is out of range.
     """
 
-    slots: int = option(
-        64,
-        minimum=1,
-        maximum=MOST_AT_ONCE,
-        help="Rows that a worker decodes at once: hypotheses of all its sentences.",
-        panel=_BATCHES,
+    host: str = option("127.0.0.1", help="Address to listen on; 0.0.0.0 for all of the machine.", panel=_ADDRESS)
+    port: int = option(8080, minimum=0, maximum=65535, help="Port; 0 for any free one.", panel=_ADDRESS)
+    page: bool = option(
+        True,
+        flag="--page/--no-page",
+        help="Answer / with a web page on which a person tries the bundles.",
+        panel=_ADDRESS,
     )
-    cache_tokens: int = option(
-        65_536,
-        minimum=1,
-        help="Largest cache of a worker in tokens: rows times the longest source and output of them.",
-        panel=_BATCHES,
+    certified: bool = option(
+        False, help="Serve no bundle without a certificate of `tfexport parity` that holds here.", panel=_MODELS
     )
-    step_tokens: int = option(
-        512,
-        minimum=1,
-        help="Source ids that a worker encodes between two steps, at most; a longer sentence is encoded alone.",
-        panel=_BATCHES,
+    reload: bool = option(
+        False, help="Load bundles again when their files change, and at SIGHUP, without losing requests.", panel=_MODELS
     )
-    max_queue: int = option(
-        1024, minimum=1, help="Requests that wait, at most; more are rejected at once.", panel=_QUEUE
+    reload_every: float = option(5.0, above=0, help="Seconds between two looks at the files.", panel=_MODELS)
+
+    keys: Path | None = option(
+        None,
+        metavar="FILE",
+        help="File with a name and a key on each line; without it nobody needs a key.",
+        panel=_ACCESS,
     )
-    max_queue_tokens: int = option(
-        262_144,
-        minimum=1,
-        help="Source ids of the requests that wait, at most; a larger request is taken by an empty queue.",
-        panel=_QUEUE,
+    cors: tuple[str, ...] = option(
+        (),
+        repeated=True,
+        metavar="ORIGIN",
+        help="Origin whose pages may call the server, such as https://example.org; * for all.",
+        panel=_ACCESS,
     )
-    bulk_share: float = option(
-        0.2,
+    trusted_proxies: str | None = option(
+        None,
+        metavar="ADDRESSES",
+        help="Proxies whose X-Forwarded-For is believed, separated by commas; * for all.",
+        panel=_ACCESS,
+    )
+
+    rate: str | None = option(
+        None,
+        metavar="N/UNIT",
+        help="Requests of a key, or of an address without keys: 10/second, 500 per 10 minutes.",
+        panel=_LIMITS,
+    )
+    max_requests: int = option(
+        2048, minimum=1, help="Requests that are taken at once; more are rejected.", panel=_LIMITS
+    )
+    max_connections: int = option(4096, minimum=1, help="Open connections; more are closed at once.", panel=_LIMITS)
+    max_body: int = option(4 * 2**20, minimum=1, help="Bytes of a request's body.", panel=_LIMITS)
+    receive_timeout: float = option(
+        30.0, above=0, help="Seconds in which a client has sent its headers, and then its body.", panel=_LIMITS
+    )
+    send_timeout: float = option(
+        30.0,
         above=0,
-        maximum=1,
-        help="Part of the sentences that begin which are of bulk requests, while interactive ones wait too.",
-        panel=_QUEUE,
+        help="Seconds in which a client reads some of what was sent; then its connection ends.",
+        panel=_LIMITS,
     )
-    timeout: float | None = option(
-        None, above=0, help="Seconds after which a request without a deadline of its own expires.", panel=_QUEUE
+
+    log_format: LogFormat = option("text", help="How requests and notes are logged, on stderr.", panel=_RUNNING)
+    drain_delay: float = option(
+        0.0,
+        minimum=0,
+        help="Seconds after SIGTERM in which new connections are taken, though /ready says no.",
+        panel=_RUNNING,
     )
-    workers: int = option(
-        1,
-        minimum=1,
-        maximum=256,
-        help="Workers, each with batches of its own, over one set of weights.",
-        panel=_WORKERS,
+    drain_timeout: int = option(
+        30, minimum=1, help="Seconds after that in which requests that were taken are answered.", panel=_RUNNING
     )
-    worker_kind: WorkerKind = option(
-        "auto",
-        help="What workers are: threads, or processes, which do not wait for each other; auto takes processes for several.",
-        panel=_WORKERS,
-    )
+
+    def conflicts(self) -> list[str]:
+        """Options that exclude each other, in words."""
+        found = super().conflicts()
+        if self.rate is not None:
+            from limits import parse  # where it is asked for: a command without it needs no server
+
+            try:
+                parse(self.rate)
+            except ValueError:
+                found.append(f"rate is {self.rate!r}, not such as 10/second")
+        return found

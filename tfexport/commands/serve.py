@@ -1,0 +1,70 @@
+"""`tfexport serve`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from tfexport.commands.console import say
+from tfexport.commands.flags import Threads
+from tfexport.commands.signature import Given, with_options
+from tfexport.config import ModelConfig
+from tfexport.decoding.request_options import RuntimeOptions
+from tfexport.errors import TfexportError
+from tfexport.scheduling.options import ServingOptions
+from tfexport.serving.options import ServerOptions
+from tfexport.system.processes import usable_cpus
+
+MAX_WAIT = 1.0
+"""Seconds that a request may wait for its first step in a server: what people who type accept. Not a measured optimum."""
+
+
+@with_options
+def serve(
+    bundles: Annotated[
+        list[str],
+        typer.Argument(metavar="[NAME=]DIR...", help="Bundles, each under a name or a language pair such as de-en."),
+    ],
+    *,
+    server: ServerOptions,
+    runtime: RuntimeOptions,
+    threads: Threads = 1,
+    scheduling: Given[ServingOptions],
+) -> None:
+    """Serve bundles over HTTP. Answers equal those of `decode`; requests share batches.
+
+    It listens on this machine alone unless --host says otherwise.
+    """
+    try:
+        from tfexport.serving.catalog import Catalog, HowToLoad, Place
+        from tfexport.serving.keys import Keys
+        from tfexport.serving.server import run
+    except ModuleNotFoundError as error:
+        raise TfexportError(f"{error.name} is not installed. Run pip install 'tfexport[serve]'.") from None
+    if server.keys is not None:
+        Keys.read(server.keys)  # before the bundles, which take longer
+    options = ServingOptions(**{**server_defaults(runtime.runtime), **scheduling})
+    how = HowToLoad(runtime.runtime, runtime.precision, threads, server.certified, options)
+    catalog = Catalog([Place.parse(given) for given in bundles], how)
+    try:
+        for served in catalog.served:
+            if served.uncertified:
+                say(f"note: {served.uncertified}: tfexport parity {served.place.directory} INPUT")
+            say(f"note: {served.name}: {about_workers(served.bundle.config, options)}")
+        catalog.warm_up()
+        run(catalog, server)
+    finally:
+        catalog.close()
+
+
+def server_defaults(runtime: str) -> dict[str, Any]:
+    """Of the options of a scheduler, those whose defaults differ from Python's: a server has the machine for itself."""
+    return {"max_wait": MAX_WAIT, "workers": usable_cpus() if runtime == "ort-cpu" else 1}
+
+
+def about_workers(config: ModelConfig, options: ServingOptions) -> str:
+    """How many workers there are, and what their caches may take: key and value of each token in each layer, in float32."""
+    cache = options.cache_tokens * 2 * config.n_decoder_layers * config.d_model * 4
+    several = "1 worker" if options.workers == 1 else f"{options.workers} workers"
+    return f"{several}, with caches of {cache / 2**20:,.0f} MiB at most (--workers, --cache-tokens)"

@@ -1,0 +1,55 @@
+"""The HTTP application: addresses over a catalog of bundles.
+
+request ──> limits ──> route ──> Model.translate_async ──> scheduler
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from fastapi_offline import FastAPIOffline
+
+from tfexport.serving.catalog import Catalog
+from tfexport.serving.inference_schemas import InferRequest
+from tfexport.serving.libretranslate_schemas import DetectRequest, LibreRequest
+from tfexport.serving.openapi import describe_bodies
+from tfexport.serving.operations import operate
+from tfexport.serving.options import ServerOptions
+from tfexport.serving.problems import answer_problems
+from tfexport.serving.routes.classify import classify_router
+from tfexport.serving.routes.health import health_router
+from tfexport.serving.routes.inference import inference_router
+from tfexport.serving.routes.libretranslate import libretranslate_router
+from tfexport.serving.routes.page import add_page
+from tfexport.serving.routes.score import score_router
+from tfexport.serving.routes.translate import translation_router
+from tfexport.serving.state import State
+from tfexport.system.version import version
+
+
+def create_app(catalog: Catalog, options: ServerOptions | None = None, state: State | None = None) -> FastAPI:
+    """The application over these bundles. It does not close them.
+
+    Args:
+        state: is changed by whoever runs the application.
+    """
+    options, state = options or ServerOptions(), state or State()
+    # Its pages at /docs need no other server.
+    app = FastAPIOffline(
+        redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,
+        title="tfexport",
+        version=version(),
+        description="Translation whose answers equal `tfexport decode`.",
+    )
+    answer_problems(app, state.note_full)
+    app.include_router(health_router(catalog, state))
+    app.include_router(translation_router(catalog))
+    app.include_router(score_router(catalog))
+    app.include_router(classify_router(catalog))
+    app.include_router(libretranslate_router(catalog, needs_key=options.keys is not None))
+    app.include_router(inference_router(catalog, state))
+    describe_bodies(app, (LibreRequest, DetectRequest, InferRequest))
+    if options.page:
+        add_page(app)
+    app.state.metrics = operate(app, catalog, options, state)  # last: it surrounds all routes
+    return app

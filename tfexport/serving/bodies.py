@@ -1,0 +1,99 @@
+"""Bodies of requests: read whole, within a size and a time, before anything is done with them; and clients that go away."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tfexport.serving.record import current_record
+
+DISCARDED = 4
+"""A body that is too large is read up to this many times the limit: many clients read no answer while they send."""
+
+CLOSE = {"Connection": "close"}
+
+
+class ClientGoneError(Exception):
+    """The client went away before it had sent its request."""
+
+
+async def read_body(scope: Scope, receive: Receive, *, most: int, seconds: float) -> bytes:
+    """The body of a request.
+
+    Raises:
+        HTTPException: it is too large (413), or is not there in time (408).
+        ClientGoneError: nobody waits for an answer.
+    """
+    too_large = HTTPException(413, f"this request is larger than {most:,} bytes. Send fewer sentences at once.", CLOSE)
+    headers = dict(scope["headers"])
+    if b"expect" in headers and int(headers.get(b"content-length", b"0")) > most:
+        raise too_large  # the client waits for leave to send
+    try:
+        async with asyncio.timeout(seconds):
+            parts, size, more = list[bytes](), 0, True
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGoneError
+                part, more = message.get("body", b""), message.get("more_body", False)
+                size += len(part)
+                if size <= most:
+                    parts.append(part)
+                elif size > DISCARDED * most:
+                    raise too_large
+    except TimeoutError:
+        raise HTTPException(
+            408, f"this request was not there within {seconds:g} seconds. Send it again.", CLOSE
+        ) from None
+    if size > most:
+        raise too_large
+    return b"".join(parts)
+
+
+async def run_while_there(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+    """Let an application answer a request whose body was read, and cancel it when the client goes away.
+
+    FastAPI itself goes on with what it does, and finds out when it sends the answer.
+    """
+    has_body, gone, is_complete = False, asyncio.Event(), False
+
+    async def replayed() -> Message:
+        nonlocal has_body
+        if not has_body:
+            has_body = True
+            return {"type": "http.request", "body": body, "more_body": False}
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def watched(message: Message) -> None:
+        nonlocal is_complete
+        is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
+        await send(message)
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone.set()
+
+    async def answer() -> None:
+        await app(scope, replayed, watched)
+
+    answering = asyncio.create_task(answer())
+    watching = asyncio.create_task(watch())
+    try:
+        await asyncio.wait({answering, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done() and not is_complete:  # uvicorn tells of an end after the answer too
+            if (record := current_record.get()) is not None:
+                record.is_gone = True
+            answering.cancel()
+            with suppress(asyncio.CancelledError):
+                await answering
+        else:
+            await answering
+    finally:
+        for task in (answering, watching):
+            task.cancel()
+        await asyncio.gather(answering, watching, return_exceptions=True)

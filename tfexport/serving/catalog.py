@@ -1,0 +1,323 @@
+"""The bundles that a server has, each under a name or a language pair.
+
+A bundle is loaded once. Requests hold it while they use it (`Catalog.use`), so that another bundle may take its name at any
+time: the old one ends when its last request has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tfexport.api.classifier import Classifier, load_classifier
+from tfexport.api.model import Model, load
+from tfexport.bundle.reader import Bundle, open_bundle
+from tfexport.contract import ATTENTION_ROLES, short_name
+from tfexport.errors import TfexportError, UnavailableError
+from tfexport.scheduling.options import ServingOptions
+from tfexport.serving.record import note_model
+from tfexport.verification.certificates import missing
+
+_PAIR = re.compile(r"(?P<source>[a-z]{2,3}(_[A-Za-z]{2,4})?)-(?P<target>[a-z]{2,3}(_[A-Za-z]{2,4})?)")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+FIRST_SECONDS = 60.0
+"""In which a bundle answers its first requests."""
+
+FIRST_SEARCHES: tuple[dict[str, int], ...] = ({}, {"beam": 2})
+"""Of its first requests: the graphs that most requests use."""
+
+Files = frozenset[tuple[str, int, int, int]]
+"""The files of a folder: name, inode, size and time of each."""
+
+
+class UnknownModelError(TfexportError):
+    """No bundle has this name or language pair."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a bundle is called, and where it is."""
+
+    name: str
+    directory: Path
+
+    @classmethod
+    def parse(cls, given: str) -> Place:
+        """`DIR`, whose name is that of the folder, or `NAME=DIR`.
+
+        Raises:
+            TfexportError: the name is none that an address can have.
+        """
+        name, equals, directory = given.partition("=")
+        if not equals:
+            directory, name = given, Path(given).resolve().name
+        if not _NAME.fullmatch(name) or not directory:
+            raise TfexportError(
+                f"{given!r} is not a folder with a name. Give NAME=DIR, with letters, digits, dots and dashes in the name."
+            )
+        return cls(name, Path(directory))
+
+    @property
+    def pair(self) -> tuple[str, str] | None:
+        """The languages of a name such as `de-en`."""
+        found = _PAIR.fullmatch(self.name)
+        return (found["source"], found["target"]) if found else None
+
+
+def files_of(directory: Path) -> Files:
+    """What changes when somebody replaces or writes a file of a bundle; empty where there is none."""
+    try:
+        found = [(path.name, path.stat()) for path in directory.iterdir() if path.is_file()]
+    except OSError:
+        return frozenset()
+    return frozenset((name, about.st_ino, about.st_size, about.st_mtime_ns) for name, about in found)
+
+
+@dataclass(frozen=True)
+class HowToLoad:
+    """What is the same for all bundles of a server."""
+
+    runtime: str = "ort-cpu"
+    precision: str | None = None
+    threads: int | None = 1
+    certified: bool = False
+    scheduling: ServingOptions = field(default_factory=ServingOptions)
+
+    def load(self, place: Place) -> Served:
+        """Load a bundle and start its workers.
+
+        Raises:
+            TfexportError: it cannot be loaded, or has no certificate where one is asked for.
+        """
+        files = files_of(place.directory)  # before: a change while it is loaded is one
+        bundle = open_bundle(place.directory)
+        kind: Callable[..., Model | Classifier] = load_classifier if bundle.config.is_classifier else load
+        model = kind(place.directory, runtime=self.runtime, precision=self.precision, threads=self.threads)
+        problem = missing(bundle, self.runtime, model.precision)
+        if problem and self.certified:
+            raise TfexportError(
+                f"{place.directory} is not served: {problem}. Run tfexport parity {place.directory} INPUT, or leave "
+                "--certified out."
+            )
+        if isinstance(model, Model):
+            model.serve(**{name: getattr(self.scheduling, name) for name in self.scheduling.__dataclass_fields__})
+        slots = self.scheduling.slots
+        return Served(place, bundle, model, self.runtime, short_name(model.precision), problem, files, slots=slots)
+
+
+@dataclass
+class Served:
+    """A bundle that is loaded."""
+
+    place: Place
+    bundle: Bundle
+    model: Model | Classifier
+    runtime: str
+    precision: str
+    uncertified: str | None
+    """Why no certificate holds for it; None where one does."""
+    files: Files = frozenset()
+    """As they were when it was loaded."""
+    users: int = 0
+    """Requests that hold it."""
+    is_retired: bool = False
+    """Another has its name: it ends when nobody holds it."""
+    slots: int = ServingOptions.slots
+    """Rows that a worker decodes at once."""
+
+    @property
+    def name(self) -> str:
+        return self.place.name
+
+    @property
+    def translator(self) -> Model:
+        """Its model.
+
+        Raises:
+            TfexportError: it is a classifier.
+        """
+        if not isinstance(self.model, Model):
+            raise TfexportError(f"{self.name} is a classifier. Use /v1/classify.")
+        return self.model
+
+    @property
+    def classifier(self) -> Classifier:
+        """Its model.
+
+        Raises:
+            TfexportError: it is not a classifier.
+        """
+        if not isinstance(self.model, Classifier):
+            raise TfexportError(f"{self.name} is not a classifier. Use /v1/translate.")
+        return self.model
+
+    @property
+    def tells_attention(self) -> bool:
+        """Whether it can tell what tokens attend to: PyTorch can, and graphs that were exported for it."""
+        if self.bundle.config.is_classifier:
+            return False
+        roles = {graph.role for graph in self.bundle.graphs if graph.precision == self.model.precision}
+        has_graphs = not roles.isdisjoint(ATTENTION_ROLES.values())
+        return self.runtime.startswith("torch") or (self.runtime == "ort-cpu" and has_graphs)
+
+    def warm_up(self, workers: int, seconds: float = FIRST_SECONDS) -> None:
+        """Let each worker answer a request.
+
+        Raises:
+            TfexportError: they do not, or not in time.
+        """
+        model = self.model
+        if not isinstance(model, Model):
+            model.classify_ids([[self.bundle.config.eos_id]])
+            return
+        sources = [[model.config.eos_id]] * workers
+
+        async def ask() -> None:
+            async with asyncio.timeout(seconds):
+                for search in FIRST_SEARCHES:
+                    await model.translate_ids_async(sources, max_length=4, **search)
+
+        try:
+            asyncio.run(ask())
+        except TimeoutError:
+            raise TfexportError(
+                f"the workers of {self.name} did not answer within {seconds:g} seconds. Load it again, with fewer --workers "
+                "if the machine is busy."
+            ) from None
+
+    def close(self) -> None:
+        """End its workers."""
+        if isinstance(self.model, Model):
+            self.model.close()
+
+
+class Catalog:
+    """All bundles of a server, by name.
+
+    Raises:
+        TfexportError: two have the same name, or one cannot be loaded.
+    """
+
+    def __init__(self, places: Sequence[Place], how: HowToLoad):
+        names = [place.name for place in places]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise TfexportError(f"two bundles are called {min(twice)}. Give them names: NAME=DIR.")
+        self._how, self._lock = how, threading.RLock()
+        self._served: dict[str, Served] = {}
+        self._retired: list[Served] = []
+        self._is_closed = False
+        try:
+            for place in places:
+                self._served[place.name] = how.load(place)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def served(self) -> list[Served]:
+        """What there is now, in the order in which it was given."""
+        with self._lock:
+            return list(self._served.values())
+
+    def find(self, name: str | None = None, pair: tuple[str | None, str | None] = (None, None)) -> Served:
+        """The bundle of a name or of a pair of languages; the only one where neither is given.
+
+        Raises:
+            UnknownModelError: there is none, or several.
+        """
+        found = self.served
+        if name is not None:
+            found = [one for one in found if one.name == name]
+        source, target = pair
+        if source is not None or target is not None:
+            found = [
+                one
+                for one in found
+                if one.place.pair and source in (None, one.place.pair[0]) and target in (None, one.place.pair[1])
+            ]
+        if len(found) != 1:
+            asked = name or ("-".join(code or "?" for code in pair) if any(pair) else None)
+            there = ", ".join(one.name for one in self.served)
+            problem = f"no bundle here is called {asked}" if not found else "several bundles would do"
+            raise UnknownModelError(f"{problem}. Name one of {there}.")
+        return found[0]
+
+    @contextmanager
+    def use(self, name: str | None = None, pair: tuple[str | None, str | None] = (None, None)) -> Iterator[Served]:
+        """`find`, held until the block ends."""
+        with self._lock:
+            found = self.find(name, pair)
+            found.users += 1
+        note_model(found.name)
+        try:
+            yield found
+        finally:
+            with self._lock:
+                found.users -= 1
+                is_over = found.is_retired and not found.users
+            if is_over:
+                threading.Thread(target=self._end, args=(found,), name="tfexport closes a bundle", daemon=True).start()
+
+    def warm_up(self) -> None:
+        """Let all bundles answer a request.
+
+        Raises:
+            TfexportError: one does not.
+        """
+        for one in self.served:
+            one.warm_up(self._how.scheduling.workers)
+
+    def replace(self, name: str) -> Served:
+        """Load the folder of a bundle again. Requests that came before are answered by what they hold.
+
+        Raises:
+            TfexportError: it cannot be loaded, or does not answer; the old one stays.
+        """
+        old = self.find(name)
+        new = self._how.load(old.place)
+        try:
+            new.warm_up(self._how.scheduling.workers)
+            with self._lock:
+                if self._is_closed:
+                    raise UnavailableError("the server ends, so that nothing is loaded any more.")
+                self._served[name] = new
+                self._retired.append(old)
+                old.is_retired = True
+                is_over = not old.users
+        except BaseException:
+            new.close()
+            raise
+        if is_over:
+            self._end(old)
+        return new
+
+    def require_health(self) -> None:
+        """Nothing where every bundle answers.
+
+        Raises:
+            UnavailableError: the workers of one have ended, and cannot be replaced.
+        """
+        ended = [one.name for one in self.served if isinstance(one.model, Model) and not one.model.is_serving]
+        if ended:
+            raise UnavailableError(
+                f"the workers of {ended[0]} have ended and cannot be replaced. Start the server again."
+            )
+
+    def _end(self, retired: Served) -> None:
+        retired.close()
+        with self._lock:
+            self._retired = [one for one in self._retired if one is not retired]
+
+    def close(self) -> None:
+        """End all workers."""
+        with self._lock:
+            self._is_closed = True
+            every = [*self._served.values(), *self._retired]
+        for one in every:
+            one.close()

@@ -1,0 +1,43 @@
+"""Whether a request fits the server: what all protocols refuse, before anything is decoded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfexport.errors import TfexportError
+from tfexport.serving.catalog import Served
+
+_BREAK = re.compile(r"[\r\n]")
+
+
+def require_rows(served: Served, options: Mapping[str, Any]) -> None:
+    """Raises TfexportError where a sentence would take more rows than a worker has.
+
+    Args:
+        options: those of `SearchOptions` and of alignments that a client gave.
+    """
+    rows = served.translator.search_options(**options).rows
+    if rows > served.slots:
+        raise TfexportError(
+            f"each sentence would take {rows} rows (beam or samples, times alternatives), and this server has "
+            f"{served.slots}. Ask for fewer, or start it with more --slots."
+        )
+
+
+def require_one_line(**texts: str | Sequence[str] | None) -> None:
+    """Raises TfexportError where a sentence has a line break, which a model does not know: files have one sentence a line.
+
+    Args:
+        texts: sentences, under the names of their fields. White space around them does not count.
+    """
+    for name, given in texts.items():
+        several = [given] if isinstance(given, str) else given or []
+        for place, text in enumerate(several):
+            if _BREAK.search(text.strip()):
+                called = name if isinstance(given, str) else f"{name}.{place}"
+                raise TfexportError(
+                    f"{called} has a line break, and a sentence is one line. Send a list of its lines, or use /translate, "
+                    "which keeps line breaks."
+                )

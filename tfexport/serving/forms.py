@@ -1,0 +1,38 @@
+"""Bodies of requests that come as JSON or as forms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Request
+
+from tfexport.errors import TfexportError
+
+
+async def fields_of(request: Request) -> dict[str, Any]:
+    """The fields of a request: of a JSON object, or of a form with those of the address beside it.
+
+    Raises:
+        TfexportError: the JSON is none, or no object.
+        HTTPException: the form is damaged.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json")):
+        try:
+            given = await request.json()
+        except (ValueError, RecursionError) as error:  # ValueError: of UTF-8 and of numbers too
+            raise TfexportError(f"Invalid request: the body is not JSON ({error}). Correct it.") from None
+        if not isinstance(given, dict):
+            raise TfexportError("Invalid request: the JSON is no object. Send fields with names.")
+        return given
+    async with request.form() as form:
+        return {**request.query_params, **form}
+
+
+def body_schema(name: str) -> dict[str, Any]:
+    """For OpenAPI: a body of this schema, which the application reads itself.
+
+    JSON alone is described: generators of clients take a body of several types for one that may be left out.
+    """
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+    return {"requestBody": {"required": True, "content": content}}

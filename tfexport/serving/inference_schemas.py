@@ -1,0 +1,150 @@
+"""Requests and responses of the Open Inference Protocol, version 2, in JSON."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+
+from tfexport.errors import TfexportError
+from tfexport.serving.schemas import MOST_TEXTS, SEARCH_FIELDS, SearchRequest
+
+_MICROSECONDS = 1e-6
+
+MOST_AXES = 8
+
+
+class InferInput(BaseModel):
+    """A tensor of a request."""
+
+    name: str
+    shape: list[int] = Field(min_length=1, max_length=MOST_AXES)
+    datatype: str
+    parameters: dict[str, Any] | None = None
+    data: list[Any] | None = Field(default=None, description="Strings; without them they are binary, behind the JSON.")
+
+
+class InferOutput(BaseModel):
+    """A tensor that is asked for."""
+
+    name: str
+    parameters: dict[str, Any] | None = None
+
+
+class InferRequest(BaseModel):
+    """Sentences to translate, as tensors. Parameters are the options of a search, as `/v1/translate` has them."""
+
+    id: str | None = None
+    parameters: dict[str, Any] | None = None
+    inputs: list[InferInput] = Field(min_length=1)
+    outputs: list[InferOutput] | None = Field(default=None, description="All, where none is named.")
+
+
+class InferTensor(BaseModel):
+    """A tensor of a response."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: dict[str, int] | None = None
+    data: list[str] | list[float] | None = None
+
+
+class InferResponse(BaseModel):
+    """Translations, as tensors."""
+
+    model_name: str
+    model_version: str
+    id: str | None = None
+    outputs: list[InferTensor]
+
+
+class TensorMetadata(BaseModel):
+    """What a model takes or gives."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelMetadata(BaseModel):
+    """A bundle, as a client of the protocol sees it."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class ServerMetadata(BaseModel):
+    """This server."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class ServerLive(BaseModel):
+    """The process answers."""
+
+    live: bool
+
+
+class ServerReady(BaseModel):
+    """Requests are taken."""
+
+    ready: bool
+
+
+class ModelReady(BaseModel):
+    """The bundle takes requests."""
+
+    name: str
+    ready: bool
+
+
+class InferParameters(SearchRequest):  # type: ignore[valid-type, misc]
+    """Parameters of a request: those of the protocol, and options of a search."""
+
+    binary_data_output: bool = False
+    timeout: int | None = Field(default=None, description="Microseconds.", gt=0, le=2**62)
+    priority: Literal["interactive", "bulk"] | int = "interactive"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of the search."""
+        return {name: value for name in SEARCH_FIELDS if (value := getattr(self, name)) is not None}
+
+    @property
+    def order(self) -> dict[str, Any]:
+        """When it is decoded. Of priorities that are numbers, 1 is the highest, and 0 stands for none."""
+        is_bulk = self.priority > 1 if isinstance(self.priority, int) else self.priority == "bulk"
+        return {"bulk": is_bulk, "timeout": self.timeout and self.timeout * _MICROSECONDS}
+
+
+def read_request(json: bytes) -> tuple[InferRequest, InferParameters]:
+    """A request and its parameters.
+
+    Raises:
+        TfexportError: it is not as the schema says.
+    """
+    try:
+        request = InferRequest.model_validate_json(json)
+    except ValidationError as error:
+        raise TfexportError(f"the request is not as the protocol says: {_said(error)}. Correct it.") from None
+    try:
+        parameters = InferParameters.model_validate(request.parameters or {})
+    except ValidationError as error:
+        raise TfexportError(f"a parameter cannot be used: {_said(error)}") from None
+    for one in request.inputs:
+        if min(one.shape) < 0 or max(one.shape) > MOST_TEXTS:
+            raise TfexportError(f"the shape of {one.name} is {one.shape}. Send at most {MOST_TEXTS} sentences at once.")
+    return request, parameters
+
+
+def _said(error: ValidationError) -> str:
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"]))
+    own = first.get("ctx", {}).get("error") if first["type"] == "value_error" else None
+    return f"{place}: {own or first['msg']}" if place else str(own or first["msg"])

@@ -1,0 +1,109 @@
+"""API keys: who may ask."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import parse_qs
+
+from starlette.requests import Request
+from starlette.types import Message, Scope
+
+from tfexport.errors import TfexportError
+from tfexport.system.regular_files import read_text
+
+SHORTEST = 16
+"""Characters of a key: shorter ones are guessed."""
+
+_COMMENT = re.compile(r"(?:^|\s)#")
+
+MOST_FIELDS = 100
+"""Of a form."""
+
+
+class Keys:
+    """Keys and the names of those who have them.
+
+    Args:
+        names: by key.
+    """
+
+    def __init__(self, names: Mapping[str, str]):
+        self._names = {_digest(key): name for key, name in names.items()}
+
+    @classmethod
+    def read(cls, path: Path) -> Keys:
+        """A file with a name and a key on each line, and comments after #.
+
+        Raises:
+            TfexportError: it cannot be read, or a line is something else.
+        """
+        try:
+            text = read_text(path)
+        except (OSError, ValueError) as error:
+            raise TfexportError(f"cannot read the keys in {path}: {error}.") from None
+        names: dict[str, str] = {}
+        for number, line in enumerate(text.splitlines(), start=1):
+            words = _COMMENT.split(line)[0].split()
+            if not words:
+                continue
+            if len(words) != 2 or len(words[1]) < SHORTEST or words[1] in names:
+                raise TfexportError(
+                    f"line {number} of {path} is not a name and a key of its own. Write them with a space between, and keys "
+                    f"with at least {SHORTEST} characters, such as openssl rand -hex 32 prints."
+                )
+            names[words[1]] = words[0]
+        if not names:
+            raise TfexportError(f"{path} has no keys. Write a name and a key on each line, or leave --keys out.")
+        return cls(names)
+
+    def name_of(self, key: str | None) -> str | None:
+        """Whose key this is; None where it is nobody's. The time does not depend on how much of a key was guessed."""
+        if key is None:
+            return None
+        given, found = _digest(key), None
+        for digest, name in self._names.items():
+            if secrets.compare_digest(digest, given):
+                found = name
+        return found
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def key_in_headers(headers: Mapping[str, str]) -> str | None:
+    """The key of `Authorization: Bearer KEY` or `X-API-Key: KEY`."""
+    kind, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if kind.lower() == "bearer" else headers.get("x-api-key")
+
+
+async def key_in_body(scope: Scope, body: bytes) -> str | None:
+    """The `api_key` of JSON or of a form, as LibreTranslate's clients send it."""
+    kind = Request(scope).headers.get("content-type", "").partition(";")[0].strip().lower()
+    found: object
+    if kind == "application/x-www-form-urlencoded":
+        try:
+            found = parse_qs(body.decode("ascii"), max_num_fields=MOST_FIELDS).get("api_key", [None])[-1]
+        except ValueError:
+            return None
+    elif kind == "multipart/form-data":
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        try:
+            found = (await Request(scope, receive).form(max_files=0, max_fields=MOST_FIELDS)).get("api_key")
+        except Exception:  # it is no form, or python-multipart is not installed, without which no route reads one
+            return None
+    else:
+        try:
+            given = json.loads(body)
+        except (ValueError, RecursionError):
+            return None
+        found = given.get("api_key") if isinstance(given, dict) else None
+    return found if isinstance(found, str) else None

@@ -1,0 +1,79 @@
+"""The languages that a server translates, as clients of LibreTranslate name them.
+
+Bundles have codes such as `pt_BR`, and clients write `pt-BR`; both are understood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from babel import Locale, UnknownLocaleError
+
+from tfexport.errors import TfexportError
+from tfexport.serving.catalog import Catalog
+
+AUTO = "auto"
+"""What stands for a source language that is to be found out."""
+
+
+def client_code(code: str) -> str:
+    """The code of a language, as clients write it."""
+    return code.replace("_", "-")
+
+
+@lru_cache(maxsize=1000)
+def name_of(code: str) -> str:
+    """The English name of a language; its code where it has none."""
+    try:
+        return Locale.parse(code, sep="-").get_display_name("en") or code
+    except (UnknownLocaleError, ValueError):
+        return Locale("en").languages.get(code, code)
+
+
+def pairs(catalog: Catalog) -> dict[tuple[str, str], str]:
+    """The name of the bundle of each pair of languages, source before target."""
+    return {
+        (client_code(one.place.pair[0]), client_code(one.place.pair[1])): one.name
+        for one in catalog.served
+        if one.place.pair and not one.bundle.config.is_classifier
+    }
+
+
+def languages(known: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    """The targets of each language that is a source or a target, in order."""
+    found: dict[str, list[str]] = {}
+    for source, target in known:
+        found.setdefault(source, []).append(target)
+    for _, target in known:
+        found.setdefault(target, [])
+    return found
+
+
+def resolve(catalog: Catalog, source: str, target: str) -> tuple[str, str]:
+    """The source language, and the name of the bundle that translates it.
+
+    Raises:
+        TfexportError: there is none, or the source is to be found out, and there are several.
+    """
+    known, source, target = pairs(catalog), client_code(source), client_code(target)
+    there = languages(list(known))
+    for code in (source, target):
+        if code not in there and not (code == source == AUTO):
+            raise TfexportError(f"{code} is not supported. There are {', '.join(there) or 'no languages here'}.")
+    if source != AUTO and (source, target) not in known:
+        raise TfexportError(
+            f"{name_of(target)} ({target}) is not available as a target language from {name_of(source)} ({source}). "
+            f"There are {', '.join(map('-'.join, known))}."
+        )
+    if source == AUTO:
+        sources = [one for one, other in known if other == target]
+        if len(sources) != 1:
+            raise TfexportError(
+                f"this server does not detect languages, and {len(sources)} of them have the target {target}. "
+                f"Give the source: {', '.join(sources)}."
+                if sources
+                else f"{name_of(target)} ({target}) is no target language here. Give another."
+            )
+        [source] = sources
+    return source, known[source, target]

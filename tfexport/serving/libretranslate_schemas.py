@@ -1,0 +1,109 @@
+"""Requests and responses of LibreTranslate, under the names that its clients know."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError, field_validator
+
+from tfexport.errors import TfexportError
+from tfexport.serving.schemas import MOST_TEXTS
+
+
+class LibreRequest(BaseModel):
+    """A request to `/translate`. Other fields that clients send are not read."""
+
+    q: str | list[str] = Field(description="Text to translate, of any number of lines, or several texts.")
+    source: str = Field(description="Code of the source language; auto where the target has one alone.", max_length=20)
+    target: str = Field(description="Code of the target language.", max_length=20)
+    format: Literal["text", "html"] = Field(default="text", description="With html, tags and attributes stay.")
+    alternatives: int = Field(
+        default=0, description="The number of further translations, of a beam search.", ge=0, lt=MOST_TEXTS
+    )
+    api_key: str | None = Field(default=None, description="The key, where the server asks for one.")
+
+    @field_validator("q")
+    @classmethod
+    def _whole_characters(cls, given: str | list[str]) -> str | list[str]:
+        try:
+            "".join(given).encode()
+        except UnicodeEncodeError:  # JSON can write halves of characters, which no answer can repeat
+            raise ValueError("it has half a character, which is no text") from None
+        return given
+
+
+class DetectRequest(BaseModel):
+    """A request to `/detect`."""
+
+    q: str = Field(description="A text.")
+    api_key: str | None = Field(default=None, description="The key, where the server asks for one.")
+
+
+class Detected(BaseModel):
+    """The language of a text."""
+
+    confidence: float = Field(description="From 0 to 100; 0, as this server does not look at the text.", ge=0, le=100)
+    language: str
+
+
+class LibreResponse(BaseModel):
+    """Translations: strings for a text, lists for several texts."""
+
+    translatedText: str | list[str]
+    alternatives: list[str] | list[list[str]] | None = None
+    detectedLanguage: Detected | list[Detected] | None = None
+
+
+class Language(BaseModel):
+    """A language, and what it is translated into."""
+
+    code: str
+    name: str
+    targets: list[str]
+
+
+class LanguageName(BaseModel):
+    """A language."""
+
+    code: str
+    name: str
+
+
+class LanguagePair(BaseModel):
+    """What a client shows first."""
+
+    source: LanguageName
+    target: LanguageName
+
+
+class FrontendSettings(BaseModel):
+    """What clients ask before they show anything."""
+
+    apiKeys: bool
+    charLimit: int = Field(description="-1 for none.")
+    filesTranslation: bool
+    frontendTimeout: int = Field(description="Milliseconds that a client waits for more letters.")
+    keyRequired: bool
+    language: LanguagePair
+    suggestions: bool
+    supportedFilesFormat: list[str]
+
+
+def read(kind: type[BaseModel], given: dict[str, Any]) -> Any:
+    """A request of what a client sent. Empty fields count as missing, as they do to LibreTranslate.
+
+    Raises:
+        TfexportError: it is not as the schema says.
+    """
+    told = {name: value for name, value in given.items() if value not in (None, "", [])}
+    try:
+        return kind.model_validate(told)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = first["loc"][0] if first["loc"] else "?"
+        if first["type"] == "missing":
+            hint = " JSON goes with the header Content-Type: application/json." if not set(told) & {"q"} else ""
+            raise TfexportError(f"Invalid request: missing {name} parameter.{hint}") from None
+        if name == "format":
+            raise TfexportError(f"{str(told['format'])[:20]} format is not supported. Use text or html.") from None
+        raise TfexportError(f"Invalid request: {name}: {first['msg']}.") from None

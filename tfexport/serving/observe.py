@@ -1,0 +1,102 @@
+"""The outermost middleware: each request has an id, a line in the log, its place in the metrics, and an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tfexport.scheduling import usage
+from tfexport.serving.logs import NOTES, REQUESTS, log
+from tfexport.serving.metrics import Metrics
+from tfexport.serving.problems import Problem
+from tfexport.serving.record import Record, current_record, request_id
+from tfexport.serving.state import State
+
+CLIENT_GONE = 499
+"""The status, in logs and metrics alone, of a request whose client went away before its answer; nginx has it too."""
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+OTHER = "other"
+"""Of an address or method that the server does not have: clients can think of any number."""
+
+ENDED = Problem(503, "the server ended before this request was answered. Send it again.", {"Connection": "close"})
+FAULT = Problem(500, "this is a fault of the server, which its log has with this X-Request-ID. Report it.")
+
+
+@dataclass(slots=True)
+class _Answer:
+    status: int = 0
+    """0 before it begins."""
+
+
+class Observe:
+    """ASGI middleware.
+
+    Args:
+        addresses: of the server's own; others come from its routes.
+    """
+
+    def __init__(self, app: ASGIApp, *, state: State, metrics: Metrics, addresses: Collection[str]):
+        self._app, self._state, self._metrics, self._addresses = app, state, metrics, frozenset(addresses)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, answer = time.perf_counter(), _Answer()
+        record = Record(request_id(Headers(scope=scope).get("x-request-id")))
+        current_record.set(record)
+        usage.current.set(record.usage)
+
+        async def told(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                answer.status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-ID"] = record.id
+                if self._state.is_draining:
+                    headers["Connection"] = "close"  # the client's next request goes to another server
+            await send(message)
+
+        try:
+            await self._app(scope, receive, told)
+        except asyncio.CancelledError:  # uvicorn does not wait any longer
+            self._state.unanswered += 1
+            if answer.status:
+                raise
+            await ENDED.response()(scope, receive, told)
+        except Exception:
+            NOTES.exception("request %s failed", record.id)
+            if answer.status:
+                raise
+            await FAULT.response()(scope, receive, told)
+        finally:
+            self._note(scope, record, answer.status or CLIENT_GONE, time.perf_counter() - began)
+
+    def _note(self, scope: Scope, record: Record, status: int, seconds: float) -> None:
+        method = scope["method"] if scope["method"] in METHODS else OTHER
+        route, path = scope.get("route"), scope["path"]
+        address = path if path in self._addresses else getattr(route, "path", OTHER)
+        self._metrics.requests.labels(method, address, str(status)).inc()
+        self._metrics.seconds.labels(address).observe(seconds)
+        used = record.usage
+        fields = {
+            "id": record.id,
+            "client": scope["client"][0] if scope.get("client") else None,
+            "method": method,
+            "address": address,
+            "status": status,
+            "seconds": round(seconds, 6),
+            "key": record.key,
+            "model": record.model,
+            "sentences": used.sentences or None,
+            "tokens_in": used.source_tokens or None,
+            "tokens_out": used.tokens or None,
+            "client_gone": record.is_gone or None,
+        }
+        log(REQUESTS, "request", fields, logging.DEBUG if path in ("/health", "/ready", "/metrics") else logging.INFO)

@@ -1,0 +1,66 @@
+"""What surrounds all routes: limits, keys, CORS, metrics, logs and traces.
+
+request ──> Observe ──> CORS ──> Limits ──> route
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import BaseRoute
+
+from tfexport.serving.catalog import Catalog
+from tfexport.serving.keys import Keys
+from tfexport.serving.limits import Limits
+from tfexport.serving.metrics import Metrics
+from tfexport.serving.observe import Observe
+from tfexport.serving.options import ServerOptions
+from tfexport.serving.state import State
+
+NOT_TRACED = "health,ready,metrics"
+"""Addresses that are called every few seconds."""
+
+
+def operate(app: FastAPI, catalog: Catalog, options: ServerOptions, state: State) -> Metrics:
+    """Add them to an application that has its routes.
+
+    Raises:
+        TfexportError: the file of keys cannot be used.
+    """
+    metrics = Metrics(catalog, state)
+    keys = Keys.read(options.keys) if options.keys is not None else None
+
+    @app.get("/metrics", include_in_schema=False)
+    def scrape() -> Response:
+        """For Prometheus. In a thread: the numbers of a scheduler may have to wait for a step."""
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    # What is added last comes first.
+    app.add_middleware(Limits, options=options, state=state, metrics=metrics, keys=keys, catalog=catalog)
+    if options.cors:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=options.cors,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-API-Key", "X-Request-ID"],
+            expose_headers=["Retry-After", "X-Request-ID"],
+        )
+    addresses = {path for route in app.routes if (path := _path_of(route)) and "{" not in path}
+    app.add_middleware(Observe, state=state, metrics=metrics, addresses=addresses)
+    _trace(app)
+    return metrics
+
+
+def _path_of(route: BaseRoute) -> str | None:
+    return getattr(route, "path", None)
+
+
+def _trace(app: FastAPI) -> None:
+    """Spans of OpenTelemetry, where its instrumentation of FastAPI is installed; who exports them is its configuration."""
+    try:
+        from opentelemetry.instrumentation.fastapi import FastAPIInstrumentor
+    except ImportError:
+        return
+    FastAPIInstrumentor.instrument_app(app, excluded_urls=NOT_TRACED)

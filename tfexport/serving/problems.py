@@ -1,0 +1,94 @@
+"""Errors as answers: `{"error": "..."}` with a status, in every protocol."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from tfexport.errors import DeadlineError, QueueFullError, TfexportError, UnavailableError
+from tfexport.serving.catalog import UnknownModelError
+from tfexport.serving.schemas import Error
+
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    400: {"model": Error, "description": "An option cannot be used."},
+    404: {"model": Error, "description": "There is no such bundle."},
+    422: {"model": Error, "description": "The request is not as the schema says."},
+    429: {"model": Error, "description": "Too much waits. Try again after the seconds of Retry-After."},
+    503: {"model": Error, "description": "The bundle cannot answer now. Try again."},
+    504: {"model": Error, "description": "The request was not answered within its time."},
+}
+"""For OpenAPI: what every address may answer."""
+
+_STATUS: dict[type[TfexportError], int] = {
+    QueueFullError: 429,
+    DeadlineError: 504,
+    UnavailableError: 503,
+    UnknownModelError: 404,
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An error with its status."""
+
+    status: int
+    message: str
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, error: TfexportError) -> Problem:
+        """What an error is to a client."""
+        status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 400)
+        headers = {"Retry-After": str(math.ceil(error.retry_after))} if isinstance(error, QueueFullError) else {}
+        return cls(status, str(error), headers)
+
+    def to_json(self) -> str:
+        """For an event of a stream."""
+        return Error(error=self.message.encode("utf-8", "replace").decode()).model_dump_json()
+
+    def response(self) -> JSONResponse:
+        """As an answer."""
+        # What a client wrote, which errors repeat, may have halves of characters, which are no UTF-8.
+        message = self.message.encode("utf-8", "replace").decode()
+        return JSONResponse({"error": message}, self.status, self.headers)
+
+
+def answer_problems(app: FastAPI, on_full: Callable[[QueueFullError], None] = lambda _: None) -> None:
+    """Let an app answer errors so.
+
+    Args:
+        on_full: called for each refusal of a scheduler.
+    """
+
+    @app.exception_handler(TfexportError)
+    async def _ours(_: Request, error: TfexportError) -> JSONResponse:
+        if isinstance(error, QueueFullError):
+            on_full(error)
+        return Problem.of(error).response()
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        return Problem(422, "; ".join(_said(one) for one in error.errors()[:5])).response()
+
+    @app.exception_handler(HTTPException)
+    async def _other(_: Request, error: HTTPException) -> JSONResponse:
+        return Problem(error.status_code, str(error.detail), dict(error.headers or {})).response()
+
+    @app.exception_handler(Exception)
+    async def _fault(_: Request, error: Exception) -> JSONResponse:
+        # Starlette raises it again after the answer, so that it is logged with its traceback.
+        return Problem(500, "a fault of tfexport. Send the request again, and report it.").response()
+
+
+def _said(problem: dict[str, Any]) -> str:
+    place = ".".join(str(part) for part in problem["loc"] if part != "body")
+    own = problem.get("ctx", {}).get("error") if problem["type"] == "value_error" else None
+    said = str(own or problem["msg"])
+    return f"{place}: {said}" if place else said

@@ -1,0 +1,1 @@
+"""The addresses of the HTTP server, a module for each protocol."""

@@ -1,0 +1,56 @@
+"""`/health`, `/ready` and `/v1/models`: whether the server answers, and what it serves."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, Response
+
+from tfexport.serving.catalog import Catalog, Served
+from tfexport.serving.problems import PROBLEMS
+from tfexport.serving.responses import json_of
+from tfexport.serving.schemas import ModelInfo, Models, ServerStatus
+from tfexport.serving.state import State
+
+
+def health_router(catalog: Catalog, state: State) -> APIRouter:
+    """The addresses of load balancers and of people who look around."""
+    router = APIRouter(tags=["health"])
+
+    @router.get("/health", responses={503: PROBLEMS[503]})
+    async def health() -> JSONResponse:
+        """The process answers, and each bundle has workers. Otherwise a new process has to take its place: 503."""
+        catalog.require_health()
+        return JSONResponse({"status": "ok"})
+
+    @router.get("/ready", response_model=Models, responses={503: {"model": Models}})
+    async def ready() -> Response:
+        """Requests are taken: 503 while the server drains. It also tells which bundles have no valid certificate."""
+        response = json_of(_models(catalog, state.status))
+        response.status_code = 503 if state.is_draining else 200
+        return response
+
+    @router.get("/v1/models", response_model=Models)
+    async def models() -> Response:
+        """The bundles."""
+        return json_of(_models(catalog, state.status))
+
+    return router
+
+
+def _models(catalog: Catalog, status: ServerStatus) -> Models:
+    return Models(status=status, models=[_about(one) for one in catalog.served])
+
+
+def _about(served: Served) -> ModelInfo:
+    source, target = served.place.pair or (None, None)
+    return ModelInfo(
+        name=served.name,
+        source=source,
+        target=target,
+        task="classify" if served.bundle.config.is_classifier else "translate",
+        runtime=served.runtime,
+        precision=served.precision,
+        attention=served.tells_attention,
+        certified=served.uncertified is None,
+        problem=served.uncertified,
+    )

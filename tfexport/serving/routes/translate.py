@@ -1,0 +1,81 @@
+"""`/v1/translate`: translation with every option of a search, as a whole or as a stream of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+from fastapi.sse import format_sse_event
+
+from tfexport.api.model import Model
+from tfexport.api.results import Translation
+from tfexport.decoding.stream import Step
+from tfexport.errors import TfexportError
+from tfexport.serving.catalog import Catalog, Served
+from tfexport.serving.fitting import require_one_line, require_rows
+from tfexport.serving.problems import PROBLEMS, Problem
+from tfexport.serving.responses import EventStream, json_of
+from tfexport.serving.results import result_of, step_of
+from tfexport.serving.schemas import TranslateRequest, TranslateResponse
+
+
+def translation_router(catalog: Catalog) -> APIRouter:
+    """The address `/v1/translate`."""
+    router = APIRouter(prefix="/v1", tags=["v1"], responses=PROBLEMS)
+    events = {"text/event-stream": {"schema": {"type": "string"}}}
+
+    @router.post("/translate", responses={200: {"model": TranslateResponse, "content": events}})
+    async def translate(asked: TranslateRequest) -> Response:
+        """Translate sentences. The answer to each is that of `tfexport decode` for it alone.
+
+        With `stream`, the answer is server-sent events: `step` for each token of the best output, then `result`. An error in
+        the middle is an event `error`.
+        """
+        if asked.stream:
+            events = _events(catalog, asked)
+            return EventStream(await anext(events), events)
+        with catalog.use(asked.model, asked.pair) as served:
+            found = await _translated(served, asked)
+            return json_of(TranslateResponse(model=served.name, results=[result_of(one) for one in found]))
+
+    return router
+
+
+async def _translated(served: Served, asked: TranslateRequest) -> list[Translation]:
+    model = _fitting(served, asked)
+    if asked.ids is not None:
+        return await model.translate_ids_async(asked.ids, **asked.options, **asked.order)
+    texts = [asked.text] if isinstance(asked.text, str) else asked.text or asked.tokens or []
+    return await model.translate_async(texts, prefix=asked.prefix, **asked.options, **asked.order)
+
+
+def _fitting(served: Served, asked: TranslateRequest) -> Model:
+    """The model of a bundle that can answer a request.
+
+    Raises:
+        TfexportError: it cannot.
+    """
+    require_rows(served, asked.options)
+    require_one_line(text=asked.text, prefix=asked.prefix)
+    return served.translator
+
+
+async def _events(catalog: Catalog, asked: TranslateRequest) -> AsyncGenerator[bytes]:
+    """The events of a stream. An error before the first of them is raised: then the answer has its status."""
+    assert isinstance(asked.text, str)
+    begun = False
+    with catalog.use(asked.model, asked.pair) as served:
+        found = _fitting(served, asked).follow_async(asked.text, prefix=asked.prefix, **asked.options, **asked.order)
+        async with aclosing(found):
+            try:
+                async for one in found:
+                    name, value = ("step", step_of(one)) if isinstance(one, Step) else ("result", result_of(one))
+                    yield format_sse_event(event=name, data_str=value.model_dump_json(exclude_defaults=True))
+                    begun = True
+            except TfexportError as error:
+                if not begun:
+                    raise
+                problem = Problem.of(error)
+                yield format_sse_event(event="error", data_str=problem.to_json())

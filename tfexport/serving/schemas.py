@@ -1,0 +1,232 @@
+"""What requests and responses look like in JSON. OpenAPI is made of these classes.
+
+The fields of a request that are options of a search follow from their declaration in `SearchOptions`: name, type, bounds and
+help. Options that are paths of files are no fields, as a client may not read files of the server.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Sequence
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic.fields import FieldInfo
+
+from tfexport.decoding.line_reader import Status
+from tfexport.decoding.options import SearchOptions
+from tfexport.decoding.request_options import AlignmentOptions
+from tfexport.errors import TfexportError
+from tfexport.option import Declared, checked, declared
+
+MOST_TEXTS = 1024
+"""Sentences of a request: more are better sent in several, whose answers come earlier."""
+
+ServerStatus = Literal["ready", "draining"]
+Priority = Literal["interactive", "bulk"]
+
+
+class Strict(BaseModel):
+    """A request: unknown fields are errors, as they would say something that is not done."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, given: Any) -> Any:
+        for name in given if isinstance(given, dict) else ():
+            if name not in cls.model_fields:
+                raise ValueError(unknown_field(name, list(cls.model_fields)))
+        return given
+
+
+def unknown_field(name: str, fields: Sequence[str]) -> str:
+    """What is said of a field that a request does not have: the nearest of those that it has."""
+    if declared(SearchOptions).keys() & {*fields}:
+        try:
+            checked(SearchOptions, {name: None}, others=fields)
+        except TfexportError as error:
+            return str(error)
+    near = difflib.get_close_matches(name, fields, n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(fields)}."
+    return f"there is no field {name!r}. {hint}"
+
+
+class Error(BaseModel):
+    """Why a request was not answered."""
+
+    error: str
+
+
+def _value_type(hint: Any, *, tokens: bool) -> Any:
+    """The type of an option in JSON: lists for tuples, and text beside ids."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (types.UnionType, Union):
+        return reduce(or_, (_value_type(part, tokens=tokens) for part in parts if part is not type(None)))
+    if origin is tuple:
+        if parts[1:] != (Ellipsis,):
+            inner = tuple(_value_type(part, tokens=tokens) for part in parts)
+            return tuple[inner]  # type: ignore[valid-type]
+        item = _value_type(parts[0], tokens=tokens)
+        return list[item] | str if tokens else list[item]  # type: ignore[valid-type]
+    return hint
+
+
+def _field(found: Declared) -> tuple[Any, FieldInfo]:
+    about = found.about
+    hint = str if about.parse else _value_type(found.hint, tokens=about.tokens)
+    bounds: dict[str, Any] = {}
+    if found.hint in (int, float) or {int, float} & set(get_args(found.hint)):
+        bounds = {"ge": about.minimum, "le": about.maximum, "gt": about.above}
+    told = {name: value for name, value in bounds.items() if value is not None}
+    if found.hint is float or float in get_args(found.hint):
+        told["allow_inf_nan"] = False
+    bounded: Any = Annotated[hint, Field(**told)]
+    # For those who draw a form: the heading and what holds where the field is absent.
+    form = {"x-panel": about.panel, "x-default": about.default_text or found.default}
+    field: Any = Field(default=None, description=about.help, json_schema_extra=form)
+    return bounded | None, field
+
+
+def option_fields(*groups: type, files: bool = False) -> dict[str, tuple[Any, FieldInfo]]:
+    """The fields of a request for the options of groups; None stands for the default.
+
+    Args:
+        files: also options that are paths, for whoever may read files.
+    """
+    every = {name: found for group in groups for name, found in declared(group).items()}
+    return {
+        name: _field(found) for name, found in every.items() if files or Path not in (found.hint, *get_args(found.hint))
+    }
+
+
+SEARCH_FIELDS = option_fields(SearchOptions, AlignmentOptions)
+
+SearchRequest = create_model("SearchRequest", __base__=Strict, **SEARCH_FIELDS)  # type: ignore[call-overload]
+"""The options of a search."""
+
+
+class Addressed(Strict):
+    """A request to one of the bundles."""
+
+    model: str | None = Field(None, description="Name of the bundle; may be left out where there is one.")
+    source: str | None = Field(None, description="Source language, in the place of `model`.", max_length=20)
+    target: str | None = Field(None, description="Target language, in the place of `model`.", max_length=20)
+    priority: Priority = Field("interactive", description="Interactive requests go before bulk requests.")
+    timeout: float | None = Field(
+        None, description="Seconds after which no answer is needed.", gt=0, allow_inf_nan=False
+    )
+
+    @property
+    def pair(self) -> tuple[str | None, str | None]:
+        """The languages."""
+        return self.source, self.target
+
+    @property
+    def order(self) -> dict[str, Any]:
+        """When it is decoded, for the scheduler."""
+        return {"bulk": self.priority == "bulk", "timeout": self.timeout}
+
+
+_Texts = Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
+
+
+class TranslateRequest(Addressed, SearchRequest):  # type: ignore[valid-type, misc]
+    """Sentences to translate, with all options of a search."""
+
+    text: str | _Texts | None = Field(None, description="A sentence, or several.")
+    tokens: Annotated[list[list[str]], Field(min_length=1, max_length=MOST_TEXTS)] | None = Field(
+        None, description="In the place of text: the tokens of each sentence."
+    )
+    ids: Annotated[list[list[int]], Field(min_length=1, max_length=MOST_TEXTS)] | None = Field(
+        None, description="In the place of text: the ids of each sentence, as the encoder reads them."
+    )
+    prefix: str | _Texts | None = Field(None, description="What outputs begin with: of all sentences, or of each.")
+    stream: bool = Field(
+        False, description="Answer with server-sent events: `step` for each token, `result` at the end."
+    )
+
+    @model_validator(mode="after")
+    def _one_input(self) -> TranslateRequest:
+        given = [name for name in ("text", "tokens", "ids") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError("give one of text, tokens and ids")
+        if self.stream and not isinstance(self.text, str):
+            raise ValueError("a stream has one sentence: give text as a string")
+        if self.prefix is not None and self.text is None:
+            raise ValueError("a prefix goes with text")
+        if isinstance(self.text, str) and isinstance(self.prefix, list):
+            raise ValueError("one sentence has one prefix: give it as a string")
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that were given."""
+        return {name: value for name in SEARCH_FIELDS if (value := getattr(self, name)) is not None}
+
+
+class Hypothesis(BaseModel):
+    """One output of a sentence; the fields of JSON lines."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    text: str
+    tokens: list[str]
+    ids: list[int]
+    score: float | None = Field(description="What outputs of a sentence are ranked by; null without scores.")
+    log_prob: float | None
+    finished: bool
+    token_log_probs: list[float] | None = None
+    source_tokens: list[str] | None = None
+    source_text: tuple[int, int] | None = None
+    alignment: list[tuple[int, int]] | None = None
+    attention: list[list[float]] | None = None
+
+
+class Result(BaseModel):
+    """What became of a sentence."""
+
+    status: Status
+    message: str = ""
+    hypotheses: list[Hypothesis]
+
+
+class TranslateResponse(BaseModel):
+    """A result for each sentence, in order."""
+
+    model: str
+    results: list[Result]
+
+
+class Step(BaseModel):
+    """One token of an output, in a stream."""
+
+    id: int
+    token: str
+    text: str
+    log_prob: float
+
+
+class ModelInfo(BaseModel):
+    """A bundle that is served."""
+
+    name: str
+    source: str | None = Field(None, description="Source language, of names such as de-en.")
+    target: str | None = None
+    task: Literal["translate", "classify"]
+    runtime: str
+    precision: str
+    attention: bool = Field(False, description="It can tell what tokens attend to.")
+    certified: bool = Field(description="A certificate of `tfexport parity` holds for it here.")
+    problem: str | None = Field(None, description="Why none holds.")
+
+
+class Models(BaseModel):
+    """What a server has."""
+
+    status: ServerStatus
+    models: list[ModelInfo]

@@ -1,0 +1,135 @@
+"""The application under uvicorn: one process, its signals, and its end.
+
+    SIGTERM ──> /ready says 503 ──drain_delay──> no new connections ──drain_timeout──> the end
+
+All that was taken is answered, streams too. A second signal ends the server at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+
+import uvicorn
+
+from tfexport.errors import TfexportError
+from tfexport.serving.app import create_app
+from tfexport.serving.catalog import Catalog
+from tfexport.serving.connections import Connection, check_always
+from tfexport.serving.logs import NOTES, log, log_config
+from tfexport.serving.metrics import Metrics
+from tfexport.serving.options import ServerOptions
+from tfexport.serving.reload import Reloader
+from tfexport.serving.state import State
+
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Server(uvicorn.Server):
+    """Drains when a signal comes, and remembers it.
+
+    Args:
+        reloader: looks at SIGHUP.
+    """
+
+    def __init__(self, config: uvicorn.Config, state: State, delay: float, reloader: Reloader | None):
+        super().__init__(config)
+        self._state, self._delay, self._reloader = state, delay, reloader
+        self._exit_at: float | None = None
+        self._checks: asyncio.Task[None] | None = None
+        self.signal: int | None = None
+        """The first that asked for the end."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._checks = asyncio.create_task(check_always(self.server_state.connections))
+
+    async def on_tick(self, counter: int) -> bool:
+        over = self._exit_at is not None and time.monotonic() >= self._exit_at
+        return await super().on_tick(counter) or over
+
+    def handle_exit(self, sig: int, frame: object) -> None:
+        if self.signal is not None:
+            self.should_exit = self.force_exit = True
+            return
+        self.signal, self._state.is_draining = sig, True
+        self._exit_at = time.monotonic() + self._delay
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's own raises them again afterwards; here the exit code tells whether all was answered."""
+        handlers = {number: signal.signal(number, self.handle_exit) for number in END_SIGNALS}
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._hang_up)
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def _hang_up(self, number: int, frame: object) -> None:
+        if self._reloader is not None:
+            self._reloader.look()
+        else:
+            self.handle_exit(number, frame)
+
+
+def run(catalog: Catalog, options: ServerOptions) -> None:
+    """Serve until SIGINT or SIGTERM, then answer what was taken.
+
+    Raises:
+        TfexportError: the address cannot be listened to, or the file of keys cannot be read.
+        SystemExit: with 128 and the number of the signal, where not all was answered.
+    """
+    state = State()
+    app = create_app(catalog, options, state)
+    metrics: Metrics = app.state.metrics
+    allow_connections(options.max_connections)
+    reloader = Reloader(catalog, metrics, options.reload_every) if options.reload else None
+    proxies = options.trusted_proxies
+    config = uvicorn.Config(
+        app,
+        host=options.host,
+        port=options.port,
+        http=partial(Connection, options, metrics),  # type: ignore[arg-type]  # it is called, and need be no class
+        ws="none",
+        lifespan="off",
+        log_config=log_config(options.log_format),
+        access_log=False,
+        proxy_headers=proxies is not None,
+        forwarded_allow_ips=proxies,
+        timeout_graceful_shutdown=options.drain_timeout,
+        server_header=False,
+    )
+    server = Server(config, state, options.drain_delay, reloader)
+    with reloader or nullcontext():
+        try:
+            server.run()
+        except SystemExit:
+            if server.started:
+                raise
+            raise TfexportError(
+                f"cannot listen on {options.host}, port {options.port}, as said above. Give another --port or --host."
+            ) from None
+    if server.signal is not None and (server.force_exit or state.unanswered):
+        log(NOTES, "ended before all requests were answered", {"unanswered": state.unanswered})
+        sys.exit(128 + server.signal)
+
+
+def allow_connections(count: int) -> None:
+    """Let this process have so many connections, as far as the system lets it: the usual limit is 1,024 files."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = count + 256
+        if hard != resource.RLIM_INFINITY:
+            wanted = min(wanted, hard)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

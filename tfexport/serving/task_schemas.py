@@ -1,0 +1,91 @@
+"""Requests and responses of `/v1/score` and `/v1/classify`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, Field, model_validator
+
+from tfexport.decoding.line_reader import Status
+from tfexport.serving.schemas import MOST_TEXTS, Addressed
+
+_Texts = str | Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
+
+
+class ScoreRequest(Addressed):
+    """Outputs to score."""
+
+    texts: _Texts = Field(description="A sentence, or several.")
+    targets: _Texts = Field(description="The output of each, as `texts` is given: a string, or a list of as many.")
+
+    @model_validator(mode="after")
+    def _pairs(self) -> ScoreRequest:
+        if isinstance(self.texts, str) != isinstance(self.targets, str):
+            raise ValueError("texts and targets are two strings, or two lists of strings")
+        if len(self.several[0]) != len(self.several[1]):
+            raise ValueError(f"there are {len(self.texts)} texts and {len(self.targets)} targets: give one for each")
+        return self
+
+    @property
+    def several(self) -> tuple[list[str], list[str]]:
+        """Texts and targets."""
+        return _several(self.texts), _several(self.targets)
+
+
+class Scored(BaseModel):
+    """How likely an output is."""
+
+    status: Status
+    message: str = ""
+    log_prob: float | None = Field(
+        default=None, description="Natural logarithm of the probability; null without tokens."
+    )
+    tokens: list[str] | None = None
+    ids: list[int] | None = None
+    token_log_probs: list[float] | None = Field(default=None, description="Of each token, eos last.")
+
+
+class ScoreResponse(BaseModel):
+    """A result for each pair, in order."""
+
+    model: str
+    results: list[Scored]
+
+
+class ClassifyRequest(Addressed):
+    """Sentences to classify."""
+
+    texts: _Texts = Field(description="A sentence, or several.")
+    top: int = Field(default=1, description="The number of classes to tell, the most likely first.", ge=1, le=2**31)
+
+    @property
+    def several(self) -> list[str]:
+        """Texts."""
+        return _several(self.texts)
+
+
+class ClassProbability(BaseModel):
+    """A class and how likely it is."""
+
+    class_: int = Field(serialization_alias="class", description="Its number, from 0.")
+    probability: float
+    label: str | None = None
+
+
+class ClassifyResult(BaseModel):
+    """What became of a sentence."""
+
+    status: Status
+    message: str = ""
+    classes: list[ClassProbability]
+
+
+class ClassifyResponse(BaseModel):
+    """A result for each sentence, in order."""
+
+    model: str
+    results: list[ClassifyResult]
+
+
+def _several(given: str | list[str]) -> list[str]:
+    return [given] if isinstance(given, str) else given
