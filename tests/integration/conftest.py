@@ -1,4 +1,7 @@
-"""What the tests share: an export takes seconds, so one bundle serves all that only read it."""
+"""What the tests share: an export takes seconds, so one bundle serves all that only read it.
+
+These exports go unchecked, since checks take most of the time: `exporter/test_pipeline.py` checks the same graphs.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,9 @@ def exported(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathF
     """Export `tiny_checkpoint` to a bundle of this name, once for all processes of the run."""
 
     def export_once(name: str, **options: Any) -> Path:
-        return made_once(tmp_path_factory, name, lambda folder: export(tiny_checkpoint.load(), folder, **options))
+        return made_once(
+            tmp_path_factory, name, lambda folder: export(tiny_checkpoint.load(), folder, check=False, **options)
+        )
 
     return export_once
 
@@ -70,7 +75,7 @@ def classifier_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def make(folder: Path) -> None:
         file = tmp_path_factory.mktemp("classifier") / "classifier.pt"
         torch.save(tiny_classifier().state_dict(), file)
-        export(load_checkpoint(file, HINTS), folder)
+        export(load_checkpoint(file, HINTS), folder, check=False)
 
     return made_once(tmp_path_factory, "classifier", make)
 

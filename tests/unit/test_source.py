@@ -53,7 +53,7 @@ def test_imports_within_functions_of_tools_find_their_modules() -> None:
     assert not [(path, name) for path, name in ours if importlib.util.find_spec(name) is None]
 
 
-PEERS = {"optimum"}
+PEERS = {"litserve", "mlperf_loadgen", "optimum", "psutil"}
 """Libraries that a benchmark imports where they are installed."""
 
 

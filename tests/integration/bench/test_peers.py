@@ -52,7 +52,7 @@ def load(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
     return load
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("beam", [1, 3])
 def test_any_number_of_sources_comes_back_in_its_order(
@@ -72,6 +72,7 @@ def test_any_number_of_sources_comes_back_in_its_order(
     assert peer.decode([], options, 4) == []
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("beam", [1, 3])
 @pytest.mark.parametrize("tokens", [1, 2, 9, 20])

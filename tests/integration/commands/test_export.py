@@ -49,18 +49,27 @@ def interrupted(path: Path, flags: list[str], number: int) -> subprocess.Complet
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def test_export_command(
-    command_export: tuple[Path, subprocess.CompletedProcess[str]], tiny_checkpoint: TinyCheckpoint
-) -> None:
+def said_by_an_export(stdout: str) -> None:
+    exported, checked, following = stdout.splitlines()
+    assert exported == "exported tiny: family tutorial"
+    assert re.match(r"  fp32 is as PyTorch computes it: errors reach \d+% of what rounding explains \(", checked)
+    assert following == "next: tfexport parity tiny INPUT; tfexport decode tiny INPUT"
+
+
+def test_export_command(run: Run, here: Path, tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(here.parent)
+    outcome = run("export", "tiny.pt", *tiny_checkpoint.flags)
+    assert (outcome.code, outcome.stderr) == (0, "")
+    assert {path.name for path in here.parent.iterdir()} == {"tiny.pt", "tiny"}  # the bundle is named after the file
+    said_by_an_export(outcome.stdout)
+
+
+@pytest.mark.thorough
+def test_export_command_in_a_process(command_export: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     folder, done = command_export
-    assert done.returncode == 0
-    assert {path.name for path in folder.iterdir()} == {"tiny.pt", "tiny"}  # the bundle is named after the file
-    assert done.stdout.splitlines()[0] == "exported tiny: family tutorial"
-    assert re.match(
-        r"  fp32 is as PyTorch computes it: errors reach \d+% of what rounding explains \(", done.stdout.splitlines()[1]
-    )
-    assert done.stdout.splitlines()[2] == "next: tfexport parity tiny INPUT; tfexport decode tiny INPUT"
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {path.name for path in folder.iterdir()} == {"tiny.pt", "tiny"}
+    said_by_an_export(done.stdout)
 
 
 @pytest.mark.sampled(every=4)
@@ -70,7 +79,7 @@ def test_export_command(
 def test_bundle_is_named_after_the_checkpoint(
     run: Run, here: Path, tiny_checkpoint: TinyCheckpoint, name: str, bundle: str
 ) -> None:
-    outcome = run("export", here.rename(here.with_name(name)), *tiny_checkpoint.flags)
+    outcome = run("export", here.rename(here.with_name(name)), *tiny_checkpoint.flags, "--no-parity")
     assert outcome.code == 0, outcome.stderr
     assert {path.name for path in here.parent.iterdir()} == {name, bundle}
 
@@ -88,7 +97,7 @@ def test_flags_win_over_the_json_file_and_that_over_the_vocabularies(
 ) -> None:
     fields = {"n_heads": 2, "pad_id": 9, "eos_id": 8}
     here.with_suffix(".json").write_text(json.dumps(fields))
-    outcome = run("export", here, *tiny_checkpoint.flags, "--eos", "7")
+    outcome = run("export", here, *tiny_checkpoint.flags, "--eos", "7", "--no-parity")
     assert outcome.code == 0, outcome.stderr
     notes = outcome.stderr.splitlines()
     assert notes[0] == f"note: using the configuration {here.with_suffix('.json')}"

@@ -116,13 +116,12 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         path = folder / "ckpt.pt"
         torch.save(naive.state_dict(), path)
     checkpoint = load_checkpoint(path, {"n_heads": SIZES["n_heads"], **IDS})
-    export(checkpoint, folder / "bundle")
+    export(checkpoint, folder / "bundle", check=False)
     random = np.random.default_rng(3)
     sources = [random.integers(4, SRC_VOCAB, length).tolist() for length in (1, 2, 3, 5, 8, 9, 13, 17, 21, 30)]
     return Case(name, naive, checkpoint, open_bundle(folder / "bundle"), sources)
 
 
-@pytest.mark.sampled(every=4)
 def test_logits_equal_the_naive_model_over_a_padded_batch(case: Case) -> None:
     random = np.random.default_rng(5)
     vocab = case.checkpoint.config.tgt_vocab_size

@@ -226,6 +226,7 @@ def hugging_face_folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     return folder, tokens
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("beam", [1, 4])
 def test_ctranslate2_reads_the_same_from_the_same_folder(
     hugging_face_folder: tuple[Path, list[str]], tmp_path: Path, beam: int

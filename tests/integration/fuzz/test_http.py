@@ -1,0 +1,69 @@
+"""The fuzzers of the server find what they are there for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.responses import JSONResponse
+
+from fuzz import http, serving, serving_http
+from tests.support.served import application
+from tfexport.bundle.reader import Bundle, open_bundle
+from tfexport.serving import results
+
+pytestmark = pytest.mark.thorough
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return http.bundles(tmp_path_factory.mktemp("http"))
+
+
+@pytest.fixture
+def app(bundles: dict[str, Path]) -> Iterator[Any]:
+    with application(bundles) as found:
+        yield found
+
+
+def test_random_requests_are_answered_as_described(app: Any) -> None:
+    counts, problems = http.check(app, 60, seed=1)
+    assert problems == []
+    assert counts.total() > 40
+
+
+def test_an_answer_that_is_not_described_is_found(app: Any) -> None:
+    @app.get("/other", response_model=list[int])
+    async def other() -> JSONResponse:
+        return JSONResponse({"not": "a list"}, 201)
+
+    _, problems = http.check(app, 60, seed=1)
+    assert {problem.partition(":")[0] for problem in problems} == {"GET /other"}
+
+
+@pytest.fixture(scope="module")
+def bundle(bundles: dict[str, Path]) -> Bundle:
+    return open_bundle(bundles[http.NAMES[0]])
+
+
+def test_a_server_answers_as_translate(bundle: Bundle) -> None:
+    compared, problems = serving_http.check(bundle, "int8", 40, seed=2)
+    assert problems == []
+    assert compared > 20
+
+
+def test_another_bit_is_found(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = results.result_of
+
+    def wrong(found: Any) -> Any:
+        told = right(found)
+        for one in told.hypotheses:
+            one.score = one.score and one.score * (1 + 1e-15)
+        return told
+
+    monkeypatch.setattr(serving_http, "result_of", wrong)
+    _, problems = serving_http.check(bundle, "float32", 10, seed=2)
+    assert problems
+    assert serving.CONFIG.tgt_vocab_size == bundle.config.tgt_vocab_size
