@@ -8,16 +8,19 @@ TEXT ?= benchmarks/sentences.de
 MODELS ?= 300
 REQUESTS ?= 2000
 KILLS ?= 200
+SERVED ?= 100000
 ENGINES ?= 5
 # Modules are compiled when they are first imported: compiling all of PyTorch at installation takes a minute.
 PIP = $(VENV)/bin/pip install --quiet --no-compile --constraint constraints.txt
+# Many containers set it, and then every process that a test starts compiles PyTorch again.
+unexport PYTHONDONTWRITEBYTECODE
 # One thread for each of the two processes: small matrices gain nothing from more, and waiting threads cost minutes.
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/pytest -n 2 --dist loadfile
 EXAMPLES = per_head_conv1d tutorial_spacy annotated_transformer base_model_tied attention_and_positions
 KERNELS = setup.py $(wildcard tfexport/kernels/*.h tfexport/kernels/*.cpp)
 
-.PHONY: setup demo test unit check docs engines cuda-dry fuzz faults kills power-loss load gpu gpu-day gpu-day-pack
-.PHONY: examples constraints clean
+.PHONY: setup demo test types style unit check docs engines cuda-dry fuzz faults kills power-loss load gpu gpu-day gpu-day-pack
+.PHONY: examples constraints clean bench-serve serve-faults
 
 # For contributors: the virtual environment, the kernels, and hooks that check each commit (not where git keeps no hooks,
 # as in a folder that was unpacked from an archive).
@@ -29,11 +32,17 @@ demo: $(VENV)/export.done
 
 # Before every push: style, types, layers, and all tests but the thorough ones. At most 6 minutes on two cores.
 test: $(VENV)/dev.done
+	$(MAKE) --jobs 2 --output-sync=target types style
+	$(PYTEST) -m "not thorough"
+
+# mypy takes one core and most of the time, so it begins first.
+types: $(VENV)/dev.done
+	$(VENV)/bin/mypy
+
+style: $(VENV)/dev.done
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/lint-imports
-	$(VENV)/bin/mypy
-	$(PYTEST) -m "not thorough"
 
 # While you write: tests without model files and processes. At most 90 seconds.
 unit: $(VENV)/dev.done
@@ -65,6 +74,8 @@ fuzz: $(VENV)/dev.done
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.readers --inputs $(INPUTS)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.models --models $(MODELS)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.serving --requests $(REQUESTS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.serving --requests $(REQUESTS) --http
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.http --requests $(REQUESTS)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.device_search
 
 # Plants faults in bundles, with corrected checksums, and lists those that parity does not find; takes half an hour.
@@ -75,6 +86,10 @@ faults: $(VENV)/dev.done
 kills: $(VENV)/dev.done
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.kills --kills $(KILLS)
 
+# Faults around a server: workers killed, clients that go away or stall, and SERVED requests in a row; takes half an hour.
+serve-faults: $(VENV)/dev.done
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.serve_faults --kills $(KILLS) --requests $(SERVED)
+
 # Computes what a loss of power leaves after every call of export, decode and train, and checks that nothing was lost.
 power-loss: $(VENV)/dev.done
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.power_loss
@@ -83,6 +98,11 @@ power-loss: $(VENV)/dev.done
 load: $(VENV)/dev.done
 	$(VENV)/bin/tfexport export tfexport/assets/de-en.safetensors -o build/load/de-en --precision fp32,int8 --force
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.load $(TEXT) --bundle embedded=build/load/de-en --out build/load
+
+# The rate of requests that `tfexport serve` sustains within a limit of p99 latency, beside other servers: 20 minutes.
+#   SERVE_FLAGS  such as --quick, --only "small, int8", --tune ctranslate2
+bench-serve: $(VENV)/bench-serve.done
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.serve_load $(SERVE_FLAGS)
 
 # Parity, then speed, with the packages of $(PYTHON) itself: a machine with a GPU brings the PyTorch that fits it.
 # Without a GPU every test is skipped, and the second command says so and fails. It runs also after tests that failed.
@@ -120,7 +140,11 @@ $(VENV)/export.done: pyproject.toml constraints.txt $(KERNELS)
 
 $(VENV)/dev.done: pyproject.toml constraints.txt $(KERNELS)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --editable '.[export,cpu,tensorrt-rtx,train,spacy,dev]'
+	$(PIP) --editable '.[export,cpu,serve,tensorrt-rtx,train,spacy,dev]'
+	touch $@
+
+$(VENV)/bench-serve.done: $(VENV)/dev.done
+	$(PIP) --editable '.[bench-serve]'
 	touch $@
 
 $(VENV)/docs.done: pyproject.toml constraints.txt $(KERNELS)
@@ -128,7 +152,7 @@ $(VENV)/docs.done: pyproject.toml constraints.txt $(KERNELS)
 	$(PIP) --editable '.[docs]'
 	touch $@
 
-constraints: $(VENV)/dev.done $(VENV)/docs.done
+constraints: $(VENV)/dev.done $(VENV)/docs.done $(VENV)/bench-serve.done
 	(head -1 constraints.txt; $(VENV)/bin/pip freeze --exclude-editable | sed 's/+cpu//') > constraints.new
 	mv constraints.new constraints.txt
 
