@@ -37,9 +37,6 @@ MOST_STARTS = 2
 FIRST_ESTIMATE = 1.0
 """Seconds after which a rejected request is told to come again before anything is known of the speed."""
 
-MEMORY = 30.0
-"""Seconds over which the speed is known."""
-
 
 class Listener(Protocol):
     """Who waits for a request. Calls come one at a time."""
@@ -122,7 +119,6 @@ class Scheduler:
         self._workers: dict[int, _Worker] = {}
         self._numbers = itertools.count()
         self._deadlines: list[tuple[float, int]] = []  # a heap
-        self._began, self._answered_tokens = clock(), 0.0
         self._speed = Speed(clock)
 
     # For callers.
@@ -197,13 +193,9 @@ class Scheduler:
         return waited if speed is None else max(waited, self._queue.tokens_before(bulk=bulk) / speed)
 
     def retry_after(self) -> float:
-        """Seconds after which there is probably room in the queue, by the speed of the last half a minute."""
-        self._forget_old()
-        elapsed = min(MEMORY, self._clock() - self._began)
-        if not self._answered_tokens or elapsed <= 0:
-            return FIRST_ESTIMATE
-        # Room is there when as much was decoded as waits, or half a queue where very much does.
-        return max(0.1, min(60.0, 0.5 * self._queue.tokens * elapsed / self._answered_tokens))
+        """Seconds after which there is probably room in the queue: when half of what waits has begun."""
+        speed = self._speed.value()
+        return FIRST_ESTIMATE if speed is None else max(0.1, min(60.0, 0.5 * self._queue.tokens / speed))
 
     def close(self, error: Exception) -> None:
         """End all requests with an error."""
@@ -304,8 +296,6 @@ class Scheduler:
     def _finished(self, event: Finished, source_tokens: int) -> None:
         self.counters.sentences += 1
         self.counters.source_tokens += source_tokens
-        self._forget_old()
-        self._answered_tokens += source_tokens
         self._speed.decoded(source_tokens)
         self.counters.tokens += len(event.hypotheses[0].ids)
         request, index = self._of(event.key)
@@ -355,13 +345,6 @@ class Scheduler:
     def _note(self) -> None:
         self.counters.queued, self.counters.queued_tokens = self._queue.requests, self._queue.tokens
         self.counters.live_rows = sum(worker.rows for worker in self._workers.values())
-
-    def _forget_old(self) -> None:
-        """Of a long time only the last part counts."""
-        elapsed = self._clock() - self._began
-        if elapsed > 2 * MEMORY:
-            self._answered_tokens *= MEMORY / elapsed
-            self._began = self._clock() - MEMORY
 
 
 def _worker_ended() -> UnavailableError:

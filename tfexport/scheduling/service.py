@@ -6,7 +6,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -58,37 +57,11 @@ class Service:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def submit(
-        self,
-        sources: Sequence[Source],
-        options: SearchOptions,
-        *,
-        bulk: bool = False,
-        timeout: float | None = None,
-        on_decided: OnDecided | None = None,
-    ) -> Future[Outputs]:
-        """Queue a request. To cancel it, cancel the future: its sentences leave at the next step.
-
-        Args:
-            sources: its sentences, at least one.
-            bulk: interactive requests go before it.
-            timeout: seconds to its deadline.
-            on_decided: told the tokens of each sentence as soon as they are decided.
-
-        Raises:
-            QueueFullError: too much waits; it has the seconds after which to try again.
-            UnavailableError: the service is closed.
-        """
-        future: Future[Outputs] = Future()
-        number = self._submit(sources, options, _FutureListener(future, on_decided), bulk=bulk, timeout=timeout)
-        future.add_done_callback(lambda done: self._cancel(number) if done.cancelled() else None)
-        return future
-
     def _submit(
         self,
         sources: Sequence[Source],
         options: SearchOptions,
-        listener: _FutureListener | _LoopListener,
+        listener: _Listener,
         *,
         bulk: bool = False,
         timeout: float | None = None,
@@ -104,11 +77,22 @@ class Service:
         return number
 
     async def decode(self, sources: Sequence[Source], options: SearchOptions, **more: Any) -> Outputs:
-        """`submit` for an event loop: cancelling the task cancels the request."""
+        """The hypotheses of each sentence of a request. To cancel it, cancel the task: its sentences leave at the next step.
+
+        Args:
+            sources: its sentences, at least one.
+            more: `bulk`, where interactive requests go before it; `timeout`, the seconds to its deadline; and `on_decided`,
+                which is told the tokens of each sentence as soon as they are decided.
+
+        Raises:
+            QueueFullError: too much waits; it has the seconds after which to try again.
+            DeadlineError: it was not answered in its time.
+            UnavailableError: the service is closed.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Outputs] = loop.create_future()
         on_decided = more.pop("on_decided", None)
-        number = self._submit(sources, options, _LoopListener(future, self._delivered, on_decided), **more)
+        number = self._submit(sources, options, _Listener(future, self._delivered, on_decided), **more)
         timeout = self.options.timeout if more.get("timeout") is None else more["timeout"]
         try:
             # The scheduler ends it at its deadline when a worker reports. Workers that have stopped do not.
@@ -209,25 +193,6 @@ class Service:
         return most if source.most is None else min(most, source.most)
 
 
-class _FutureListener:
-    """Tells a future what became of a request."""
-
-    def __init__(self, future: Future[Outputs], on_decided: OnDecided | None):
-        self._future, self._on_decided, self.streams = future, on_decided, on_decided is not None
-
-    def decided(self, index: int, ids: tuple[int, ...], log_probs: tuple[float, ...]) -> None:
-        if self._on_decided is not None:
-            self._on_decided(index, ids, log_probs)
-
-    def finished(self, outputs: Outputs) -> None:
-        if self._future.set_running_or_notify_cancel():
-            self._future.set_result(outputs)
-
-    def failed(self, error: Exception) -> None:
-        if self._future.set_running_or_notify_cancel():
-            self._future.set_exception(error)
-
-
 @dataclass(frozen=True)
 class _Delivery:
     """What a future of an event loop is to be told."""
@@ -247,8 +212,8 @@ def _resolve(several: Sequence[_Delivery]) -> None:
             one.future.set_result(one.outputs or [])
 
 
-class _LoopListener:
-    """Tells a future of an event loop what became of a request, together with others."""
+class _Listener:
+    """Tells a future of an event loop what became of a request; answers go there together."""
 
     def __init__(self, future: asyncio.Future[Outputs], delivered: list[_Delivery], on_decided: OnDecided | None):
         self._future, self._delivered = future, delivered

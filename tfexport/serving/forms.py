@@ -27,12 +27,3 @@ async def fields_of(request: Request) -> dict[str, Any]:
         return given
     async with request.form() as form:
         return {**request.query_params, **form}
-
-
-def body_schema(name: str) -> dict[str, Any]:
-    """For OpenAPI: a body of this schema, which the application reads itself.
-
-    JSON alone is described: generators of clients take a body of several types for one that may be left out.
-    """
-    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
-    return {"requestBody": {"required": True, "content": content}}

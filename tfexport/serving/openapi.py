@@ -25,3 +25,12 @@ def describe_bodies(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:
         return found
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def body_schema(name: str) -> dict[str, Any]:
+    """For OpenAPI: a body of this schema, which the application reads itself.
+
+    JSON alone is described: generators of clients take a body of several types for one that may be left out.
+    """
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+    return {"requestBody": {"required": True, "content": content}}

@@ -61,7 +61,7 @@ class Problem:
 
 
 def answer_problems(app: FastAPI, on_full: Callable[[QueueFullError], None] = lambda _: None) -> None:
-    """Let an app answer errors so.
+    """Let an app answer errors so. `Observe` answers those that are faults of the server.
 
     Args:
         on_full: called for each refusal of a scheduler.
@@ -80,11 +80,6 @@ def answer_problems(app: FastAPI, on_full: Callable[[QueueFullError], None] = la
     @app.exception_handler(HTTPException)
     async def _other(_: Request, error: HTTPException) -> JSONResponse:
         return Problem(error.status_code, str(error.detail), dict(error.headers or {})).response()
-
-    @app.exception_handler(Exception)
-    async def _fault(_: Request, error: Exception) -> JSONResponse:
-        # Starlette raises it again after the answer, so that it is logged with its traceback.
-        return Problem(500, "a fault of tfexport. Send the request again, and report it.").response()
 
 
 def _said(problem: dict[str, Any]) -> str:

@@ -22,11 +22,14 @@ from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.request_options import AlignmentOptions
 from tfexport.errors import TfexportError
 from tfexport.option import Declared, checked, declared
+from tfexport.serving.state import ServerStatus
 
 MOST_TEXTS = 1024
 """Sentences of a request: more are better sent in several, whose answers come earlier."""
 
-ServerStatus = Literal["ready", "draining"]
+LONGEST_NAME = 64
+"""Characters of an unknown name that an error repeats."""
+
 Priority = Literal["interactive", "bulk"]
 
 
@@ -46,6 +49,7 @@ class Strict(BaseModel):
 
 def unknown_field(name: str, fields: Sequence[str]) -> str:
     """What is said of a field that a request does not have: the nearest of those that it has."""
+    name = name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}…"
     if declared(SearchOptions).keys() & {*fields}:
         try:
             checked(SearchOptions, {name: None}, others=fields)
@@ -132,20 +136,20 @@ class Addressed(Strict):
         return {"bulk": self.priority == "bulk", "timeout": self.timeout}
 
 
-_Texts = Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
+TextList = Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
 
 
 class TranslateRequest(Addressed, SearchRequest):  # type: ignore[valid-type, misc]
     """Sentences to translate, with all options of a search."""
 
-    text: str | _Texts | None = Field(None, description="A sentence, or several.")
+    text: str | TextList | None = Field(None, description="A sentence, or several.")
     tokens: Annotated[list[list[str]], Field(min_length=1, max_length=MOST_TEXTS)] | None = Field(
         None, description="In the place of text: the tokens of each sentence."
     )
     ids: Annotated[list[list[int]], Field(min_length=1, max_length=MOST_TEXTS)] | None = Field(
         None, description="In the place of text: the ids of each sentence, as the encoder reads them."
     )
-    prefix: str | _Texts | None = Field(None, description="What outputs begin with: of all sentences, or of each.")
+    prefix: str | TextList | None = Field(None, description="What outputs begin with: of all sentences, or of each.")
     stream: bool = Field(
         False, description="Answer with server-sent events: `step` for each token, `result` at the end."
     )

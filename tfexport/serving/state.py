@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Literal
 
 from tfexport.errors import QueueFullError
-from tfexport.serving.schemas import ServerStatus
+
+ServerStatus = Literal["ready", "draining"]
 
 PAUSE = 0.05
 """Seconds in which requests are refused unread after a scheduler refused one. Its queue holds about a second of work, and

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from pydantic import BaseModel, Field, model_validator
 
 from tfexport.decoding.line_reader import Status
-from tfexport.serving.schemas import MOST_TEXTS, Addressed
+from tfexport.serving.schemas import Addressed, TextList
 
-_Texts = str | Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
+_OneOrMore = str | TextList
 
 
 class ScoreRequest(Addressed):
     """Outputs to score."""
 
-    texts: _Texts = Field(description="A sentence, or several.")
-    targets: _Texts = Field(description="The output of each, as `texts` is given: a string, or a list of as many.")
+    texts: _OneOrMore = Field(description="A sentence, or several.")
+    targets: _OneOrMore = Field(description="The output of each, as `texts` is given: a string, or a list of as many.")
 
     @model_validator(mode="after")
     def _pairs(self) -> ScoreRequest:
@@ -55,7 +53,7 @@ class ScoreResponse(BaseModel):
 class ClassifyRequest(Addressed):
     """Sentences to classify."""
 
-    texts: _Texts = Field(description="A sentence, or several.")
+    texts: _OneOrMore = Field(description="A sentence, or several.")
     top: int = Field(default=1, description="The number of classes to tell, the most likely first.", ge=1, le=2**31)
 
     @property

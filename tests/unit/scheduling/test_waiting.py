@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -135,6 +136,19 @@ def test_under_overload_what_waits_stays_below_the_limit_and_the_rest_is_told_wh
     assert "longer than 1. Send it again in" in str(rejected[-1])
     it.run_for(1.5)
     it.ask()  # soon after, there is room
+
+
+def test_a_full_queue_says_when_half_of_it_will_have_begun() -> None:
+    it = Fixed(slots=4, max_wait=None, max_queue=200)
+    for _ in range(300):  # three seconds: 40 sentences a second are decoded, 100 come
+        with suppress(QueueFullError):
+            it.ask()
+        it.run_for(0.01)
+    while it.scheduler.counters.queued < 200:
+        it.ask()
+    with pytest.raises(QueueFullError, match="wait already") as found:
+        it.ask()
+    assert found.value.retry_after == pytest.approx(0.5 * 200 / 40, rel=0.1)
 
 
 def test_bulk_requests_do_not_keep_interactive_ones_out() -> None:

@@ -2,8 +2,55 @@
 
 from __future__ import annotations
 
-from tfexport.serving.limits import unknown_key
+import asyncio
+import gc
+import weakref
+from types import SimpleNamespace
+from typing import Any, cast
+
+from starlette.types import Message, Receive, Scope, Send
+
+from tfexport.serving.keys import Keys
+from tfexport.serving.limits import Limits
+from tfexport.serving.options import ServerOptions
+from tfexport.serving.state import State
 
 
-def test_each_refusal_is_an_error_of_its_own() -> None:
-    assert unknown_key() is not unknown_key()
+class Told(dict[str, Any]):
+    """A scope that can be watched."""
+
+
+async def _never(scope: Scope, receive: Receive, send: Send) -> None:
+    raise AssertionError("the request was let through")
+
+
+def _refused(limits: Limits) -> tuple[int, weakref.ref[Told]]:
+    """The status of a request with an unknown key, and what tells whether the request is still kept."""
+    headers = [(b"authorization", b"Bearer somebody-elses-key")]
+    scope, statuses = Told(type="http", method="POST", path="/translate", headers=headers, client=("::1", 1)), []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message: Message) -> None:
+        statuses.extend([message["status"]] if "status" in message else [])
+
+    asyncio.run(limits(scope, receive, send))
+    return statuses[0], weakref.ref(scope)
+
+
+def test_a_refused_request_is_not_kept() -> None:
+    metrics = SimpleNamespace(refused=SimpleNamespace(labels=lambda _: SimpleNamespace(inc=lambda: None)))
+    limits = Limits(
+        _never,
+        options=ServerOptions(),
+        state=State(),
+        metrics=cast(Any, metrics),
+        keys=Keys({"a-key-of-sixteen": "ours"}),
+        catalog=cast(Any, SimpleNamespace(served=[])),
+    )
+    for _ in range(3):
+        status, kept = _refused(limits)
+        gc.collect()
+        assert status == 401
+        assert kept() is None

@@ -8,20 +8,22 @@ from fastapi.responses import JSONResponse, Response
 from tfexport.serving.catalog import Catalog, Served
 from tfexport.serving.problems import PROBLEMS
 from tfexport.serving.responses import json_of
-from tfexport.serving.schemas import ModelInfo, Models, ServerStatus
-from tfexport.serving.state import State
+from tfexport.serving.schemas import ModelInfo, Models
+from tfexport.serving.state import ServerStatus, State
 
 
 def health_router(catalog: Catalog, state: State) -> APIRouter:
     """The addresses of load balancers and of people who look around."""
     router = APIRouter(tags=["health"])
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health", responses={503: PROBLEMS[503]})
     async def health() -> JSONResponse:
         """The process answers, and each bundle has workers. Otherwise a new process has to take its place: 503."""
         catalog.require_health()
         return JSONResponse({"status": "ok"})
 
+    @router.head("/ready", include_in_schema=False)
     @router.get("/ready", response_model=Models, responses={503: {"model": Models}})
     async def ready() -> Response:
         """Requests are taken: 503 while the server drains. It also tells which bundles have no valid certificate."""

@@ -12,7 +12,6 @@ from fastapi.responses import JSONResponse, Response
 
 from tfexport.errors import TfexportError
 from tfexport.serving.catalog import Catalog, UnknownModelError
-from tfexport.serving.forms import body_schema
 from tfexport.serving.inference import HEADER_LENGTH, VERSION, infer, metadata_of
 from tfexport.serving.inference_schemas import (
     InferRequest,
@@ -23,6 +22,7 @@ from tfexport.serving.inference_schemas import (
     ServerMetadata,
     ServerReady,
 )
+from tfexport.serving.openapi import body_schema
 from tfexport.serving.problems import PROBLEMS
 from tfexport.serving.state import State
 from tfexport.system.version import version

@@ -19,7 +19,7 @@ from tfexport.errors import TfexportError
 from tfexport.serving.catalog import Catalog, Served
 from tfexport.serving.documents import Document, PlainText, Sentence
 from tfexport.serving.fitting import require_rows
-from tfexport.serving.forms import body_schema, fields_of
+from tfexport.serving.forms import fields_of
 from tfexport.serving.html_text import Markup
 from tfexport.serving.languages import AUTO, languages, name_of, pairs, resolve
 from tfexport.serving.libretranslate_schemas import (
@@ -33,6 +33,7 @@ from tfexport.serving.libretranslate_schemas import (
     LibreResponse,
     read,
 )
+from tfexport.serving.openapi import body_schema
 from tfexport.serving.problems import PROBLEMS
 
 READ_HERE = 4096
