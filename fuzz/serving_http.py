@@ -23,7 +23,7 @@ from tests.support.served import process
 from tfexport.bundle.reader import Bundle
 from tfexport.contract import short_name
 from tfexport.decoding.options import SearchOptions
-from tfexport.serving.results import result_of
+from tfexport.serving.v1.results import result_of
 
 NAME = "de-en"
 IN_FLIGHT = 24

@@ -18,8 +18,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from fastapi.sse import format_sse_event
 
-from tfexport.serving.routes.page import add_page
-from tfexport.serving.schemas import TranslateRequest
+from tfexport.serving.page.routes import add_page
+from tfexport.serving.v1.schemas import TranslateRequest
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

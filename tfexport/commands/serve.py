@@ -37,8 +37,8 @@ def serve(
     It listens on this machine alone unless --host says otherwise.
     """
     try:
+        from tfexport.serving.access.keys import Keys
         from tfexport.serving.catalog import Catalog, HowToLoad, Place
-        from tfexport.serving.keys import Keys
         from tfexport.serving.server import run
     except ModuleNotFoundError as error:
         raise TfexportError(f"{error.name} is not installed. Run pip install 'tfexport[serve]'.") from None

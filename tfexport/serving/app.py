@@ -9,20 +9,20 @@ from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
 from tfexport.serving.catalog import Catalog
-from tfexport.serving.inference_schemas import InferRequest
-from tfexport.serving.libretranslate_schemas import DetectRequest, LibreRequest
-from tfexport.serving.openapi import describe_bodies
+from tfexport.serving.health import health_router
+from tfexport.serving.http.openapi import describe_bodies
+from tfexport.serving.libretranslate.routes import libretranslate_router
+from tfexport.serving.libretranslate.schemas import DetectRequest, LibreRequest
+from tfexport.serving.open_inference.routes import inference_router
+from tfexport.serving.open_inference.schemas import InferRequest
 from tfexport.serving.operations import operate
 from tfexport.serving.options import ServerOptions
+from tfexport.serving.page.routes import add_page
 from tfexport.serving.problems import answer_problems
-from tfexport.serving.routes.classify import classify_router
-from tfexport.serving.routes.health import health_router
-from tfexport.serving.routes.inference import inference_router
-from tfexport.serving.routes.libretranslate import libretranslate_router
-from tfexport.serving.routes.page import add_page
-from tfexport.serving.routes.score import score_router
-from tfexport.serving.routes.translate import translation_router
 from tfexport.serving.state import State
+from tfexport.serving.v1.classify import classify_router
+from tfexport.serving.v1.score import score_router
+from tfexport.serving.v1.translate import translation_router
 from tfexport.system.version import version
 
 

@@ -11,13 +11,13 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute
 
+from tfexport.serving.access.keys import Keys
+from tfexport.serving.access.limits import Limits
 from tfexport.serving.catalog import Catalog
-from tfexport.serving.keys import Keys
-from tfexport.serving.limits import Limits
-from tfexport.serving.metrics import Metrics
-from tfexport.serving.observe import Observe
 from tfexport.serving.options import ServerOptions
 from tfexport.serving.state import State
+from tfexport.serving.telemetry.metrics import Metrics
+from tfexport.serving.telemetry.observe import Observe
 
 NOT_TRACED = "health,ready,metrics"
 """Addresses that are called every few seconds."""

@@ -10,11 +10,18 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from tfexport.errors import DeadlineError, QueueFullError, TfexportError, UnavailableError
 from tfexport.serving.catalog import UnknownModelError
-from tfexport.serving.schemas import Error
+
+
+class Error(BaseModel):
+    """Why a request was not answered."""
+
+    error: str
+
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     400: {"model": Error, "description": "An option cannot be used."},

@@ -27,7 +27,7 @@ from tfexport.serving.app import create_app
 from tfexport.serving.catalog import Catalog, HowToLoad, Place
 from tfexport.serving.options import ServerOptions
 from tfexport.serving.replica_options import ReplicaOptions
-from tfexport.serving.schemas import option_fields
+from tfexport.serving.v1.schemas import option_fields
 
 OF_RAY = frozenset({"host", "port", "worker_kind"})
 """Options that Ray decides. Its proxies listen. Workers are threads: a fork of a replica would have locks of Ray's

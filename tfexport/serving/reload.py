@@ -11,8 +11,8 @@ from typing import Self
 
 from tfexport.errors import TfexportError
 from tfexport.serving.catalog import Catalog, Files, Served, files_of
-from tfexport.serving.logs import NOTES, log
-from tfexport.serving.metrics import Metrics
+from tfexport.serving.telemetry.logs import NOTES, log
+from tfexport.serving.telemetry.metrics import Metrics
 
 
 class Reloader:

@@ -21,12 +21,12 @@ import uvicorn
 from tfexport.errors import TfexportError
 from tfexport.serving.app import create_app
 from tfexport.serving.catalog import Catalog
-from tfexport.serving.connections import Connection, check_always
-from tfexport.serving.logs import NOTES, log, log_config
-from tfexport.serving.metrics import Metrics
+from tfexport.serving.http.connections import Connection, check_always
 from tfexport.serving.options import ServerOptions
 from tfexport.serving.reload import Reloader
 from tfexport.serving.state import State
+from tfexport.serving.telemetry.logs import NOTES, log, log_config
+from tfexport.serving.telemetry.metrics import Metrics
 
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

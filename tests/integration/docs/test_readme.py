@@ -6,6 +6,8 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from typer.testing import CliRunner
 
 from tests.support.paths import ROOT
 from tests.support.references.tutorial import TutorialTransformer
+from tests.support.servers import Running, serving
 from tests.support.tiny import SPECIALS, randomised
 from tfexport.cli import app
 
@@ -21,12 +24,14 @@ pytestmark = pytest.mark.thorough
 
 FROM_NOTHING = ("README.md", "docs/start.md", "docs/guides/train.md")
 """Pages that begin with an export. The others begin with a bundle."""
+SERVE, SEND = "tfexport serve ", "curl localhost:8080/"
 EXPORT = "export ckpt.pt --heads 8 --src-vocab src_vocab.json --tgt-vocab tgt_vocab.json"
 
 
 def commands_of(page: Path) -> list[str]:
     blocks = re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    return [line for block in blocks for line in block.splitlines() if line.startswith("tfexport ")]
+    lines = [line for block in blocks for line in block.replace("\\\n", "").splitlines()]
+    return [line for line in lines if line.startswith(("tfexport ", SEND))]
 
 
 COMMANDS = {
@@ -41,6 +46,34 @@ def run(command: str) -> str:
     done = CliRunner().invoke(app, shlex.split(command), catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.stdout
+
+
+class Server:
+    """The server that the commands of a page start, and to which they send requests: that of the last `tfexport serve`."""
+
+    def __init__(self, log: Path):
+        self._log, self._ends = log, ExitStack()
+        self._running: Running | None = None
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.close()
+
+    def start(self, command: str) -> Running:
+        """`tfexport serve ...`; the one before it ends. It listens on a free port."""
+        self._ends.close()
+        self._running = self._ends.enter_context(serving(self._log, *shlex.split(command.removeprefix(SERVE))))
+        return self._running
+
+    def send(self, command: str) -> bytes:
+        """`curl localhost:8080/...`; returns the answer, whose status is no error."""
+        running = self._running or self.start("tfexport serve de-en=ckpt")
+        words = shlex.split(command.replace("localhost:8080", f"127.0.0.1:{running.port}"))
+        done = subprocess.run([*words, "--fail-with-body", "--silent", "--max-time", "60"], capture_output=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +93,7 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "input.txt").write_text("w4 w5 w6\nw9\nw3 w2 w1 w20\n")
     (folder / "output.txt").write_text("w5 w6\nw8 w9 w10\nw3\n")
     (folder / "prefixes.txt").write_text("w5\nw6 w7\n\n")
+    (folder / "keys.txt").write_text("website  3f0c1d2e4b5a69788796a5b4c3d2e1f0\n")
     (folder / "ids.txt").write_text("2 4 5 6 3\n2 9 3\n")
     for name in ("train", "val"):
         for language, word in (("de", "ein Hund läuft"), ("en", "a dog runs")):
@@ -78,7 +112,12 @@ def with_bundle(newcomer: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def test_every_command_is_on_a_page() -> None:
-    used = {shlex.split(command)[1] for commands in COMMANDS.values() for command in commands}
+    used = {
+        shlex.split(command)[1]
+        for commands in COMMANDS.values()
+        for command in commands
+        if command.startswith("tfexport ")
+    }
     assert used >= {
         "inspect",
         "export",
@@ -91,6 +130,7 @@ def test_every_command_is_on_a_page() -> None:
         "score",
         "attend",
         "train",
+        "serve",
     }
 
 
@@ -101,9 +141,23 @@ def test_commands_of_a_page_run(
     files = newcomer if page in FROM_NOTHING else request.getfixturevalue("with_bundle")
     folder = Path(shutil.copytree(files, tmp_path / "files"))
     monkeypatch.chdir(folder)
-    for command in COMMANDS[page]:
-        printed = run(command.removeprefix("tfexport "))
-        if "-o output.txt" in command:
-            assert len((folder / "output.txt").read_text().splitlines()) == 3
-        elif command.startswith("tfexport decode") and "--stream" not in command and " -o " not in command:
-            assert len(printed.splitlines()) == len((folder / shlex.split(command)[3]).read_text().splitlines())
+    with Server(tmp_path / "server.log") as server:
+        for command in COMMANDS[page]:
+            run_one(command, folder, server)
+
+
+def run_one(command: str, folder: Path, server: Server) -> None:
+    """A command of a page, and what it must have given."""
+    if command.startswith(SERVE):
+        server.start(command)
+        return
+    if command.startswith(SEND):
+        answer = json.loads(server.send(command))
+        assert "error" not in answer
+        assert answer
+        return
+    printed = run(command.removeprefix("tfexport "))
+    if "-o output.txt" in command:
+        assert len((folder / "output.txt").read_text().splitlines()) == 3
+    elif command.startswith("tfexport decode") and "--stream" not in command and " -o " not in command:
+        assert len(printed.splitlines()) == len((folder / shlex.split(command)[3]).read_text().splitlines())

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from fuzz import http, serving, serving_http
 from tests.support.served import application
 from tfexport.bundle.reader import Bundle, open_bundle
-from tfexport.serving import results
+from tfexport.serving.v1 import results
 
 pytestmark = pytest.mark.thorough
 

@@ -22,14 +22,14 @@ from tests.support.tiny import SRC_VOCAB
 from tfexport.errors import TfexportError
 from tfexport.scheduling.metrics import Counters
 from tfexport.serving import catalog as catalogs
-from tfexport.serving import metrics as metrics_module
+from tfexport.serving.access.keys import Keys
 from tfexport.serving.app import create_app
 from tfexport.serving.catalog import Catalog, HowToLoad, Place
-from tfexport.serving.keys import Keys
-from tfexport.serving.logs import FIELDS, JsonFormatter, TextFormatter
 from tfexport.serving.options import ServerOptions
 from tfexport.serving.reload import Reloader
 from tfexport.serving.state import State
+from tfexport.serving.telemetry import metrics as metrics_module
+from tfexport.serving.telemetry.logs import FIELDS, JsonFormatter, TextFormatter
 
 LONG = " ".join(f"de{4 + n % (SRC_VOCAB - 4)}" for n in range(12))
 ENDLESS: dict[str, Any] = {"text": LONG, "min_length": 19, "max_length": 20, "beam": 4}

@@ -23,7 +23,7 @@ from tfexport.errors import DeadlineError, QueueFullError
 from tfexport.exporter.pipeline import export
 from tfexport.models.checkpoints.load import load_checkpoint
 from tfexport.models.formats.native import Tokenizers
-from tfexport.serving.classifying import Classifying
+from tfexport.serving.v1.classifying import Classifying
 
 LINES = ["de5 de9 de7", "de11 de4", "de20 de8 de6 de13"]
 TARGETS = ["wört5 wört9", "wört7", ""]

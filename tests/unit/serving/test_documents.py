@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfexport.serving.documents import PlainText
-from tfexport.serving.html_text import Markup
+from tfexport.serving.libretranslate.documents import PlainText
+from tfexport.serving.libretranslate.html_text import Markup
 
 
 def upper(document: PlainText | Markup) -> str:

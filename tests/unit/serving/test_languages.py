@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfexport.serving.languages import client_code, languages, name_of
+from tfexport.serving.libretranslate.languages import client_code, languages, name_of
 
 
 @pytest.mark.parametrize(

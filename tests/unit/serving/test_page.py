@@ -13,7 +13,7 @@ from tests.support.html import Checked
 from tfexport.serving.app import create_app
 from tfexport.serving.catalog import Catalog, HowToLoad
 from tfexport.serving.options import ServerOptions
-from tfexport.serving.routes.page import FOLDER, add_page
+from tfexport.serving.page.routes import FOLDER, add_page
 
 FILES = sorted(FOLDER.iterdir())
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}

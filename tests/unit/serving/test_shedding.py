@@ -10,10 +10,10 @@ import pytest
 
 from tfexport.errors import QueueFullError
 from tfexport.serving import state as module
-from tfexport.serving.limits import Limits
-from tfexport.serving.metrics import Metrics
+from tfexport.serving.access.limits import Limits
 from tfexport.serving.options import ServerOptions
 from tfexport.serving.state import State
+from tfexport.serving.telemetry.metrics import Metrics
 
 
 class Clock:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tritonclient import utils
 
 from tfexport.errors import TfexportError
-from tfexport.serving.tensors import Tensor, binary_strings, json_strings, split_body
+from tfexport.serving.open_inference.tensors import Tensor, binary_strings, json_strings, split_body
 
 
 @given(st.lists(st.text(alphabet=st.characters(codec="utf-8"))))

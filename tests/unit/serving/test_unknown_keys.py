@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from starlette.types import Message, Receive, Scope, Send
 
-from tfexport.serving.keys import Keys
-from tfexport.serving.limits import Limits
+from tfexport.serving.access.keys import Keys
+from tfexport.serving.access.limits import Limits
 from tfexport.serving.options import ServerOptions
 from tfexport.serving.state import State
 

@@ -6,12 +6,12 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from tfexport.serving.catalog import Catalog
-from tfexport.serving.classifying import Classifying
 from tfexport.serving.fitting import require_one_line
+from tfexport.serving.http.responses import json_of
 from tfexport.serving.problems import PROBLEMS
-from tfexport.serving.responses import json_of
-from tfexport.serving.results import classified_of
-from tfexport.serving.task_schemas import ClassifyRequest, ClassifyResponse
+from tfexport.serving.v1.classifying import Classifying
+from tfexport.serving.v1.results import classified_of
+from tfexport.serving.v1.task_schemas import ClassifyRequest, ClassifyResponse
 
 
 def classify_router(catalog: Catalog) -> APIRouter:

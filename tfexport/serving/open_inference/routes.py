@@ -12,8 +12,8 @@ from fastapi.responses import JSONResponse, Response
 
 from tfexport.errors import TfexportError
 from tfexport.serving.catalog import Catalog, UnknownModelError
-from tfexport.serving.inference import HEADER_LENGTH, VERSION, infer, metadata_of
-from tfexport.serving.inference_schemas import (
+from tfexport.serving.http.openapi import body_schema
+from tfexport.serving.open_inference.schemas import (
     InferRequest,
     InferResponse,
     ModelMetadata,
@@ -22,7 +22,7 @@ from tfexport.serving.inference_schemas import (
     ServerMetadata,
     ServerReady,
 )
-from tfexport.serving.openapi import body_schema
+from tfexport.serving.open_inference.translation import HEADER_LENGTH, VERSION, infer, metadata_of
 from tfexport.serving.problems import PROBLEMS
 from tfexport.serving.state import State
 from tfexport.system.version import version

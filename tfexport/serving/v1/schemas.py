@@ -60,12 +60,6 @@ def unknown_field(name: str, fields: Sequence[str]) -> str:
     return f"there is no field {name!r}. {hint}"
 
 
-class Error(BaseModel):
-    """Why a request was not answered."""
-
-    error: str
-
-
 def _value_type(hint: Any, *, tokens: bool) -> Any:
     """The type of an option in JSON: lists for tuples, and text beside ids."""
     origin, parts = get_origin(hint), get_args(hint)

@@ -22,7 +22,7 @@ from bs4.dammit import EntitySubstitution
 from bs4.formatter import HTMLFormatter
 
 from tfexport.errors import TfexportError
-from tfexport.serving.documents import PlainText, Sentence
+from tfexport.serving.libretranslate.documents import PlainText, Sentence
 
 UNTRANSLATED = frozenset({"code", "script", "style", "template"})
 """Elements whose text is no language."""

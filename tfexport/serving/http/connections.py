@@ -13,8 +13,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from tfexport.serving.metrics import Metrics
 from tfexport.serving.options import ServerOptions
+from tfexport.serving.telemetry.metrics import Metrics
 
 CHECK_EVERY = 0.5
 """Seconds between two looks at all connections."""

@@ -17,15 +17,15 @@ from tfexport.decoding.options import SearchOptions
 from tfexport.errors import TfexportError
 from tfexport.serving.catalog import Served
 from tfexport.serving.fitting import require_one_line, require_rows
-from tfexport.serving.inference_schemas import (
+from tfexport.serving.open_inference.schemas import (
     InferOutput,
     InferRequest,
     ModelMetadata,
     TensorMetadata,
     read_request,
 )
-from tfexport.serving.schemas import MOST_TEXTS
-from tfexport.serving.tensors import Tensor, binary_strings, json_strings, size_of, split_body
+from tfexport.serving.open_inference.tensors import Tensor, binary_strings, json_strings, size_of, split_body
+from tfexport.serving.v1.schemas import MOST_TEXTS
 
 VERSION = "1"
 TEXT, PREFIX = "TEXT", "PREFIX"

@@ -6,10 +6,10 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
 from tfexport.serving.catalog import Catalog, Served
+from tfexport.serving.http.responses import json_of
 from tfexport.serving.problems import PROBLEMS
-from tfexport.serving.responses import json_of
-from tfexport.serving.schemas import ModelInfo, Models
 from tfexport.serving.state import ServerStatus, State
+from tfexport.serving.v1.schemas import ModelInfo, Models
 
 
 def health_router(catalog: Catalog, state: State) -> APIRouter:

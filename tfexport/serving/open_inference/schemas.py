@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from tfexport.errors import TfexportError
-from tfexport.serving.schemas import MOST_TEXTS, SEARCH_FIELDS, SearchRequest
+from tfexport.serving.v1.schemas import MOST_TEXTS, SEARCH_FIELDS, SearchRequest
 
 _MICROSECONDS = 1e-6
 

@@ -17,12 +17,13 @@ from fastapi.responses import Response
 from tfexport.api.results import Translation
 from tfexport.errors import TfexportError
 from tfexport.serving.catalog import Catalog, Served
-from tfexport.serving.documents import Document, PlainText, Sentence
 from tfexport.serving.fitting import require_rows
-from tfexport.serving.forms import fields_of
-from tfexport.serving.html_text import Markup
-from tfexport.serving.languages import AUTO, languages, name_of, pairs, resolve
-from tfexport.serving.libretranslate_schemas import (
+from tfexport.serving.http.forms import fields_of
+from tfexport.serving.http.openapi import body_schema
+from tfexport.serving.libretranslate.documents import Document, PlainText, Sentence
+from tfexport.serving.libretranslate.html_text import Markup
+from tfexport.serving.libretranslate.languages import AUTO, languages, name_of, pairs, resolve
+from tfexport.serving.libretranslate.schemas import (
     Detected,
     DetectRequest,
     FrontendSettings,
@@ -33,7 +34,6 @@ from tfexport.serving.libretranslate_schemas import (
     LibreResponse,
     read,
 )
-from tfexport.serving.openapi import body_schema
 from tfexport.serving.problems import PROBLEMS
 
 READ_HERE = 4096

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from tfexport.errors import TfexportError
-from tfexport.serving.schemas import MOST_TEXTS
+from tfexport.serving.v1.schemas import MOST_TEXTS
 
 
 class LibreRequest(BaseModel):

@@ -7,8 +7,8 @@ import math
 from tfexport.api.results import Output, Translation
 from tfexport.decoding.classify import Classified
 from tfexport.decoding.stream import Step
-from tfexport.serving import schemas
-from tfexport.serving.task_schemas import ClassifyResult, ClassProbability, Scored
+from tfexport.serving.v1 import schemas
+from tfexport.serving.v1.task_schemas import ClassifyResult, ClassProbability, Scored
 
 
 def result_of(found: Translation) -> schemas.Result:

@@ -1,4 +1,4 @@
-"""`/`: a web page on which a person tries the bundles. Its files lie in `serving/page/`; nothing is built or fetched."""
+"""`/`: a web page on which a person tries the bundles. Its files lie in `assets/`; nothing is built or fetched."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-FOLDER = Path(__file__).resolve().parent.parent / "page"
+FOLDER = Path(__file__).resolve().parent / "assets"
 
 HEADERS = {
     # The page has no inline script or style, so text of a model that reached the page as HTML could not run either.

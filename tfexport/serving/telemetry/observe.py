@@ -12,11 +12,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tfexport.scheduling import usage
-from tfexport.serving.logs import NOTES, REQUESTS, log
-from tfexport.serving.metrics import Metrics
 from tfexport.serving.problems import Problem
 from tfexport.serving.record import Record, current_record, request_id
 from tfexport.serving.state import State
+from tfexport.serving.telemetry.logs import NOTES, REQUESTS, log
+from tfexport.serving.telemetry.metrics import Metrics
 
 CLIENT_GONE = 499
 """The status, in logs and metrics alone, of a request whose client went away before its answer; nginx has it too."""

@@ -7,10 +7,10 @@ from fastapi.responses import Response
 
 from tfexport.serving.catalog import Catalog
 from tfexport.serving.fitting import require_one_line
+from tfexport.serving.http.responses import json_of
 from tfexport.serving.problems import PROBLEMS
-from tfexport.serving.responses import json_of
-from tfexport.serving.results import scored_of
-from tfexport.serving.task_schemas import ScoreRequest, ScoreResponse
+from tfexport.serving.v1.results import scored_of
+from tfexport.serving.v1.task_schemas import ScoreRequest, ScoreResponse
 
 
 def score_router(catalog: Catalog) -> APIRouter:

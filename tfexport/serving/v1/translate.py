@@ -15,10 +15,10 @@ from tfexport.decoding.stream import Step
 from tfexport.errors import TfexportError
 from tfexport.serving.catalog import Catalog, Served
 from tfexport.serving.fitting import require_one_line, require_rows
+from tfexport.serving.http.responses import EventStream, json_of
 from tfexport.serving.problems import PROBLEMS, Problem
-from tfexport.serving.responses import EventStream, json_of
-from tfexport.serving.results import result_of, step_of
-from tfexport.serving.schemas import TranslateRequest, TranslateResponse
+from tfexport.serving.v1.results import result_of, step_of
+from tfexport.serving.v1.schemas import TranslateRequest, TranslateResponse
 
 
 def translation_router(catalog: Catalog) -> APIRouter:

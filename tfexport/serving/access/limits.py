@@ -17,14 +17,14 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tfexport.serving.bodies import ClientGoneError, read_body, run_while_there
+from tfexport.serving.access.keys import Keys, key_in_body, key_in_headers
 from tfexport.serving.catalog import Catalog
-from tfexport.serving.keys import Keys, key_in_body, key_in_headers
-from tfexport.serving.metrics import Metrics
+from tfexport.serving.http.bodies import ClientGoneError, read_body, run_while_there
 from tfexport.serving.options import ServerOptions
 from tfexport.serving.problems import Problem
 from tfexport.serving.record import current_record
 from tfexport.serving.state import State
+from tfexport.serving.telemetry.metrics import Metrics
 
 LOOKS = ("GET", "HEAD", "OPTIONS")
 WITH_KEY = ("/metrics",)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, Field, model_validator
 
 from tfexport.decoding.line_reader import Status
-from tfexport.serving.schemas import Addressed, TextList
+from tfexport.serving.v1.schemas import Addressed, TextList
 
 _OneOrMore = str | TextList
 

@@ -1,0 +1,1 @@
+"""HTTP itself: bodies, forms, connections, responses and the OpenAPI description."""

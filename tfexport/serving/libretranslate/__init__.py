@@ -1,0 +1,1 @@
+"""The addresses of LibreTranslate: text and HTML of any length."""

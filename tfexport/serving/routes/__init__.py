@@ -1,1 +1,0 @@
-"""The addresses of the HTTP server, a module for each protocol."""

@@ -1,0 +1,1 @@
+"""What operators see: logs, metrics, and each request from outside."""
