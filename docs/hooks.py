@@ -358,6 +358,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "precision-results": lambda: recorded("precision"),
     "agreement-results": lambda: recorded("agreement"),
     "memory-results": lambda: recorded("memory"),
+    "serve-costs": lambda: recorded("serve-costs"),
     "shortlist-results": lambda: recorded("shortlists"),
     "changelog": lambda: _whole("CHANGELOG.md"),
     "security": lambda: _whole("SECURITY.md"),
