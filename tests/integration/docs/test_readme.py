@@ -24,14 +24,14 @@ pytestmark = pytest.mark.thorough
 
 FROM_NOTHING = ("README.md", "docs/start.md", "docs/guides/train.md")
 """Pages that begin with an export. The others begin with a bundle."""
-SERVE, SEND = "tfexport serve ", "curl localhost:8080/"
+SERVE, SEND = "tfexport serve ", ("curl localhost:8080/", "curl -N localhost:8080/")
 EXPORT = "export ckpt.pt --heads 8 --src-vocab src_vocab.json --tgt-vocab tgt_vocab.json"
 
 
 def commands_of(page: Path) -> list[str]:
     blocks = re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     lines = [line for block in blocks for line in block.replace("\\\n", "").splitlines()]
-    return [line for line in lines if line.startswith(("tfexport ", SEND))]
+    return [line for line in lines if line.startswith(("tfexport ", *SEND))]
 
 
 COMMANDS = {
@@ -152,9 +152,10 @@ def run_one(command: str, folder: Path, server: Server) -> None:
         server.start(command)
         return
     if command.startswith(SEND):
-        answer = json.loads(server.send(command))
-        assert "error" not in answer
-        assert answer
+        answer = server.send(command).decode()
+        streamed = re.findall(r"^data: (.*)$", answer, re.MULTILINE)
+        assert bool(streamed) == ("-N" in command)
+        assert all("error" not in json.loads(one) for one in streamed or [answer])
         return
     printed = run(command.removeprefix("tfexport "))
     if "-o output.txt" in command:

@@ -61,12 +61,6 @@ def test_examples_use_public_names_alone(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
-def test_commands_that_do_not_end_are_not_run(page: Path) -> None:
-    """What stands in blocks of `sh` is run by the thorough tests; a server waits for a signal."""
-    assert "\ntfexport serve " not in "".join(re.findall(r"```sh(\n.*?)```", text_of(page), re.DOTALL))
-
-
-@pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_links_lead_to_files_and_headings(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
         if "://" in target:
