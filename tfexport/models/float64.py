@@ -39,6 +39,9 @@ class InFloat64(TorchFunctionMode):
             return func(*args, **named)
         if func in _CASTS and isinstance(args[0], Tensor) and args[0].is_floating_point():
             return args[0].double()  # a cast to a narrower type would round
+        if getattr(func, "__name__", "") == "__get__":  # of a property, such as a shape: it computes nothing
+            found = func(*args)
+            return torch.float64 if isinstance(found, torch.dtype) and found.is_floating_point else found
         if func is F.linear and args[1].numel() > 2 * _CHUNK:
             return self._rounded(_large_linear(*args, **named))
         return self._rounded(func(*map(_widened, args), **{name: _widened(value) for name, value in named.items()}))

@@ -46,7 +46,9 @@ class PositionTable(nn.Module):
             self.table = nn.Parameter(torch.zeros(n_positions, config.d_model))
         else:
             # Saved with the weights also when computed, so that no other library has to compute it again.
-            self.register_buffer("table", sinusoids(n_positions, config.d_model))
+            table = torch.empty(n_positions, config.d_model)
+            # A table without numbers stays so: PyTorch would import its compiler to find that out.
+            self.register_buffer("table", table if table.is_meta else sinusoids(n_positions, config.d_model))
 
     def forward(self, position: Tensor) -> Tensor:
         return F.embedding(position + self.offset, self.table)

@@ -131,3 +131,12 @@ def test_a_runtime_decodes_in_float64_as_a_model_in_float64_does() -> None:
     options = SearchOptions(beam=2, max_length=6)
     assert search(wide, sources, options)[0][0].ids == search(narrow, sources, options)[0][0].ids
     assert wide.in_float32().model is model
+
+
+def test_properties_of_a_matrix_do_not_widen_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would cost a copy of the matrix: its type alone is asked for hundreds of times in a check."""
+    matrix = torch.ones(3, 2)
+    monkeypatch.setattr("tfexport.models.float64._widened", lambda value: pytest.fail("a matrix was widened"))
+    with InFloat64():
+        assert matrix.dtype == torch.float64
+        assert matrix.shape == (3, 2)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from tfexport.config import ModelConfig
 from tfexport.models.classifier import EncoderClassifier
@@ -100,9 +102,26 @@ def _of_shared(family: Family, expected: Iterable[str], weights: Mapping[str, Te
     return {name: weights[other] for name, other in others if other is not None and other in weights}
 
 
+class _WithoutNumbers(TorchFunctionMode):
+    """Within it modules do not draw their first weights. Without numbers there are none to draw, and PyTorch imports its
+    compiler (a second) to find that out."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        named = dict(kwargs or {})
+        if func in (nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_):
+            return named["tensor"] if "tensor" in named else args[0]
+        return func(*args, **named)
+
+
 def _empty(config: ModelConfig) -> Transformer | EncoderClassifier:
     """The model without numbers, so that no time goes into random ones that weights replace."""
-    with torch.device("meta"):
+    with torch.device("meta"), _WithoutNumbers():
         return EncoderClassifier(config) if config.is_classifier else Transformer(config)
 
 
