@@ -10,7 +10,7 @@ from benchmarks.serve_load.systems import System, behind_litserve, ours
 LIMITS = {"small": 0.2, "base": 2.0}
 """Seconds of p99 for each model."""
 
-BATCHES: dict[tuple[str, str], tuple[int, float]] = {}
+BATCHES: dict[tuple[str, str], tuple[int, float]] = {("ctranslate2", "small"): (8, 0.002)}
 """Largest batch and timeout by engine and model, where `--tune` found better ones than the defaults."""
 
 DEFAULT_BATCH = (32, 0.005)
@@ -25,7 +25,7 @@ def systems(bundle: Path, precision: str) -> list[System]:
     """The servers that are compared."""
     found = [
         ours(bundle, precision),
-        _named(ours(bundle, precision, "--workers", "2", "--slots", "32"), f"{OURS}, 2 workers"),
+        _named(ours(bundle, precision, "--slots", "32"), f"{OURS}, 32 slots"),
     ]
     engines = ["tfexport", "ctranslate2"] + (["transformers"] if precision == "fp32" else [])
     for engine in engines:
@@ -38,11 +38,11 @@ def candidates(engine: str, bundle: Path, precision: str) -> list[System]:
     """An engine with several settings."""
     if engine == "serve":
         tried: dict[str, tuple[str, ...]] = {
-            "one thread": (),
-            "one worker of two threads": ("--threads", "2"),
-            "two threads": ("--workers", "2", "--worker-kind", "threads", "--slots", "32"),
-            "two processes": ("--workers", "2", "--slots", "32"),
-            "one process": ("--worker-kind", "processes"),
+            "two processes": (),
+            "two processes, 32 slots": ("--slots", "32"),
+            "two threads": ("--worker-kind", "threads"),
+            "one process": ("--workers", "1", "--worker-kind", "processes"),
+            "one thread": ("--workers", "1", "--worker-kind", "threads"),
         }
         return [_named(ours(bundle, precision, *flags), name) for name, flags in tried.items()]
     found = []

@@ -21,6 +21,7 @@ from tfexport.contract import ATTENTION_ROLES, short_name
 from tfexport.errors import TfexportError, UnavailableError
 from tfexport.scheduling.options import ServingOptions
 from tfexport.serving.record import note_model
+from tfexport.system.processes import leave_out_of_collections
 from tfexport.verification.certificates import missing
 
 _PAIR = re.compile(r"(?P<source>[a-z]{2,3}(_[A-Za-z]{2,4})?)-(?P<target>[a-z]{2,3}(_[A-Za-z]{2,4})?)")
@@ -31,6 +32,8 @@ FIRST_SECONDS = 60.0
 
 FIRST_SEARCHES: tuple[dict[str, int], ...] = ({}, {"beam": 2})
 """Of its first requests: the graphs that most requests use."""
+
+FIRST_TEXT = "a"
 
 Files = frozenset[tuple[str, int, int, int]]
 """The files of a folder: name, inode, size and time of each."""
@@ -167,21 +170,26 @@ class Served:
         return self.runtime.startswith("torch") or (self.runtime == "ort-cpu" and has_graphs)
 
     def warm_up(self, workers: int, seconds: float = FIRST_SECONDS) -> None:
-        """Let each worker answer a request.
+        """Let each worker answer a request, and load what reads and writes text: spaCy takes seconds.
 
         Raises:
             TfexportError: they do not, or not in time.
         """
-        model = self.model
+        model, reads_text = self.model, self.bundle.tokenizer("source") is not None
         if not isinstance(model, Model):
             model.classify_ids([[self.bundle.config.eos_id]])
+            if reads_text:
+                model.classify(FIRST_TEXT)
             return
+        writes_text = self.bundle.tokenizer("target") is not None
         sources = [[model.config.eos_id]] * workers
 
         async def ask() -> None:
             async with asyncio.timeout(seconds):
                 for search in FIRST_SEARCHES:
                     await model.translate_ids_async(sources, max_length=4, **search)
+                if reads_text and writes_text:
+                    await model.translate_async(FIRST_TEXT, max_length=4)
 
         try:
             asyncio.run(ask())
@@ -313,6 +321,7 @@ class Catalog:
         retired.close()
         with self._lock:
             self._retired = [one for one in self._retired if one is not retired]
+        leave_out_of_collections()  # the new one, and no longer the old one
 
     def close(self) -> None:
         """End all workers."""

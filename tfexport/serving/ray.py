@@ -28,6 +28,7 @@ from tfexport.serving.catalog import Catalog, HowToLoad, Place
 from tfexport.serving.options import ServerOptions
 from tfexport.serving.replica_options import ReplicaOptions
 from tfexport.serving.v1.schemas import option_fields
+from tfexport.system.processes import leave_out_of_collections
 
 OF_RAY = frozenset({"host", "port", "worker_kind"})
 """Options that Ray decides. Its proxies listen. Workers are threads: a fork of a replica would have locks of Ray's
@@ -137,6 +138,7 @@ def _application(places: Sequence[Place], how: HowToLoad, options: ServerOptions
     catalog = Catalog(places, how)
     application = create_app(catalog, options)
     application.state.catalog = catalog
+    leave_out_of_collections()
     return application
 
 

@@ -27,6 +27,7 @@ from tfexport.serving.reload import Reloader
 from tfexport.serving.state import State
 from tfexport.serving.telemetry.logs import NOTES, log, log_config
 from tfexport.serving.telemetry.metrics import Metrics
+from tfexport.system.processes import leave_out_of_collections
 
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -108,6 +109,7 @@ def run(catalog: Catalog, options: ServerOptions) -> None:
         server_header=False,
     )
     server = Server(config, state, options.drain_delay, reloader)
+    leave_out_of_collections()
     with reloader or nullcontext():
         try:
             server.run()
