@@ -30,7 +30,7 @@ current_record: ContextVar[Record | None] = ContextVar("tfexport request", defau
 
 
 def request_id(given: str | None) -> str:
-    """The client's, where it can stand in a log, else a new one. It is no secret: random bits of the system cost a call each."""
+    """The client's, where it can stand in a log, else a new one. It is no secret, and bits of the system cost a call."""
     return given if given is not None and _ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
 
 

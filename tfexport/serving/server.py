@@ -19,9 +19,10 @@ from functools import partial
 import uvicorn
 
 from tfexport.errors import TfexportError
+from tfexport.serving.access.limits import refusal
 from tfexport.serving.app import create_app
 from tfexport.serving.catalog import Catalog
-from tfexport.serving.http.connections import Connection, check_always
+from tfexport.serving.http.connections import KEEP_ALIVE, Connection, check_always
 from tfexport.serving.options import ServerOptions
 from tfexport.serving.reload import Reloader
 from tfexport.serving.state import State
@@ -98,7 +99,8 @@ def run(catalog: Catalog, options: ServerOptions) -> None:
         app,
         host=options.host,
         port=options.port,
-        http=partial(Connection, options, metrics),  # type: ignore[arg-type]  # it is called, and need be no class
+        timeout_keep_alive=KEEP_ALIVE,
+        http=partial(Connection, options, metrics, partial(refusal, state, catalog)),  # type: ignore[arg-type]  # it is called, and need be no class
         ws="none",
         lifespan="off",
         log_config=log_config(options.log_format),

@@ -17,6 +17,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tfexport.errors import QueueFullError
 from tfexport.serving.access.keys import Keys, key_in_body, key_in_headers
 from tfexport.serving.catalog import Catalog
 from tfexport.serving.http.bodies import ClientGoneError, read_body, run_while_there
@@ -38,6 +39,12 @@ def unknown_key() -> HTTPException:
 
 
 REASONS = {401: "key", 408: "slow request", 413: "size"}
+
+
+def refusal(state: State, catalog: Catalog) -> QueueFullError | None:
+    """Why requests are refused unread now; None where they are not. Of several bundles another may have room."""
+    full = state.refusal()
+    return full if full is not None and len(catalog.served) == 1 else None
 
 
 class Rate:
@@ -84,8 +91,8 @@ class Limits:
             busy = f"{self._state.active} requests are being answered already. Send this one again."
             await self._refuse(HTTPException(429, busy, {"Retry-After": "1"}), "requests", scope, receive, send)
             return
-        full = self._state.refusal() if counted else None
-        if full is not None and len(self._catalog.served) == 1:  # of several another may have room
+        full = refusal(self._state, self._catalog) if counted else None
+        if full is not None:
             problem = Problem.of(full)
             error = HTTPException(problem.status, problem.message, problem.headers)
             await self._refuse(error, "queue", scope, receive, send)

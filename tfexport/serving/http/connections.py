@@ -1,19 +1,25 @@
 """Connections under uvicorn: how many there are, and how long a client may take to send its headers and to read an answer.
 
 uvicorn waits for both without end. Bodies have their time in `bodies.py`.
+
+While a scheduler has no room, requests are refused here: a request that reaches the application costs as much time as a part
+of a translation, and under many times the requests that a server can answer it would do little else.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tfexport.errors import QueueFullError
 from tfexport.serving.options import ServerOptions
+from tfexport.serving.problems import Problem
 from tfexport.serving.telemetry.metrics import Metrics
 
 CHECK_EVERY = 0.5
@@ -29,6 +35,14 @@ REFUSAL = (
 )
 
 
+SHORT_BODY = 16 * 1024
+"""Bytes of a request that is refused here. Longer ones, and those without a length, are refused by the application."""
+
+KEEP_ALIVE = 75
+"""Seconds that a connection without a request stays open: longer than proxies keep theirs, 60 seconds. Otherwise a proxy
+now and then sends a request into a connection that is being closed."""
+
+LOOKS = (b"GET", b"HEAD", b"OPTIONS")
 LARGE_HEADERS = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
@@ -58,11 +72,23 @@ class _Progress:
 
 
 class Connection(HttpToolsProtocol):
-    """A connection that knows how long it waits for its client."""
+    """A connection that knows how long it waits for its client.
 
-    def __init__(self, options: ServerOptions, metrics: Metrics, **uvicorn: Any):
+    Args:
+        refusal: why a request that is not a look (GET) is refused now; None where it is not.
+    """
+
+    def __init__(
+        self,
+        options: ServerOptions,
+        metrics: Metrics,
+        refusal: Callable[[], QueueFullError | None] = lambda: None,
+        **uvicorn: Any,
+    ):
         super().__init__(**uvicorn)
-        self._options, self._metrics = options, metrics
+        self._options, self._metrics, self._refusal = options, metrics, refusal
+        self._refused: bytes | None = None
+        """The answer to a request whose body is still to come."""
         self._counted: _Counted | None = None
         self._progress = _Progress()
         self._headers_since: float | None = None
@@ -96,8 +122,37 @@ class Connection(HttpToolsProtocol):
                 self._counted.close()
 
     def on_headers_complete(self) -> None:
-        self._headers_since, self._header_bytes = None, 0
+        self._header_bytes = 0
+        if (full := self._refusal()) is not None and self._is_short():
+            # The time for its headers goes on until its body is there.
+            self._refused = _refusal_of(full, keep_alive=self.parser.should_keep_alive())
+            return
+        self._headers_since = None
         super().on_headers_complete()
+
+    def _is_short(self) -> bool:
+        """Whether this request can be refused without the application, as others that are answered on this connection."""
+        is_first = self.cycle is None or self.cycle.response_complete
+        if not is_first or self.expect_100_continue or self.parser.get_method() in LOOKS or self._options.cors:
+            return False
+        length = dict(self.headers).get(b"content-length", b"")
+        return length.isdigit() and int(length) <= SHORT_BODY
+
+    def on_body(self, body: bytes) -> None:
+        if self._refused is None:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._refused is None:
+            super().on_message_complete()
+            return
+        assert self._counted is not None
+        answer, self._refused, self._headers_since = self._refused, None, None
+        self._metrics.refused.labels("queue").inc()
+        self._counted.write(answer)
+        if not self.parser.should_keep_alive():
+            self._counted.close()
+        self.on_response_complete()  # waits for the next request
 
     def check(self, now: float) -> None:
         """End the connection if its client takes too long."""
@@ -117,6 +172,17 @@ class Connection(HttpToolsProtocol):
         if self in self.connections:
             self._metrics.refused.labels(reason).inc()
         self._counted.abort()
+
+
+def _refusal_of(full: QueueFullError, *, keep_alive: bool) -> bytes:
+    """The answer with the status and the headers that the application would give."""
+    problem = Problem.of(full)
+    body = json.dumps({"error": problem.message}).encode()
+    headers = {**problem.headers, "Content-Type": "application/json", "Content-Length": str(len(body))}
+    if not keep_alive:
+        headers["Connection"] = "close"
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"HTTP/1.1 {problem.status} Too Many Requests\r\n{lines}\r\n".encode() + body
 
 
 async def check_always(connections: Iterable[Any]) -> None:
