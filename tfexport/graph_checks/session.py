@@ -82,6 +82,8 @@ def session_of(
     if with_kernels:
         kernels.register(options)
     options.log_severity_level = 3  # it warns that past and present are two buffers here
+    # PyTorch computes between two runs, on the same CPUs.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if isinstance(model, Path):
         return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
