@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tfexport.decoding.ahead import SearchAhead
 from tfexport.decoding.attention_trace import AttentionTrace, coverage
 from tfexport.decoding.backpointers import Backpointers, Endings, Paths
-from tfexport.decoding.finished import Ends, FinishedHypotheses
+from tfexport.decoding.finished import Ends, FinishedHypotheses, begins_run
 from tfexport.decoding.hypothesis import Hypothesis
 from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.steps import NO_SENTENCES, Begin, TellAttention, is_end, no_token_error, rows_to_keep
@@ -150,7 +150,7 @@ class BeamBatch:
         ends = self._ends(found, is_eos, at_limit)
         new = self._new_outputs(found, is_eos)
         if not self._profile.continues_past_eos:
-            put_last(is_eos, found)
+            let_go_on(found, is_eos, self._beam)
         live = found.at((..., slice(self._beam)))
         self._past.add(self.sentences, found)
         self._log_probs, self._parents = live.log_probs[-1], live.parents[-1]
@@ -162,7 +162,7 @@ class BeamBatch:
             counts=new,
             penalties=self._penalties(ends, self.sentences, first),
         )
-        stops = done | at_limit
+        stops = done if at_limit is None else done | at_limit
         if not stops.any():
             return self._stay(in_order=in_order)  # mostly
         stopped = stops.any(axis=0)
@@ -170,15 +170,18 @@ class BeamBatch:
         self._stop(groups, stops.argmax(axis=0)[groups], done, live)
         return self._leave(~stopped, in_order=in_order)
 
-    def _ends(self, found: Continuations, is_eos: NDArray[np.bool_], at_limit: NDArray[np.bool_]) -> Ends | None:
+    def _ends(self, found: Continuations, is_eos: NDArray[np.bool_], at_limit: NDArray[np.bool_] | None) -> Ends | None:
         """The candidates that are to be finished."""
-        if self._profile.at_limit != "compete" and at_limit.any():
+        if self._profile.at_limit != "compete" and at_limit is not None:
             # The first `beam` candidates are finished, whatever their last token is.
             is_eos = is_eos | at_limit[..., None]
         return Ends.of(is_eos, found, self._beam)
 
-    def _at_limit(self, first: int) -> NDArray[np.bool_]:
-        """Which sentences are at their limit after each step from that with token `first` on, [steps, sentences]."""
+    def _at_limit(self, first: int) -> NDArray[np.bool_] | None:
+        """Which sentences are at their limit after each step from that with token `first` on, [steps, sentences]; None where
+        none is."""
+        if self._length < self._shortest_limit:
+            return None
         lengths = np.arange(first, self._length + 1)
         return np.asarray(self._limits[self.sentences] == lengths[:, None])
 
@@ -287,21 +290,26 @@ class BeamBatch:
         return outputs[0][0][:common], outputs[0][1][:common]
 
 
-def put_last(last: NDArray[np.bool_], found: Continuations) -> None:
-    """Let the candidates that are `last` come after the others of their sentence in `found`. The order stays else.
+def let_go_on(found: Continuations, ends: NDArray[np.bool_], beam: int) -> None:
+    """Let the first `beam` candidates of each sentence in `found`, which is changed, be the best that do not end.
 
     Args:
-        last: [steps, sentences, candidates], as `found`, which is changed.
+        ends: which do, [steps, sentences, candidates]. At least `beam` of each sentence do not.
     """
-    candidates = last.shape[2]
-    rows = last.ravel().nonzero()[0] // candidates
+    candidates = ends.shape[2]
+    rows = ends.ravel().nonzero()[0] // candidates
     if not len(rows):
         return
-    rows = rows[np.append(True, rows[1:] != rows[:-1])]
-    order = last.reshape(-1, candidates).take(rows, axis=0).argsort(axis=1, kind="stable")
-    firsts = rows[:, None] * candidates
+    ends_before = begins_run(rows).nonzero()[0]
+    rows = rows.take(ends_before)
+    # Those that go on of all these rows, one row after the other, and of each row the first `beam`.
+    going_on = (~ends.reshape(-1, candidates).take(rows, axis=0)).ravel().nonzero()[0]
+    firsts = np.arange(0, len(rows) * candidates, candidates)
+    chosen = going_on.take((firsts - ends_before)[:, None] + np.arange(beam))
+    moved = rows * candidates
+    targets, sources = moved[:, None] + np.arange(beam), chosen + (moved - firsts)[:, None]
     for field in found:
-        field.put(firsts + np.arange(candidates), field.take(firsts + order))
+        field.put(targets, field.take(sources))
 
 
 def rank_continuations(log_probs: LogProbs, best: Best, count: int) -> Continuations:

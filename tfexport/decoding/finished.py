@@ -39,20 +39,24 @@ class Ends:
     def __init__(self, places: IntArray, found: Continuations):
         self.n_steps, sentences, width = found.tokens.shape
         rows = places // width
+        steps = rows // sentences
+        groups = rows - steps * sentences
         if self.n_steps > 1:
-            by_sentence = (rows % sentences).argsort(kind="stable")
-            places, rows = places.take(by_sentence), rows.take(by_sentence)
-        self.ranks, self.groups, self.steps = places % width, rows % sentences, rows // sentences
+            by_sentence = groups.argsort(kind="stable")
+            places, rows, steps, groups = (each.take(by_sentence) for each in (places, rows, steps, groups))
+        self.groups, self.steps, self.ranks = groups, steps, places - rows * width
         self.log_probs, self.parents, self.tokens = (field.take(places) for field in found)
-        is_first = np.append(True, self.groups[1:] != self.groups[:-1])
+        is_first = begins_run(groups)
         self.rows, self.firsts = is_first.cumsum() - 1, is_first.nonzero()[0]
 
     @classmethod
     def of(cls, flags: Flags, found: Continuations, beam: int) -> Ends | None:
         """Those of `flags` [steps, sentences, candidates] that exist and are among the first `beam`; None without any."""
+        width = flags.shape[2]
         places = flags.ravel().nonzero()[0]
         if len(places):
-            places = places[(places % flags.shape[2] < beam) & (found.log_probs.take(places) > -np.inf)]
+            places = places[places - places // width * width < beam]  # NumPy divides faster than it takes remainders
+            places = places[found.log_probs.take(places) > -np.inf]
         return cls(places, found) if len(places) else None
 
     def __len__(self) -> int:
@@ -67,6 +71,14 @@ class Ends:
         ended = np.zeros((self.n_steps, sentences, beam), dtype=bool)
         ended[self.steps, self.groups, self.ranks] = True
         return np.asarray(np.logical_or.accumulate(ended, axis=0))
+
+
+def begins_run(numbers: IntArray) -> Flags:
+    """Which of ascending `numbers`, one or more, differ from the one before."""
+    begins = np.empty(len(numbers), dtype=bool)
+    begins[0] = True
+    np.not_equal(numbers[1:], numbers[:-1], out=begins[1:])
+    return begins
 
 
 NO_RANKS: Flags = np.zeros((1, 1, 1), dtype=bool)
@@ -86,9 +98,7 @@ class Known:
         self.scores, self.counts, self.ended_ranks = scores, counts, ended_ranks
 
     def reaches(self, bounds: Scores, rank: int) -> Flags:
-        """Whether the hypothesis of this rank, from 1, is as good as `bounds` [steps, sentences]; so is what there is not
-        where a bound is -inf.
-        """
+        """Whether the hypothesis of this rank, from 1, is as good as `bounds` [steps, sentences]."""
         return bounds <= self.scores[:, -rank]
 
 
@@ -104,14 +114,17 @@ class KnownBySteps(Known):
 
     def __init__(self, known: Known, ends: Ends, new_scores: Scores, is_new: Flags, ended_ranks: Flags):
         self._ends, self._new_scores = ends, new_scores
+        self._some_before = bool(known.counts.any())
         self._there = ends.steps <= np.arange(ends.n_steps)[:, None]
         counts = known.counts + ends.numbers(self._there & is_new)
         super().__init__(known.scores, counts, known.ended_ranks | ended_ranks)
 
     def reaches(self, bounds: Scores, rank: int) -> Flags:
         of_ends = self._there & (self._new_scores >= bounds.take(self._ends.rows, axis=1))
-        before = (self.scores >= bounds[..., None]).sum(axis=2)
-        return before + self._ends.numbers(of_ends) >= rank
+        number = self._ends.numbers(of_ends)
+        if self._some_before:
+            number = number + sum(bounds <= scores for scores in self.scores.T)  # NumPy's sums over short axes take longer
+        return number >= rank
 
 
 class FinishedHypotheses:
@@ -149,7 +162,7 @@ class FinishedHypotheses:
         best_live: Scores,
         sentences: IntArray,
         length: int,
-        at_limit: Flags,
+        at_limit: Flags | None,
         *,
         counts: Flags | None = None,
         penalties: Scores | None = None,
@@ -162,7 +175,7 @@ class FinishedHypotheses:
             ends: the candidates that end an output; None without any.
             best_live: the log-probability of the best live hypothesis after each step, [steps, sentences].
             length: the number of tokens after the first step.
-            at_limit: which sentences are at their limit after each step, [steps, sentences].
+            at_limit: which sentences are at their limit after each step, [steps, sentences]; None for none.
             counts: which of `ends` are new outputs; all when None. The others continue one that was taken before.
             penalties: added to the scores of `ends`.
 
@@ -245,7 +258,7 @@ class FinishedHypotheses:
         best_live: Scores,
         sentences: IntArray,
         length: int,
-        at_limit: Flags,
+        at_limit: Flags | None,
     ) -> tuple[Flags, KnownBySteps, IntArray]:
         """See `take`.
 
@@ -261,19 +274,18 @@ class FinishedHypotheses:
         known = KnownBySteps(before, ends, scores, is_new, ranks)
         stops = self._is_done(best_live.take(groups, axis=1), length, index, known)
         done[:, groups] = stops
-        stops = stops | at_limit.take(groups, axis=1)
+        if at_limit is not None:
+            stops = stops | at_limit.take(groups, axis=1)
         return done, known, np.where(stops.any(axis=0), stops.argmax(axis=0), len(stops) - 1)
 
     def _is_done(self, best_live: Scores, length: int, every: IntArray | slice, known: Known) -> Flags:
         """Whether the sentences `every` are done, of which so much is `known`."""
         options, profile = self._options, self._profile
+        done = best_live == -np.inf  # no live hypothesis exists
         if self._scores_fall:
             # No continuation can be among the `nbest`: log-probabilities only fall, and the coverage penalty is 0 at best.
             # The length normalisation is best at the limit if the exponent is above 0, and at the next token if not.
-            # So it is where no live hypothesis exists, whose log-probability is -inf.
-            done = known.reaches(best_live / self._best_divisors(length, every, len(best_live)), self._nbest)
-        else:
-            done = best_live == -np.inf
+            done |= known.reaches(best_live / self._best_divisors(length, every, len(best_live)), self._nbest)
         if profile.done == "all":
             return done
         if profile.done == "places":
