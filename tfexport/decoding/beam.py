@@ -294,6 +294,7 @@ def let_go_on(found: Continuations, ends: NDArray[np.bool_], beam: int) -> None:
     """Let the first `beam` candidates of each sentence in `found`, which is changed, be the best that do not end.
 
     Args:
+        found: contiguous arrays.
         ends: which do, [steps, sentences, candidates]. At least `beam` of each sentence do not.
     """
     candidates = ends.shape[2]
@@ -309,7 +310,8 @@ def let_go_on(found: Continuations, ends: NDArray[np.bool_], beam: int) -> None:
     moved = rows * candidates
     targets, sources = moved[:, None] + np.arange(beam), chosen + (moved - firsts)[:, None]
     for field in found:
-        field.put(targets, field.take(sources))
+        assert field.flags.c_contiguous
+        field.reshape(-1)[targets] = field.take(sources)
 
 
 def rank_continuations(log_probs: LogProbs, best: Best, count: int) -> Continuations:

@@ -237,10 +237,10 @@ class FinishedHypotheses:
         return scores if penalties is None else scores + penalties
 
     def _keep(self, ends: Ends, scores: Scores, sentences: IntArray, lengths: IntArray) -> None:
-        """Add the hypotheses `ends`. One with the score -inf is never told."""
-        self._endings.append(
-            Endings(sentences.take(ends.groups), scores, ends.log_probs, lengths, ends.parents, ends.tokens)
-        )
+        """Add those of the hypotheses `ends` that have a score above -inf."""
+        kept = (scores > -np.inf).nonzero()[0]
+        fields = sentences.take(ends.groups), scores, ends.log_probs, lengths, ends.parents, ends.tokens
+        self._endings.append(Endings(*fields).at(kept))
         self._is_ranked = False
         index = sentences.take(ends.groups.take(ends.firsts))
         columns = np.arange(len(ends)) - (ends.firsts - self._most).take(ends.rows)
