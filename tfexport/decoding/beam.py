@@ -146,19 +146,19 @@ class BeamBatch:
         first = self._length + 1
         self._length += steps
         is_eos = is_end(found.tokens, self._end_ids)
+        ending = places_among_first(is_eos, self._beam)
         at_limit = self._at_limit(first)
-        ends = self._ends(found, is_eos, at_limit)
+        ends = self._ends(found, is_eos, ending, at_limit)
         new = self._new_outputs(found, is_eos)
-        if not self._profile.continues_past_eos:
-            let_go_on(found, is_eos, self._beam)
-        live = found.at((..., slice(self._beam)))
+        if len(ending) and not self._profile.continues_past_eos:
+            let_go_on(found, is_eos, ending, self._beam)
         self._past.add(self.sentences, found)
-        self._log_probs, self._parents = live.log_probs[-1], live.parents[-1]
-        self.tokens = live.tokens[-1].ravel()
+        live = found.at((-1, slice(None), slice(self._beam)))
+        self._log_probs, self._parents, self.tokens = live.log_probs, live.parents, live.tokens.ravel()
         if begin is not None:
             self._begin_following(begin, ends)
         done = self._finished.take(
-            *(ends, live.log_probs[..., 0], self.sentences, first, at_limit),
+            *(ends, found.log_probs[..., 0], self.sentences, first, at_limit),
             counts=new,
             penalties=self._penalties(ends, self.sentences, first),
         )
@@ -167,15 +167,17 @@ class BeamBatch:
             return self._stay(in_order=in_order)  # mostly
         stopped = stops.any(axis=0)
         groups = stopped.nonzero()[0]
-        self._stop(groups, stops.argmax(axis=0)[groups], done, live)
+        self._stop(groups, stops.argmax(axis=0)[groups], done, found)
         return self._leave(~stopped, in_order=in_order)
 
-    def _ends(self, found: Continuations, is_eos: NDArray[np.bool_], at_limit: NDArray[np.bool_] | None) -> Ends | None:
-        """The candidates that are to be finished."""
-        if self._profile.at_limit != "compete" and at_limit is not None:
+    def _ends(
+        self, found: Continuations, is_eos: NDArray[np.bool_], ending: IntArray, at_limit: NDArray[np.bool_] | None
+    ) -> Ends | None:
+        """The candidates that are to be finished: those at the places `ending`, and at the limit others."""
+        if at_limit is not None and self._profile.at_limit != "compete":
             # The first `beam` candidates are finished, whatever their last token is.
-            is_eos = is_eos | at_limit[..., None]
-        return Ends.of(is_eos, found, self._beam)
+            ending = places_among_first(is_eos | at_limit[..., None], self._beam)
+        return Ends.of(ending, found)
 
     def _at_limit(self, first: int) -> NDArray[np.bool_] | None:
         """Which sentences are at their limit after each step from that with token `first` on, [steps, sentences]; None where
@@ -200,19 +202,19 @@ class BeamBatch:
         if certain and (request := self.ask_ahead()) is not None:
             begin(request, certain)
 
-    def _stop(self, groups: IntArray, last: IntArray, done: NDArray[np.bool_], live: Continuations) -> None:
-        """The sentences at the places `groups` are over with the steps `last`.
+    def _stop(self, groups: IntArray, last: IntArray, done: NDArray[np.bool_], found: Continuations) -> None:
+        """The sentences at the places `groups` are over with the steps `last`; of what was `found` the first live on.
 
         Raises:
             TfexportError: one has no live hypothesis and no finished one.
         """
         if self._profile.at_limit == "compete" and not (decided := done[last, groups]).all():
             competes = groups[~decided]
-            sentences, ranked = self.sentences[competes], live.at((last[~decided], competes)).at(None)
-            exist = Ends.of(np.isfinite(ranked.log_probs), ranked, self._beam)
+            sentences, ranked = self.sentences[competes], found.at((last[~decided], competes)).at(None)
+            exist = Ends.of(places_among_first(np.ones(ranked.tokens.shape, dtype=bool), self._beam), ranked)
             if exist is not None:
                 self._finished.compete(exist, sentences, penalties=self._penalties(exist, sentences, self._length))
-        dead = live.log_probs[last, groups, 0] == -np.inf
+        dead = found.log_probs[last, groups, 0] == -np.inf
         if dead.any() and (self._finished.count[self.sentences[groups[dead]]] == 0).any():
             raise no_token_error()
 
@@ -290,25 +292,31 @@ class BeamBatch:
         return outputs[0][0][:common], outputs[0][1][:common]
 
 
-def let_go_on(found: Continuations, ends: NDArray[np.bool_], beam: int) -> None:
+def places_among_first(flags: NDArray[np.bool_], beam: int) -> IntArray:
+    """Where `flags` [steps, sentences, candidates] are true among the first `beam` candidates, in the flat array."""
+    candidates = flags.shape[2]
+    places = flags.ravel().nonzero()[0]
+    # NumPy divides faster than it takes remainders, and finds true values faster in contiguous arrays.
+    return places[places - places // candidates * candidates < beam] if len(places) else places
+
+
+def let_go_on(found: Continuations, is_eos: NDArray[np.bool_], ending: IntArray, beam: int) -> None:
     """Let the first `beam` candidates of each sentence in `found`, which is changed, be the best that do not end.
 
     Args:
         found: contiguous arrays.
-        ends: which do, [steps, sentences, candidates]. At least `beam` of each sentence do not.
+        is_eos: which end, [steps, sentences, candidates]. At least `beam` of each sentence do not.
+        ending: the places of those among the first `beam`, one or more.
     """
-    candidates = ends.shape[2]
-    rows = ends.ravel().nonzero()[0] // candidates
-    if not len(rows):
-        return
-    ends_before = begins_run(rows).nonzero()[0]
-    rows = rows.take(ends_before)
+    candidates = is_eos.shape[2]
+    rows = ending // candidates
+    rows = rows[begins_run(rows)]
     # Those that go on of all these rows, one row after the other, and of each row the first `beam`.
-    going_on = (~ends.reshape(-1, candidates).take(rows, axis=0)).ravel().nonzero()[0]
-    firsts = np.arange(0, len(rows) * candidates, candidates)
-    chosen = going_on.take((firsts - ends_before)[:, None] + np.arange(beam))
-    moved = rows * candidates
-    targets, sources = moved[:, None] + np.arange(beam), chosen + (moved - firsts)[:, None]
+    going_on = (~is_eos.reshape(-1, candidates).take(rows, axis=0)).ravel().nonzero()[0]
+    starts, every = np.arange(0, len(rows) * candidates, candidates), np.arange(beam)
+    chosen = going_on.take(going_on.searchsorted(starts)[:, None] + every)
+    starts_in_all = rows * candidates
+    targets, sources = starts_in_all[:, None] + every, chosen + (starts_in_all - starts)[:, None]
     for field in found:
         assert field.flags.c_contiguous
         field.reshape(-1)[targets] = field.take(sources)

@@ -50,12 +50,9 @@ class Ends:
         self.rows, self.firsts = is_first.cumsum() - 1, is_first.nonzero()[0]
 
     @classmethod
-    def of(cls, flags: Flags, found: Continuations, beam: int) -> Ends | None:
-        """Those of `flags` [steps, sentences, candidates] that exist and are among the first `beam`; None without any."""
-        width = flags.shape[2]
-        places = flags.ravel().nonzero()[0]
+    def of(cls, places: IntArray, found: Continuations) -> Ends | None:
+        """Those at `places` that exist; None without any."""
         if len(places):
-            places = places[places - places // width * width < beam]  # NumPy divides faster than it takes remainders
             places = places[found.log_probs.take(places) > -np.inf]
         return cls(places, found) if len(places) else None
 

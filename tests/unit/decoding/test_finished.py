@@ -24,6 +24,10 @@ OPTIONS = [
 ]
 
 
+def ends_of(flags: Any, found: Continuations) -> Ends | None:
+    return Ends.of(np.flatnonzero(flags), found)
+
+
 def told(found: FinishedHypotheses) -> list[Any]:
     """All that a search reads of it."""
     endings, counts = found.best(np.arange(SENTENCES))
@@ -45,13 +49,13 @@ def test_steps_at_once_finish_what_steps_one_by_one_finish(options: SearchOption
     at_once, one_by_one = (FinishedHypotheses(options, limits) for _ in range(2))
 
     every = np.arange(SENTENCES)
-    stops = at_once.take(Ends.of(ends, found, BEAM), best_live, every, 1, at_limit, counts=new) | at_limit
+    stops = at_once.take(ends_of(ends, found), best_live, every, 1, at_limit, counts=new) | at_limit
     live = np.ones(SENTENCES, dtype=bool)
     for step in range(STEPS):
         sentences = every[live]
         there = slice(step, step + 1), live
         done = one_by_one.take(
-            Ends.of(ends[there], found.at(there), BEAM),
+            ends_of(ends[there], found.at(there)),
             *(best_live[there], sentences, step + 1, at_limit[there]),
             counts=new[there],
         )
