@@ -26,7 +26,14 @@ class Endings(NamedTuple):
 
     def at(self, index: IntArray) -> Endings:
         """Those at an index of all fields."""
-        return Endings(*(field.take(index) for field in self))
+        return Endings(
+            self.sentences.take(index),
+            self.scores.take(index),
+            self.log_probs.take(index),
+            self.lengths.take(index),
+            self.parents.take(index),
+            self.tokens.take(index),
+        )
 
     @classmethod
     def joined(cls, parts: Sequence[Endings]) -> Endings:

@@ -165,7 +165,7 @@ class BeamBatch:
         stops = done if at_limit is None else done | at_limit
         if not stops.any():
             return self._stay(in_order=in_order)  # mostly
-        stopped = stops.any(axis=0)
+        stopped = np.asarray(stops.any(axis=0))
         groups = stopped.nonzero()[0]
         self._stop(groups, stops.argmax(axis=0)[groups], done, found)
         return self._leave(~stopped, in_order=in_order)
@@ -248,12 +248,12 @@ class BeamBatch:
         """Let sentences leave that are not `unfinished`; returns what `advance` does."""
         if unfinished.all():
             return self._stay(in_order=in_order)
-        parents = np.broadcast_to(self._same_beams, self._parents.shape) if in_order else self._parents
         self.ended = self.sentences[~unfinished]
         kept = rows_to_keep(unfinished)
         self._is_done = not len(kept)
+        rows = self._first_rows[kept] + (self._same_beams if in_order else self._parents[kept])
         self._keep(kept)
-        return (self._first_rows[kept] + parents[kept]).ravel()
+        return rows.ravel()
 
     def _stay(self, *, in_order: bool) -> IntArray | None:
         """As `_leave`, where no sentence does."""
@@ -305,7 +305,8 @@ def let_go_on(found: Continuations, is_eos: NDArray[np.bool_], ending: IntArray,
 
     Args:
         found: contiguous arrays.
-        is_eos: which end, [steps, sentences, candidates]. At least `beam` of each sentence do not.
+        is_eos: which end, [steps, sentences, candidates]. At least `beam` of each sentence do not; where an end is forced
+            there may be fewer, and others of the sentence fill the places: it is over.
         ending: the places of those among the first `beam`, one or more.
     """
     candidates = is_eos.shape[2]
@@ -314,7 +315,8 @@ def let_go_on(found: Continuations, is_eos: NDArray[np.bool_], ending: IntArray,
     # Those that go on of all these rows, one row after the other, and of each row the first `beam`.
     going_on = (~is_eos.reshape(-1, candidates).take(rows, axis=0)).ravel().nonzero()[0]
     starts, every = np.arange(0, len(rows) * candidates, candidates), np.arange(beam)
-    chosen = going_on.take(going_on.searchsorted(starts)[:, None] + every)
+    chosen = going_on.take(going_on.searchsorted(starts)[:, None] + every, mode="clip")
+    chosen = chosen.clip(starts[:, None], starts[:, None] + candidates - 1)
     starts_in_all = rows * candidates
     targets, sources = starts_in_all[:, None] + every, chosen + (starts_in_all - starts)[:, None]
     for field in found:

@@ -37,15 +37,16 @@ class Ends:
     """
 
     def __init__(self, places: IntArray, found: Continuations):
-        self.n_steps, sentences, width = found.tokens.shape
+        self.n_steps, self.n_sentences, width = found.tokens.shape
         rows = places // width
-        steps = rows // sentences
-        groups = rows - steps * sentences
+        steps = rows // self.n_sentences
+        groups = rows - steps * self.n_sentences
         if self.n_steps > 1:
             by_sentence = groups.argsort(kind="stable")
             places, rows, steps, groups = (each.take(by_sentence) for each in (places, rows, steps, groups))
         self.groups, self.steps, self.ranks = groups, steps, places - rows * width
-        self.log_probs, self.parents, self.tokens = (field.take(places) for field in found)
+        self.log_probs, self.parents = found.log_probs.take(places), found.parents.take(places)
+        self.tokens = found.tokens.take(places)
         is_first = begins_run(groups)
         self.rows, self.firsts = is_first.cumsum() - 1, is_first.nonzero()[0]
 
@@ -60,12 +61,14 @@ class Ends:
         return len(self.groups)
 
     def numbers(self, flags: Flags) -> IntArray:
-        """The number of `flags` [.., ends] of each sentence that has an end, [.., sentences]."""
-        return np.add.reduceat(flags, self.firsts, axis=-1, dtype=np.int64)
+        """The number of true `flags` [steps, ends] of each sentence, [steps, sentences]."""
+        numbers = np.zeros((len(flags), self.n_sentences), dtype=np.int64)
+        numbers[:, self.groups.take(self.firsts)] = np.add.reduceat(flags, self.firsts, axis=1, dtype=np.int64)
+        return numbers
 
-    def ended_ranks(self, sentences: int, beam: int) -> Flags:
+    def ended_ranks(self, beam: int) -> Flags:
         """The ranks at which an output has ended after each step, [steps, sentences, beam]."""
-        ended = np.zeros((self.n_steps, sentences, beam), dtype=bool)
+        ended = np.zeros((self.n_steps, self.n_sentences, beam), dtype=bool)
         ended[self.steps, self.groups, self.ranks] = True
         return np.asarray(np.logical_or.accumulate(ended, axis=0))
 
@@ -76,10 +79,6 @@ def begins_run(numbers: IntArray) -> Flags:
     begins[0] = True
     np.not_equal(numbers[1:], numbers[:-1], out=begins[1:])
     return begins
-
-
-NO_RANKS: Flags = np.zeros((1, 1, 1), dtype=bool)
-"""`ended_ranks` that nobody asks for."""
 
 
 class Known:
@@ -100,27 +99,26 @@ class Known:
 
 
 class KnownBySteps(Known):
-    """The same after each of some steps, of sentences of which each has an end in them.
+    """The same after each of some steps.
 
     Args:
         known: what was finished before.
-        new_scores: of the ends.
-        is_new: which of them are hypotheses of their own.
-        ended_ranks: of these steps.
+        new_scores: of the ends; -inf for those that are no hypotheses of their own.
+        ranks: how many ranks of candidates to tell of.
     """
 
-    def __init__(self, known: Known, ends: Ends, new_scores: Scores, is_new: Flags, ended_ranks: Flags):
+    def __init__(self, known: Known, ends: Ends, new_scores: Scores, ranks: int):
         self._ends, self._new_scores = ends, new_scores
         self._some_before = bool(known.counts.any())
         self._there = ends.steps <= np.arange(ends.n_steps)[:, None]
-        counts = known.counts + ends.numbers(self._there & is_new)
-        super().__init__(known.scores, counts, known.ended_ranks | ended_ranks)
+        counts = known.counts + ends.numbers(self._there & (new_scores > -np.inf))
+        ended_ranks = known.ended_ranks | ends.ended_ranks(ranks) if ranks else known.ended_ranks
+        super().__init__(known.scores, counts, ended_ranks)
 
     def reaches(self, bounds: Scores, rank: int) -> Flags:
-        of_ends = self._there & (self._new_scores >= bounds.take(self._ends.rows, axis=1))
-        number = self._ends.numbers(of_ends)
+        number = self._ends.numbers(self._there & (self._new_scores >= bounds.take(self._ends.groups, axis=1)))
         if self._some_before:
-            number = number + sum(bounds <= scores for scores in self.scores.T)  # NumPy's sums over short axes take longer
+            number += sum(bounds <= scores for scores in self.scores.T)  # NumPy's sums over short axes take longer
         return number >= rank
 
 
@@ -179,25 +177,26 @@ class FinishedHypotheses:
         Returns:
             Whether each sentence is done after each step, [steps, sentences], with what ended until then.
         """
+        every = self._index(sentences)
         if ends is None:
-            return self._is_done_before(best_live, length, sentences)
-        index = sentences.take(ends.groups.take(ends.firsts))
-        lengths = ends.steps + length
-        is_new = self._are_new(ends, index, counts)
-        scores = np.where(is_new, self._scored(ends, lengths, penalties), -np.inf)
+            return self._is_done(best_live, length, every, self._known(every))
+        lengths, index = ends.steps + length, sentences.take(ends.groups)
+        scores = self._scored(ends, lengths, penalties)
+        if counts is not None or self._profile.keeps == "first":
+            scores[~self._are_new(ends, index, counts)] = -np.inf
         if ends.n_steps == 1:
-            self.count[index] += ends.numbers(is_new)
             if self._asks_ranks:
-                self._ended_ranks[sentences] |= ends.ended_ranks(len(sentences), self._options.beam)[0]
-            self._keep(ends, scores, sentences, lengths)
-            return self._is_done_before(best_live, length, sentences)
-        done, known, last = self._is_done_by_steps(ends, scores, is_new, best_live, sentences, length, at_limit)
-        every = np.arange(len(index))
-        self.count[index] = known.counts[last, every]
+                self._ended_ranks[sentences] |= ends.ended_ranks(self._options.beam)[0]
+            self._keep(ends, scores, index, lengths)
+            return self._is_done(best_live, length, every, self._known(every))
+        known = KnownBySteps(self._known(every), ends, scores, self._options.beam * self._asks_ranks)
+        done = self._is_done(best_live, length, every, known)
+        stops = done if at_limit is None else done | at_limit
+        last = np.where(stops.any(axis=0), stops.argmax(axis=0), len(stops) - 1)
         if self._asks_ranks:
-            self._ended_ranks[index] = known.ended_ranks[last, every]
-        scores[ends.steps > last.take(ends.rows)] = -np.inf
-        self._keep(ends, scores, sentences, lengths)
+            self._ended_ranks[sentences] = known.ended_ranks[last, np.arange(len(sentences))]
+        scores[ends.steps > last.take(ends.groups)] = -np.inf
+        self._keep(ends, scores, index, lengths)
         return done
 
     def compete(self, live: Ends, sentences: IntArray, *, penalties: Scores | None = None) -> None:
@@ -206,17 +205,12 @@ class FinishedHypotheses:
         Args:
             penalties: as in `take`.
         """
-        lengths = self._limits.take(sentences.take(live.groups))
-        self._keep(live, self._scored(live, lengths, penalties), sentences, lengths)
-        self.count[sentences.take(live.groups.take(live.firsts))] += np.bincount(live.rows)
+        index = sentences.take(live.groups)
+        lengths = self._limits.take(index)
+        self._keep(live, self._scored(live, lengths, penalties), index, lengths)
 
-    def _is_done_before(self, best_live: Scores, length: int, sentences: IntArray) -> Flags:
-        """Whether sentences are done with what was finished before; as `take`."""
-        if not self._endings:
-            return best_live == -np.inf
-        every = self._index(sentences)
-        known = Known(self._scores[every], self.count[every], self._ended_ranks[every])
-        return self._is_done(best_live, length, every, known)
+    def _known(self, every: IntArray | slice) -> Known:
+        return Known(self._scores[every], self.count[every], self._ended_ranks[every])
 
     def _index(self, sentences: IntArray) -> IntArray | slice:
         return sentences if len(sentences) < len(self._limits) else ALL_SENTENCES
@@ -226,59 +220,34 @@ class FinishedHypotheses:
         new = np.ones(len(ends), dtype=bool) if counts is None else counts[ends.steps, ends.groups, ends.ranks]
         if self._profile.keeps == "first":
             before = new.cumsum() - new
-            new &= before - (before[ends.firsts] - self.count[index])[ends.rows] < self._most
+            new &= before - before[ends.firsts][ends.rows] + self.count[index] < self._most
         return new
 
     def _scored(self, ends: Ends, lengths: IntArray, penalties: Scores | None) -> Scores:
         scores = ends.log_probs / self._divisors.take(lengths - 1)
         return scores if penalties is None else scores + penalties
 
-    def _keep(self, ends: Ends, scores: Scores, sentences: IntArray, lengths: IntArray) -> None:
-        """Add those of the hypotheses `ends` that have a score above -inf."""
+    def _keep(self, ends: Ends, scores: Scores, index: IntArray, lengths: IntArray) -> None:
+        """Add those of the hypotheses `ends`, of the sentences `index`, that have a score above -inf."""
         kept = (scores > -np.inf).nonzero()[0]
-        fields = sentences.take(ends.groups), scores, ends.log_probs, lengths, ends.parents, ends.tokens
-        self._endings.append(Endings(*fields).at(kept))
+        endings = Endings(index, scores, ends.log_probs, lengths, ends.parents, ends.tokens).at(kept)
+        self._endings.append(endings)
         self._is_ranked = False
-        index = sentences.take(ends.groups.take(ends.firsts))
+        self.count += np.bincount(endings.sentences, minlength=len(self.count))
         columns = np.arange(len(ends)) - (ends.firsts - self._most).take(ends.rows)
-        best = np.full((len(index), int(columns.max()) + 1), -np.inf)
-        best[:, : self._most] = self._scores[index]
+        ended = index.take(ends.firsts)
+        best = np.full((len(ended), int(columns.max()) + 1), -np.inf)
+        best[:, : self._most] = self._scores[ended]
         best[ends.rows, columns] = scores
         best.sort(axis=1)
-        self._scores[index] = best[:, -self._most :]
-
-    def _is_done_by_steps(
-        self,
-        ends: Ends,
-        scores: Scores,
-        is_new: Flags,
-        best_live: Scores,
-        sentences: IntArray,
-        length: int,
-        at_limit: Flags | None,
-    ) -> tuple[Flags, KnownBySteps, IntArray]:
-        """See `take`.
-
-        Returns:
-            Whether each sentence is done after each step; and of those that have an end, [sentences], what is known after
-            each step, and the step with which they stop, the last one where they do not.
-        """
-        done = self._is_done_before(best_live, length, sentences)
-        groups = ends.groups.take(ends.firsts)
-        index = sentences.take(groups)
-        before = Known(self._scores[index], self.count[index], self._ended_ranks[index])
-        ranks = ends.ended_ranks(len(sentences), self._options.beam)[:, groups] if self._asks_ranks else NO_RANKS
-        known = KnownBySteps(before, ends, scores, is_new, ranks)
-        stops = self._is_done(best_live.take(groups, axis=1), length, index, known)
-        done[:, groups] = stops
-        if at_limit is not None:
-            stops = stops | at_limit.take(groups, axis=1)
-        return done, known, np.where(stops.any(axis=0), stops.argmax(axis=0), len(stops) - 1)
+        self._scores[ended] = best[:, -self._most :]
 
     def _is_done(self, best_live: Scores, length: int, every: IntArray | slice, known: Known) -> Flags:
         """Whether the sentences `every` are done, of which so much is `known`."""
         options, profile = self._options, self._profile
         done = best_live == -np.inf  # no live hypothesis exists
+        if not known.counts.any() and profile.done != "places":
+            return done
         if self._scores_fall:
             # No continuation can be among the `nbest`: log-probabilities only fall, and the coverage penalty is 0 at best.
             # The length normalisation is best at the limit if the exponent is above 0, and at the next token if not.

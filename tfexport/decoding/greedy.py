@@ -98,9 +98,7 @@ class GreedyBatch:
     def outputs(self, indices: IntArray) -> list[list[Hypothesis]]:
         return [self._outputs.hypotheses(index, self._trace) for index in indices.tolist()]
 
-    def _take(
-        self, chosen: IntArray, scores: NDArray[np.floating], begin: Begin | None = None
-    ) -> IntArray | None:
+    def _take(self, chosen: IntArray, scores: NDArray[np.floating], begin: Begin | None = None) -> IntArray | None:
         """Take one step or several; what comes after the end of an output is dropped.
 
         Args:

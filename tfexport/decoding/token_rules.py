@@ -215,7 +215,7 @@ class TokenRules:
             self._always_needs_logits
             or length <= self._prefix.shape[1]
             or (banned and self._options.search_profile.renormalises)
-            or self._is_before_end(length, sentences).any()
+            or (length <= self._largest_min_length and self._is_before_end(length, sentences).any())
             or (self._eos_at_limit and self._must_end(length, sentences).any())
         )
 
@@ -234,7 +234,7 @@ class TokenRules:
         allowed[:, list(banned)] = False
         for index in self._end_ids:
             allowed[self._is_before_end(length, of_rows), index] = False
-        sources = [self._sources[index].ids for index in of_rows] if self._history_rules else []
+        sources = [self._sources[index].ids for index in of_rows.tolist()] if self._history_rules else []
         for rule in self._history_rules:
             rule.ban(options, allowed, past, sources)
         # Where nothing may come any more an output ends, as in `drop_banned`.
