@@ -315,7 +315,8 @@ def let_go_on(found: Continuations, is_eos: NDArray[np.bool_], ending: IntArray,
     # Those that go on of all these rows, one row after the other, and of each row the first `beam`.
     going_on = (~is_eos.reshape(-1, candidates).take(rows, axis=0)).ravel().nonzero()[0]
     starts, every = np.arange(0, len(rows) * candidates, candidates), np.arange(beam)
-    chosen = going_on.take(going_on.searchsorted(starts)[:, None] + every, mode="clip")
+    firsts = going_on.searchsorted(starts)
+    chosen = np.append(going_on, every).take(firsts[:, None] + every)
     chosen = chosen.clip(starts[:, None], starts[:, None] + candidates - 1)
     starts_in_all = rows * candidates
     targets, sources = starts_in_all[:, None] + every, chosen + (starts_in_all - starts)[:, None]
