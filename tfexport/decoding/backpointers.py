@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from tfexport.decoding.token_rules import LogProbs
 from tfexport.runtimes.base import Continuations, IntArray
 
+JOINED = 8
+"""Logs of one step that become one log: each log takes time of its own when hypotheses are read."""
+
 
 class Endings(NamedTuple):
     """Finished hypotheses, without the tokens before the last. Each field is [hypotheses]."""
@@ -105,24 +108,38 @@ class Paths:
 
 class Backpointers:
     """The live hypotheses after each step, as a token and the hypothesis of the step before that it continues. No step
-    copies anything: what steps found is kept as it is, and read backwards when it is needed.
+    copies the tokens of a hypothesis: what steps found is kept as it is, and read backwards when it is needed.
     """
 
     def __init__(self, batch: int, beam: int):
         self._batch, self._every_beam = batch, np.arange(beam)
         self._logs: list[Log] = []
+        self._single = 0  # logs of one step at the end, of the same sentences
         self._steps = 0
         self._sentences: IntArray | None = None
+        self._width = 0
 
     def add(self, sentences: IntArray, found: Continuations) -> None:
         """Add what the next steps of `sentences` found, [steps, sentences, candidates]: first what lives on."""
-        if sentences is not self._sentences:
-            self._sentences = sentences
-            width = found.tokens.shape[2]
+        width = found.tokens.shape[2]
+        if sentences is not self._sentences or width != self._width:
+            self._sentences, self._width, self._single = sentences, width, 0
             self._first_rows = np.zeros(self._batch, dtype=np.int64)
             self._first_rows[sentences] = np.arange(0, len(sentences) * width, width)
         self._logs.append(Log(self._steps, found, self._first_rows))
         self._steps += len(found.tokens)
+        self._single = self._single + 1 if len(found.tokens) == 1 else 0
+        if self._single == JOINED:
+            self._join()
+
+    def _join(self) -> None:
+        """Make one log of the last `JOINED`."""
+        logs = self._logs[-JOINED:]
+        log_probs, parents, tokens = (
+            np.concatenate(fields) for fields in zip(*(log.found for log in logs), strict=True)
+        )
+        self._logs[-JOINED:] = [Log(logs[0].first, Continuations(log_probs, parents, tokens), self._first_rows)]
+        self._single = 0
 
     def read_live(self, sentences: IntArray) -> Paths:
         """All live hypotheses of some sentences, one sentence after the other."""

@@ -179,6 +179,8 @@ class FinishedHypotheses:
         """
         every = self._index(sentences)
         if ends is None:
+            if not self._endings:
+                return best_live == -np.inf  # mostly
             return self._is_done(best_live, length, every, self._known(every))
         lengths, index = ends.steps + length, sentences.take(ends.groups)
         scores = self._scored(ends, lengths, penalties)
