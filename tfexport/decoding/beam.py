@@ -13,20 +13,18 @@ other tokens that end an output beside eos there are as many more.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.decoding.ahead import SearchAhead
 from tfexport.decoding.attention_trace import AttentionTrace, coverage
-from tfexport.decoding.backpointers import Backpointers
-from tfexport.decoding.finished import Ends, FinishedHypotheses
+from tfexport.decoding.backpointers import Backpointers, Endings, Paths
+from tfexport.decoding.finished import Ends, FinishedHypotheses, begins_run
 from tfexport.decoding.hypothesis import Hypothesis
 from tfexport.decoding.options import SearchOptions
-from tfexport.decoding.steps import NO_SENTENCES, TellAttention, is_end, no_token_error, rows_to_keep
+from tfexport.decoding.steps import NO_SENTENCES, Begin, TellAttention, is_end, no_token_error, rows_to_keep
 from tfexport.decoding.token_rules import LogProbs, TokenRules, require_numbers
-from tfexport.runtimes.base import Ahead, Ask, Best, Continuations, IntArray, Told
+from tfexport.runtimes.base import Ahead, Ask, Best, Continuations, FloatArray, IntArray, Told
 
 
 class BeamBatch:
@@ -64,7 +62,7 @@ class BeamBatch:
         self.tokens: IntArray = np.full(batch * self._beam, config.bos_id, dtype=np.int64)
         self.ended = NO_SENTENCES
         self._is_done = False
-        self._past = Backpointers(self._longest_limit, batch, self._beam)
+        self._past = Backpointers(batch, self._beam)
         self._continues_end = np.zeros((batch, self._beam), dtype=bool)
         """Which live hypotheses have an end among their tokens."""
         self._finished = FinishedHypotheses(options, limits)
@@ -82,25 +80,6 @@ class BeamBatch:
             return None
         return self._ahead.request(self._length, self.sentences, self.tokens, self._log_probs, self._n_candidates)
 
-    def ask_following(self, found: Continuations) -> tuple[Ahead, int] | None:
-        length = self._length + len(found.tokens)
-        if self._ahead is None or length >= self._longest_limit:
-            return None
-        ends = is_end(found.tokens[..., : self._beam], self._end_ids)
-        last = found.at((slice(-1, None), slice(None), slice(self._beam)))
-        # Nothing is finished, nothing may be, and a live hypothesis exists.
-        goes_on = (self._finished.count[self.sentences] == 0) & (last.log_probs[0, :, 0] > -np.inf)
-        if ends.any():
-            goes_on[np.nonzero(ends)[1]] = False
-            last = self._going_on(found.at(slice(-1, None)), ends[-1:])
-        if length >= self._shortest_limit:
-            goes_on &= self._limits[self.sentences] > length
-        if not (certain := int(np.count_nonzero(goes_on))):
-            return None
-        tokens, log_probs = last.tokens.ravel(), last.log_probs[0]
-        request = self._ahead.request(length, self.sentences, tokens, log_probs, self._n_candidates)
-        return None if request is None else (request, certain)
-
     def advance(self, told: Told, attention: TellAttention) -> IntArray | None:
         length = self._length + 1
         best = self._rules.best(told, self._ask, self._n_candidates, length, self.sentences, self._history)
@@ -109,9 +88,9 @@ class BeamBatch:
             self._trace.add(attention(), self.sentences)
         return self._take(self._best_continuations(best))
 
-    def advance_ahead(self, found: Continuations) -> IntArray | None:
+    def advance_ahead(self, found: Continuations, begin: Begin | None = None) -> IntArray | None:
         require_numbers(found.log_probs)
-        return self._take(found, in_order=True)
+        return self._take(found, begin, in_order=True)
 
     def drop(self, indices: IntArray) -> None:
         stays = ~np.isin(self.sentences, indices)
@@ -119,23 +98,25 @@ class BeamBatch:
         self._keep(np.flatnonzero(stays))
 
     def outputs(self, indices: IntArray) -> list[list[Hypothesis]]:
-        options, trace = self._options, self._trace
         ended, counts = self._finished.best(indices)
-        paths = self._past.read(indices.repeat(counts), ended)
-        ids, lengths, owners = paths.ids.tolist(), ended.lengths.tolist(), indices.repeat(counts).tolist()
-        found = [
-            Hypothesis.scored(
-                tuple(ids[row][:length]),
-                log_prob,
-                options,
-                finished=ids[row][length - 1] in self._end_ids,
-                token_log_probs=paths.token_log_probs(row) if options.token_scores else (),
-                attention=trace.hypothesis(owners[row], paths.beams(row)) if trace else None,
-            )
-            for row, (length, log_prob) in enumerate(zip(lengths, ended.log_probs.tolist(), strict=True))
-        ]
+        found = self._hypotheses(ended)
         ends = counts.cumsum().tolist()
         return [found[end - count : end] for end, count in zip(ends, counts.tolist(), strict=True)]
+
+    def _hypotheses(self, ended: Endings) -> list[Hypothesis]:
+        """The hypotheses `ended` with their tokens, and what else the options request."""
+        options, number = self._options, len(ended.lengths)
+        paths = self._past.read(ended.sentences, ended.parents, ended.lengths - 1)
+        scalars = (field.tolist() for field in (ended.tokens, ended.scores, ended.log_probs))
+        return [
+            Hypothesis((*tokens[: length - 1], last), score, log_prob, last in self._end_ids, steps, attention)
+            for tokens, length, last, score, log_prob, steps, attention in zip(
+                *(paths.tokens.T.tolist(), ended.lengths.tolist(), *scalars),
+                paths.token_log_probs(ended.log_probs) if options.token_scores else [()] * number,
+                self._attention(paths) if options.attention else [None] * number,
+                strict=True,
+            )
+        ]
 
     def _best_continuations(self, best: Best) -> Continuations:
         """The `_n_candidates` best continuations of each sentence, given the `best` tokens of each row; of one step."""
@@ -145,11 +126,12 @@ class BeamBatch:
             candidates.log_probs[np.arange(candidates.log_probs.shape[1]) >= places[:, None]] = -np.inf
         return candidates.at(None)
 
-    def _take(self, found: Continuations, *, in_order: bool = False) -> IntArray | None:
+    def _take(self, found: Continuations, begin: Begin | None = None, *, in_order: bool = False) -> IntArray | None:
         """Take one step or several; what a sentence's steps found after it was done is dropped.
 
         Args:
             found: the best continuations of each step, [steps, sentences, _n_candidates].
+            begin: see `SearchBatch.advance_ahead`.
             in_order: the runtime has reordered the beams already.
 
         Returns:
@@ -162,89 +144,77 @@ class BeamBatch:
         if steps < len(found.tokens):
             found = found.at(slice(steps))
         first = self._length + 1
-        ends = is_end(found.tokens[..., : self._beam], self._end_ids)
-        some_end = bool(ends.any())
-        live = self._going_on(found, ends) if some_end else found.at((..., slice(self._beam)))
-        self._past.add(self._length, self.sentences, live)
-        self._log_probs, self._parents = live.log_probs[-1], live.parents[-1]
-        self.tokens = live.tokens[-1].ravel()
         self._length += steps
-        may_end = some_end or self._length >= self._shortest_limit or self._profile.continues_past_eos
-        if not (may_end or self._finished.is_done(live.log_probs[..., 0], first, self.sentences).any()):
-            return self._stay(in_order=in_order)  # mostly
-        return self._leave(self._finish(found, ends, live, first), in_order=in_order)
-
-    def _going_on(self, found: Continuations, ends: NDArray[np.bool_]) -> Continuations:
-        """The best `beam` continuations of each step that do not end: [steps, sentences, beam].
-
-        Args:
-            ends: which of the first `beam` end an output, [steps, sentences, beam].
-        """
-        first = found.at((..., slice(self._beam)))
-        if self._profile.continues_past_eos:
-            return first
-        if len(ends) == 1:
-            at: Any = 0, np.arange(ends.shape[1])[:, None]
-            return found.at((*at, self._order(found.tokens[0]))).at(None)
-        live = Continuations(first.log_probs.copy(), first.parents.copy(), first.tokens.copy())
-        groups = np.flatnonzero(ends) // self._beam
-        groups = groups[np.append(True, groups[1:] != groups[:-1])]
-        at = np.divmod(groups, ends.shape[1])
-        order = self._order(found.tokens[at])
-        for target, source in zip(live, found, strict=True):
-            target[at] = np.take_along_axis(source[at], order, axis=1)
-        return live
-
-    def _order(self, tokens: IntArray) -> IntArray:
-        """The places of the best `beam` among `tokens` [groups, _n_candidates] that do not end."""
-        is_eos = is_end(tokens, self._end_ids)
-        return is_eos.argsort(axis=1, kind="stable")[:, : self._beam]  # keeps the order of the others
-
-    def _finish(
-        self, found: Continuations, is_eos: NDArray[np.bool_], live: Continuations, shortest: int
-    ) -> NDArray[np.bool_]:
-        """Finish what ends in each step; returns which sentences continue after the last.
-
-        Args:
-            is_eos: which of the first `beam` continuations end an output, [steps, sentences, beam].
-            shortest: the number of tokens after the first step.
-        """
-        steps = len(is_eos)
-        exists = found.log_probs[..., : self._beam] > -np.inf
-        ends = is_eos & exists
-        best_live = live.log_probs[..., 0]
-        at_limit: NDArray[np.bool_] = np.zeros(best_live.shape, dtype=bool)
-        if shortest + steps > self._shortest_limit:
-            lengths = np.arange(shortest, shortest + steps)
-            at_limit = np.asarray(self._limits[self.sentences] == lengths[:, None])
-            if self._profile.at_limit != "compete":
-                # The first `beam` candidates are finished, whatever their last token is.
-                ends = ends | (at_limit[..., None] & exists)
+        is_eos = is_end(found.tokens, self._end_ids)
+        ending = places_among_first(is_eos, self._beam)
+        at_limit = self._at_limit(first)
+        ends = self._ends(found, is_eos, ending, at_limit)
+        new = self._new_outputs(found, is_eos)
+        if len(ending) and not self._profile.continues_past_eos:
+            let_go_on(found, is_eos, ending, self._beam)
+        self._past.add(self.sentences, found)
+        live = found.at((-1, slice(None), slice(self._beam)))
+        self._log_probs, self._parents, self.tokens = live.log_probs, live.parents, live.tokens.ravel()
+        if begin is not None:
+            self._begin_following(begin, ends)
         done = self._finished.take(
-            *(ends, found, best_live, self.sentences, shortest, at_limit),
-            counts=self._new_outputs(found, is_eos),
-            penalties=self._penalties(ends, found, self.sentences, shortest),
+            *(ends, found.log_probs[..., 0], self.sentences, first, at_limit),
+            counts=new,
+            penalties=self._penalties(ends, self.sentences, first),
         )
-        stops = done | at_limit
-        stopped = stops.any(axis=0)
-        if stopped.any():
-            groups = np.flatnonzero(stopped)
-            self._stop(groups, stops.argmax(axis=0)[groups], done, live)
-        return np.asarray(~stopped)
+        stops = done if at_limit is None else done | at_limit
+        if not stops.any():
+            return self._stay(in_order=in_order)  # mostly
+        stopped = np.asarray(stops.any(axis=0))
+        groups = stopped.nonzero()[0]
+        self._stop(groups, stops.argmax(axis=0)[groups], done, found)
+        return self._leave(~stopped, in_order=in_order)
 
-    def _stop(self, groups: IntArray, last: IntArray, done: NDArray[np.bool_], live: Continuations) -> None:
-        """The sentences at the places `groups` are over with the steps `last`.
+    def _ends(
+        self, found: Continuations, is_eos: NDArray[np.bool_], ending: IntArray, at_limit: NDArray[np.bool_] | None
+    ) -> Ends | None:
+        """The candidates that are to be finished: those at the places `ending`, and at the limit others."""
+        if at_limit is not None and self._profile.at_limit != "compete":
+            # The first `beam` candidates are finished, whatever their last token is.
+            ending = places_among_first(is_eos | at_limit[..., None], self._beam)
+        return Ends.of(ending, found)
+
+    def _at_limit(self, first: int) -> NDArray[np.bool_] | None:
+        """Which sentences are at their limit after each step from that with token `first` on, [steps, sentences]; None where
+        none is."""
+        if self._length < self._shortest_limit:
+            return None
+        lengths = np.arange(first, self._length + 1)
+        return np.asarray(self._limits[self.sentences] == lengths[:, None])
+
+    def _begin_following(self, begin: Begin, ends: Ends | None) -> None:
+        """Call `begin` with the next steps, if some sentence goes on for certain: nothing of it is finished, nothing may be
+        of the last steps, and a live hypothesis exists.
+        """
+        if self._length >= self._longest_limit:
+            return
+        goes_on = (self._finished.count[self.sentences] == 0) & (self._log_probs[:, 0] > -np.inf)
+        if ends is not None:
+            goes_on[ends.groups] = False
+        if self._length >= self._shortest_limit:
+            goes_on &= self._limits[self.sentences] > self._length
+        certain = int(np.count_nonzero(goes_on))
+        if certain and (request := self.ask_ahead()) is not None:
+            begin(request, certain)
+
+    def _stop(self, groups: IntArray, last: IntArray, done: NDArray[np.bool_], found: Continuations) -> None:
+        """The sentences at the places `groups` are over with the steps `last`; of what was `found` the first live on.
 
         Raises:
             TfexportError: one has no live hypothesis and no finished one.
         """
         if self._profile.at_limit == "compete" and not (decided := done[last, groups]).all():
             competes = groups[~decided]
-            sentences, ranked = self.sentences[competes], live.at((last[~decided], competes)).at(None)
-            exists = np.isfinite(ranked.log_probs)
-            penalties = self._penalties(exists, ranked, sentences, self._length)
-            self._finished.compete(exists, ranked, sentences, penalties=penalties)
-        dead = live.log_probs[last, groups, 0] == -np.inf
+            sentences, ranked = self.sentences[competes], found.at((last[~decided], competes)).at(None)
+            exist = Ends.of(places_among_first(np.ones(ranked.tokens.shape, dtype=bool), self._beam), ranked)
+            if exist is not None:
+                self._finished.compete(exist, sentences, penalties=self._penalties(exist, sentences, self._length))
+        dead = found.log_probs[last, groups, 0] == -np.inf
         if dead.any() and (self._finished.count[self.sentences[groups[dead]]] == 0).any():
             raise no_token_error()
 
@@ -256,33 +226,34 @@ class BeamBatch:
         groups = np.arange(is_eos.shape[1])[:, None]
         for step, parents in enumerate(found.parents[..., : self._beam]):
             continues = self._continues_end[groups, parents]
-            self._continues_end = continues | is_eos[step]
+            self._continues_end = continues | is_eos[step, :, : self._beam]
             np.logical_not(continues, out=new[step])
         return new
 
-    def _penalties(
-        self, ends: NDArray[np.bool_], found: Continuations, sentences: IntArray, length: int
-    ) -> LogProbs | None:
-        """The coverage penalties of the hypotheses `ends` [1, sentences, beam] of a step; None without."""
-        if not self._options.coverage_penalty:
+    def _penalties(self, ends: Ends | None, sentences: IntArray, length: int) -> LogProbs | None:
+        """The coverage penalties of the hypotheses that end in a step, of `length` tokens each; None without."""
+        if not self._options.coverage_penalty or ends is None:
             return None
+        index, lengths = sentences[ends.groups], ends.steps + length
+        paths = self._past.read(index, ends.parents, lengths - 1)
+        return self._options.coverage_penalty * np.array([coverage(one) for one in self._attention(paths)])
+
+    def _attention(self, paths: Paths) -> list[FloatArray]:
+        """The cross-attention of each token of hypotheses, and of one more."""
         assert self._trace is not None, "the attention of several steps is told by nobody"
-        at = Ends(ends)
-        index = sentences[at.groups]
-        paths = self._past.read(index, at.endings(found, at.steps + length))
-        attention = [self._trace.hypothesis(one, paths.beams(row)) for row, one in enumerate(index.tolist())]
-        return self._options.coverage_penalty * np.array([coverage(one) for one in attention])
+        every = zip(paths.sentences.tolist(), paths.beams(), strict=True)
+        return [self._trace.hypothesis(sentence, beams) for sentence, beams in every]
 
     def _leave(self, unfinished: NDArray[np.bool_], *, in_order: bool) -> IntArray | None:
         """Let sentences leave that are not `unfinished`; returns what `advance` does."""
         if unfinished.all():
             return self._stay(in_order=in_order)
-        parents = np.broadcast_to(self._same_beams, self._parents.shape) if in_order else self._parents
         self.ended = self.sentences[~unfinished]
         kept = rows_to_keep(unfinished)
         self._is_done = not len(kept)
+        rows = self._first_rows[kept] + (self._same_beams if in_order else self._parents[kept])
         self._keep(kept)
-        return (self._first_rows[kept] + parents[kept]).ravel()
+        return rows.ravel()
 
     def _stay(self, *, in_order: bool) -> IntArray | None:
         """As `_leave`, where no sentence does."""
@@ -299,8 +270,7 @@ class BeamBatch:
 
     def _history(self, length: int, sentences: IntArray) -> IntArray:
         """The tokens before `length` of each live hypothesis of `sentences`, bos first, [rows, length]."""
-        past, _ = self._past.read_all(sentences, length - 1)
-        past = past.reshape(len(sentences) * self._beam, -1)
+        past = self._past.read_live(sentences).tokens.T
         return np.concatenate([np.full((len(past), 1), self._bos_id), past], axis=1)
 
     def stable_prefix(self, index: int) -> tuple[IntArray, LogProbs]:
@@ -308,16 +278,51 @@ class BeamBatch:
         finished one."""
         group = np.flatnonzero(self.sentences == index)  # none where the sentence is finished
         exists = np.isfinite(self._log_probs[group])
-        ids, log_probs = (found[exists] for found in self._past.read_all(self.sentences[group], self._length))
+        live = self._past.read_live(self.sentences[group])
+        ids, log_probs = live.tokens.T[exists.ravel()], live.log_probs.T[exists.ravel()]
         outputs = [*zip(ids, np.diff(log_probs, prepend=0.0), strict=True)]
-        ended, counts = self._finished.best(np.array([index]))
-        best = self._past.read(np.array([index]).repeat(counts), ended)
+        ended, _ = self._finished.best(np.array([index]))
         if len(ended.lengths):
-            outputs.append((best.ids[0, : ended.lengths[0]], best.token_log_probs(0)))
+            best = self._past.read(ended.sentences, ended.parents, ended.lengths - 1)
+            ids = np.append(best.tokens[: ended.lengths[0] - 1, 0], ended.tokens[0])
+            outputs.append((ids, np.array(best.token_log_probs(ended.log_probs)[0])))
         shortest = min(len(tokens) for tokens, _ in outputs)
         every = np.stack([tokens[:shortest] for tokens, _ in outputs])
         common = int(np.logical_and.accumulate((every == every[0]).all(axis=0)).sum())
         return outputs[0][0][:common], outputs[0][1][:common]
+
+
+def places_among_first(flags: NDArray[np.bool_], beam: int) -> IntArray:
+    """Where `flags` [steps, sentences, candidates] are true among the first `beam` candidates, in the flat array."""
+    candidates = flags.shape[2]
+    places = flags.ravel().nonzero()[0]
+    # NumPy divides faster than it takes remainders, and finds true values faster in contiguous arrays.
+    return places[places - places // candidates * candidates < beam] if len(places) else places
+
+
+def let_go_on(found: Continuations, is_eos: NDArray[np.bool_], ending: IntArray, beam: int) -> None:
+    """Let the first `beam` candidates of each sentence in `found`, which is changed, be the best that do not end.
+
+    Args:
+        found: contiguous arrays.
+        is_eos: which end, [steps, sentences, candidates]. At least `beam` of each sentence do not; where an end is forced
+            there may be fewer, and others of the sentence fill the places: it is over.
+        ending: the places of those among the first `beam`, one or more.
+    """
+    candidates = is_eos.shape[2]
+    rows = ending // candidates
+    rows = rows[begins_run(rows)]
+    # Those that go on of all these rows, one row after the other, and of each row the first `beam`.
+    going_on = (~is_eos.reshape(-1, candidates).take(rows, axis=0)).ravel().nonzero()[0]
+    starts, every = np.arange(0, len(rows) * candidates, candidates), np.arange(beam)
+    firsts = going_on.searchsorted(starts)
+    chosen = np.append(going_on, every).take(firsts[:, None] + every)
+    chosen = chosen.clip(starts[:, None], starts[:, None] + candidates - 1)
+    starts_in_all = rows * candidates
+    targets, sources = starts_in_all[:, None] + every, chosen + (starts_in_all - starts)[:, None]
+    for field in found:
+        assert field.flags.c_contiguous
+        field.reshape(-1)[targets] = field.take(sources)
 
 
 def rank_continuations(log_probs: LogProbs, best: Best, count: int) -> Continuations:

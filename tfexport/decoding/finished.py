@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,96 +23,107 @@ def _divisors(google_length: bool, exponent: float, longest: int) -> Scores:
 
 
 class Ends:
-    """Candidates of some steps that end an output: by sentence, and of each in the order in which they come.
+    """Candidates of some steps that end an output, one or more: by sentence, and of each in the order in which they come.
+
+    Args:
+        places: of the candidates among those of all steps, ascending.
+        found: the continuations that they are of.
 
     Attributes:
         groups, steps, ranks: the places of their sentences, their steps and their ranks, each [ends].
         rows: which of the sentences that have an end each belongs to, counted from 0, [ends].
         firsts: the first end of each of these sentences.
+        log_probs, parents, tokens: as in `Continuations`, [ends].
     """
 
-    def __init__(self, flags: Flags):
-        """Those of `flags` [steps, sentences, beam]."""
-        self.groups, self.steps, self.ranks = flags.swapaxes(0, 1).nonzero()
-        is_first = np.ones(len(self.groups), dtype=bool)
-        np.not_equal(self.groups[1:], self.groups[:-1], out=is_first[1:])
+    def __init__(self, places: IntArray, found: Continuations):
+        self.n_steps, self.n_sentences, width = found.tokens.shape
+        rows = places // width
+        steps = rows // self.n_sentences
+        groups = rows - steps * self.n_sentences
+        if self.n_steps > 1:
+            by_sentence = groups.argsort(kind="stable")
+            places, rows, steps, groups = (each.take(by_sentence) for each in (places, rows, steps, groups))
+        self.groups, self.steps, self.ranks = groups, steps, places - rows * width
+        self.log_probs, self.parents = found.log_probs.take(places), found.parents.take(places)
+        self.tokens = found.tokens.take(places)
+        is_first = begins_run(groups)
         self.rows, self.firsts = is_first.cumsum() - 1, is_first.nonzero()[0]
+
+    @classmethod
+    def of(cls, places: IntArray, found: Continuations) -> Ends | None:
+        """Those at `places` that exist; None without any."""
+        if len(places):
+            places = places[found.log_probs.take(places) > -np.inf]
+        return cls(places, found) if len(places) else None
 
     def __len__(self) -> int:
         return len(self.groups)
 
-    def endings(self, found: Continuations, lengths: IntArray) -> Endings:
-        """These among the continuations `found` [steps, sentences, beam or more]; `lengths` of their tokens, [ends]."""
-        log_probs, parents, tokens = found.at((self.steps, self.groups, self.ranks))
-        return Endings(log_probs, lengths, parents, tokens)
+    def numbers(self, flags: Flags) -> IntArray:
+        """The number of true `flags` [steps, ends] of each sentence, [steps, sentences]."""
+        numbers = np.zeros((len(flags), self.n_sentences), dtype=np.int64)
+        numbers[:, self.groups.take(self.firsts)] = np.add.reduceat(flags, self.firsts, axis=1, dtype=np.int64)
+        return numbers
+
+    def ended_ranks(self, beam: int) -> Flags:
+        """The ranks at which an output has ended after each step, [steps, sentences, beam]."""
+        ended = np.zeros((self.n_steps, self.n_sentences, beam), dtype=bool)
+        ended[self.steps, self.groups, self.ranks] = True
+        return np.asarray(np.logical_or.accumulate(ended, axis=0))
 
 
-class Ranking:
-    """The best hypotheses of some sentences, those of before and new ones.
+def begins_run(numbers: IntArray) -> Flags:
+    """Which of ascending `numbers`, one or more, differ from the one before."""
+    begins = np.empty(len(numbers), dtype=bool)
+    begins[0] = True
+    np.not_equal(numbers[1:], numbers[:-1], out=begins[1:])
+    return begins
+
+
+class Known:
+    """What was finished of some sentences, [sentences].
 
     Args:
-        scores, numbers: of those before, best first, [sentences, most]. A place without one has score -inf.
-        at: new ones of each of these sentences.
-        new_scores: of the new ones, [ends]; -inf for what is no output of its own.
-        first_number: of the new ones, which are numbered in their order.
+        scores: the best, ascending, [sentences, most]; -inf where there are fewer.
+        counts: how many.
+        ended_ranks: the ranks among a step's candidates at which an output has ended, [.., sentences, beam].
     """
 
-    def __init__(self, scores: Scores, numbers: IntArray, at: Ends, new_scores: Scores, first_number: int):
-        self._most, self._ends = scores.shape[1], at
-        order = np.arange(len(at))
-        columns = order - (at.firsts - self._most)[at.rows]
-        self._at = at.rows, columns
-        new = np.full((len(scores), int(columns.max()) + 1 - self._most), -np.inf)
-        self._scores = np.concatenate([scores, new], axis=1)
-        self._scores[self._at] = new_scores
-        self._numbers = np.zeros(self._scores.shape, dtype=np.int64)
-        self._numbers[:, : self._most] = numbers
-        self._numbers[self._at] = order + first_number
-        self._every = np.arange(len(scores))
-        self._sort()
+    def __init__(self, scores: Scores, counts: IntArray, ended_ranks: Flags):
+        self.scores, self.counts, self.ended_ranks = scores, counts, ended_ranks
 
-    def _sort(self) -> None:
-        """Of equal ones the earlier is better."""
-        self._order = (-self._scores).argsort(axis=1, kind="stable")
-
-    def scores_after(self, n_steps: int, ranks: Sequence[int]) -> list[Scores]:
-        """The scores of the hypotheses of these ranks, from 1, after each of `n_steps`; each [n_steps, sentences]."""
-        # Places of before are always there, and reach each rank.
-        found_by = np.zeros(self._scores.shape, dtype=np.int64)
-        found_by[self._at] = self._ends.steps
-        rows = self._every[:, None]
-        there = found_by[rows, self._order] <= np.arange(n_steps)[:, None, None]
-        numbered = there.cumsum(axis=2)
-        places = [self._order[self._every, (numbered == rank).argmax(axis=2)] for rank in ranks]
-        return [self._scores[self._every, place] for place in places]
-
-    def drop_after(self, last: IntArray) -> None:
-        """Without those that ended after the step `last` [sentences]."""
-        late = self._ends.steps > last[self._ends.rows]
-        if late.any():
-            self._scores[self._ends.rows[late], self._at[1][late]] = -np.inf
-            self._sort()
-
-    def best(self) -> tuple[Scores, IntArray]:
-        """Scores and numbers of the best, [sentences, most]."""
-        at = self._every[:, None], self._order[:, : self._most]
-        return self._scores[at], self._numbers[at]
+    def reaches(self, bounds: Scores, rank: int) -> Flags:
+        """Whether the hypothesis of this rank, from 1, is as good as `bounds` [steps, sentences]."""
+        return bounds <= self.scores[:, -rank]
 
 
-class Known(NamedTuple):
-    """What was finished after each of some steps. Each field is [steps, sentences], or [1, sentences] where it stays."""
+class KnownBySteps(Known):
+    """The same after each of some steps.
 
-    counts: IntArray
-    nbest_scores: Scores
-    """The worst of the `nbest` best scores."""
-    enough_scores: Scores
-    """The worst of as many as are enough."""
-    ended_ranks: Flags
-    """The ranks among a step's candidates at which an output has ended, [.., beam]. Only where the profile asks for them."""
+    Args:
+        known: what was finished before.
+        new_scores: of the ends; -inf for those that are no hypotheses of their own.
+        ranks: how many ranks of candidates to tell of.
+    """
+
+    def __init__(self, known: Known, ends: Ends, new_scores: Scores, ranks: int):
+        self._ends, self._new_scores = ends, new_scores
+        self._some_before = bool(known.counts.any())
+        self._there = ends.steps <= np.arange(ends.n_steps)[:, None]
+        counts = known.counts + ends.numbers(self._there & (new_scores > -np.inf))
+        ended_ranks = known.ended_ranks | ends.ended_ranks(ranks) if ranks else known.ended_ranks
+        super().__init__(known.scores, counts, ended_ranks)
+
+    def reaches(self, bounds: Scores, rank: int) -> Flags:
+        number = self._ends.numbers(self._there & (self._new_scores >= bounds.take(self._ends.groups, axis=1)))
+        if self._some_before:
+            number += sum(bounds <= scores for scores in self.scores.T)  # NumPy's sums over short axes take longer
+        return number >= rank
 
 
 class FinishedHypotheses:
-    """The finished hypotheses of each sentence of a batch, best first.
+    """The finished hypotheses of each sentence of a batch.
 
     It depends on candidates alone, and not on who ranked them or how many steps came at once.
 
@@ -127,16 +136,15 @@ class FinishedHypotheses:
         self._most = max(options.beam, options.enough_finished)
         self.count: IntArray = np.zeros(len(limits), dtype=np.int64)
         """The number of each sentence, [batch]."""
-        # The `most` best ones: nothing depends on others. A place without one has score -inf.
+        # The best ones, ascending, no more than a criterion may ask for. A place without one has score -inf.
         self._scores = np.full((len(limits), self._most), -np.inf)
-        self._numbers = np.zeros((len(limits), self._most), dtype=np.int64)
         self._endings: list[Endings] = []
-        self._n_endings = 0
+        self._is_ranked = True
         self._divisors = _divisors(options.search_profile.google_length, options.length_exponent, int(limits.max()) + 1)
-        self._limit_divisors = self._divisors[limits - 1]
+        self._limit_divisors = self._divisors.take(limits - 1)
         self._ended_ranks = np.zeros((len(limits), options.beam), dtype=bool)
-        self._ranks = options.nbest, options.enough_finished
-        self._enough, self._is_longest_best = options.enough_finished, options.length_exponent > 0
+        self._nbest, self._enough = options.nbest, options.enough_finished
+        self._is_longest_best = options.length_exponent > 0
         # A bias above 0 may raise log-probabilities; else they only fall.
         self._scores_fall = not any(bias > 0 for _, bias in options.sequence_bias)
         plain = options.length_penalty == options.coverage_penalty == 0 and options.patience == 1
@@ -145,12 +153,11 @@ class FinishedHypotheses:
 
     def take(
         self,
-        ends: Flags,
-        found: Continuations,
+        ends: Ends | None,
         best_live: Scores,
         sentences: IntArray,
         length: int,
-        at_limit: Flags,
+        at_limit: Flags | None,
         *,
         counts: Flags | None = None,
         penalties: Scores | None = None,
@@ -160,127 +167,106 @@ class FinishedHypotheses:
         Of two with the same score the earlier one is better, and in a step that of the lower rank.
 
         Args:
-            ends: the candidates that end an output, [steps, sentences, beam].
-            found: continuations of hypotheses, [steps, sentences, beam or more].
+            ends: the candidates that end an output; None without any.
             best_live: the log-probability of the best live hypothesis after each step, [steps, sentences].
             length: the number of tokens after the first step.
-            at_limit: which sentences are at their limit after each step, [steps, sentences].
+            at_limit: which sentences are at their limit after each step, [steps, sentences]; None for none.
             counts: which of `ends` are new outputs; all when None. The others continue one that was taken before.
-            penalties: added to the scores, of each of `ends` in the order of `Ends`.
+            penalties: added to the scores of `ends`.
 
         Returns:
             Whether each sentence is done after each step, [steps, sentences], with what ended until then.
         """
-        at = Ends(ends)
-        if not len(at):
-            return self.is_done(best_live, length, sentences)
-        groups = at.groups[at.firsts]
-        index = sentences[groups]
-        new = None if counts is None else counts[at.steps, at.groups, at.ranks]
-        if self._profile.keeps == "first":
-            new = np.ones(len(at), dtype=bool) if new is None else new
-            before = new.cumsum() - new
-            new = new & (before - (before[at.firsts] - self.count[index])[at.rows] < self._most)
-        ranking = self._ranking(at, at.endings(found, at.steps + length), index, new, penalties)
-        if len(ends) == 1:
-            self.count[index] += np.bincount(at.rows, new).astype(np.int64)
-            self._scores[index], self._numbers[index] = ranking.best()
-            if self._asks_ranks:
-                self._ended_ranks[sentences] |= ends[0]
-            return self.is_done(best_live, length, sentences)
         every = self._index(sentences)
-        known = self._after(ends, at, new, ranking, every)
+        if ends is None:
+            if not self._endings:
+                return best_live == -np.inf  # mostly
+            return self._is_done(best_live, length, every, self._known(every))
+        lengths, index = ends.steps + length, sentences.take(ends.groups)
+        scores = self._scored(ends, lengths, penalties)
+        if counts is not None or self._profile.keeps == "first":
+            scores[~self._are_new(ends, index, counts)] = -np.inf
+        if ends.n_steps == 1:
+            if self._asks_ranks:
+                self._ended_ranks[sentences] |= ends.ended_ranks(self._options.beam)[0]
+            self._keep(ends, scores, index, lengths)
+            return self._is_done(best_live, length, every, self._known(every))
+        known = KnownBySteps(self._known(every), ends, scores, self._options.beam * self._asks_ranks)
         done = self._is_done(best_live, length, every, known)
-        stops = done | at_limit
-        last = np.where(stops.any(axis=0), stops.argmax(axis=0), len(stops) - 1)[groups]
-        ranking.drop_after(last)
-        self.count[index] = known.counts[last, groups]
-        self._scores[index], self._numbers[index] = ranking.best()
+        stops = done if at_limit is None else done | at_limit
+        last = np.where(stops.any(axis=0), stops.argmax(axis=0), len(stops) - 1)
         if self._asks_ranks:
-            self._ended_ranks[index] = known.ended_ranks[last, groups]
+            self._ended_ranks[sentences] = known.ended_ranks[last, np.arange(len(sentences))]
+        scores[ends.steps > last.take(ends.groups)] = -np.inf
+        self._keep(ends, scores, index, lengths)
         return done
 
-    def compete(
-        self, exists: Flags, live: Continuations, sentences: IntArray, *, penalties: Scores | None = None
-    ) -> None:
+    def compete(self, live: Ends, sentences: IntArray, *, penalties: Scores | None = None) -> None:
         """Finish the `live` hypotheses of `sentences`, which are at their limit, as they are.
 
         Args:
-            exists: which there are, [1, sentences, beam].
-            live: [1, sentences, beam]
             penalties: as in `take`.
         """
-        at = Ends(exists)
-        if not len(at):
-            return
-        index = sentences[at.groups[at.firsts]]
-        ranking = self._ranking(at, at.endings(live, self._limits[sentences][at.groups]), index, None, penalties)
-        self._scores[index], self._numbers[index] = ranking.best()
-        self.count[sentences] += exists[0].sum(axis=1)
+        index = sentences.take(live.groups)
+        lengths = self._limits.take(index)
+        self._keep(live, self._scored(live, lengths, penalties), index, lengths)
 
-    def is_done(self, best_live: Scores, length: int, sentences: IntArray) -> Flags:
-        """`take` of steps in which nothing ends."""
-        every = self._index(sentences)
-        if not self._endings:
-            return best_live == -np.inf
-        nbest, enough = (self._scores[None, every, rank - 1] for rank in self._ranks)
-        return self._is_done(
-            best_live, length, every, Known(self.count[None, every], nbest, enough, self._ended_ranks[None, every])
-        )
+    def _known(self, every: IntArray | slice) -> Known:
+        return Known(self._scores[every], self.count[every], self._ended_ranks[every])
 
     def _index(self, sentences: IntArray) -> IntArray | slice:
         return sentences if len(sentences) < len(self._limits) else ALL_SENTENCES
 
-    def _ranking(
-        self, at: Ends, endings: Endings, index: IntArray, new: Flags | None, penalties: Scores | None
-    ) -> Ranking:
-        """Of the sentences `index`, with `endings`, of which `new` are outputs of their own."""
-        scores = endings.log_probs / self._divisors[endings.lengths - 1]
-        if penalties is not None:
-            scores = scores + penalties
-        if new is not None:
-            scores[~new] = -np.inf
-        ranking = Ranking(self._scores[index], self._numbers[index], at, scores, self._n_endings)
-        self._endings.append(endings)
-        self._n_endings += len(scores)
-        return ranking
+    def _are_new(self, ends: Ends, index: IntArray, counts: Flags | None) -> Flags:
+        """Which of `ends`, of the sentences `index`, are hypotheses of their own, and kept."""
+        new = np.ones(len(ends), dtype=bool) if counts is None else counts[ends.steps, ends.groups, ends.ranks]
+        if self._profile.keeps == "first":
+            before = new.cumsum() - new
+            new &= before - before[ends.firsts][ends.rows] + self.count[index] < self._most
+        return new
 
-    def _after(self, ends: Flags, at: Ends, new: Flags | None, ranking: Ranking, every: IntArray | slice) -> Known:
-        """What was finished after each step, in which the candidates `ends` do."""
-        steps, sentences, _ = ends.shape
-        counts = np.bincount(at.steps * sentences + at.groups, new, steps * sentences).astype(np.int64)
-        count = counts.reshape(steps, sentences).cumsum(axis=0) + self.count[every]
-        worst, groups = [], at.groups[at.firsts]
-        for rank, scores in zip(self._ranks, ranking.scores_after(steps, self._ranks), strict=True):
-            of_all = self._scores[None, every, rank - 1].repeat(steps, axis=0)
-            of_all[:, groups] = scores
-            worst.append(of_all)
-        nbest, enough = worst
-        ended = np.logical_or.accumulate(ends, axis=0) | self._ended_ranks[every] if self._asks_ranks else ends
-        return Known(count, nbest, enough, ended)
+    def _scored(self, ends: Ends, lengths: IntArray, penalties: Scores | None) -> Scores:
+        scores = ends.log_probs / self._divisors.take(lengths - 1)
+        return scores if penalties is None else scores + penalties
+
+    def _keep(self, ends: Ends, scores: Scores, index: IntArray, lengths: IntArray) -> None:
+        """Add those of the hypotheses `ends`, of the sentences `index`, that have a score above -inf."""
+        kept = (scores > -np.inf).nonzero()[0]
+        endings = Endings(index, scores, ends.log_probs, lengths, ends.parents, ends.tokens).at(kept)
+        self._endings.append(endings)
+        self._is_ranked = False
+        self.count += np.bincount(endings.sentences, minlength=len(self.count))
+        columns = np.arange(len(ends)) - (ends.firsts - self._most).take(ends.rows)
+        ended = index.take(ends.firsts)
+        best = np.full((len(ended), int(columns.max()) + 1), -np.inf)
+        best[:, : self._most] = self._scores[ended]
+        best[ends.rows, columns] = scores
+        best.sort(axis=1)
+        self._scores[ended] = best[:, -self._most :]
 
     def _is_done(self, best_live: Scores, length: int, every: IntArray | slice, known: Known) -> Flags:
+        """Whether the sentences `every` are done, of which so much is `known`."""
         options, profile = self._options, self._profile
+        done = best_live == -np.inf  # no live hypothesis exists
+        if not known.counts.any() and profile.done != "places":
+            return done
         if self._scores_fall:
             # No continuation can be among the `nbest`: log-probabilities only fall, and the coverage penalty is 0 at best.
             # The length normalisation is best at the limit if the exponent is above 0, and at the next token if not.
-            # So it is where no live hypothesis exists, whose log-probability is -inf.
-            done = best_live / self._best_divisors(length, every, len(best_live)) <= known.nbest_scores
-        else:
-            done = best_live == -np.inf
+            done |= known.reaches(best_live / self._best_divisors(length, every, len(best_live)), self._nbest)
         if profile.done == "all":
             return done
         if profile.done == "places":
-            return done | known.ended_ranks.all(axis=2)
+            return done | known.ended_ranks.all(axis=-1)
         if self._stops_at_top:
-            return done | (known.ended_ranks[..., 0] & (known.counts >= options.nbest))
+            return done | (known.ended_ranks[..., 0] & (known.counts >= self._nbest))
         if profile.done == "enough" or options.early_stopping == "true":
             return done | (known.counts >= self._enough)
         if options.early_stopping == "never" and options.length_penalty > 0:
             divisors = self._limit_divisors[every]
         else:
             divisors = self._divisors[length - 1 : length - 1 + len(best_live), None]
-        return done | (best_live / divisors <= known.enough_scores)
+        return done | known.reaches(best_live / divisors, self._enough)
 
     def _best_divisors(self, length: int, every: IntArray | slice, steps: int) -> Scores:
         """Of the lengths at which log-probabilities give the best scores, as they are after steps from `length` on."""
@@ -290,11 +276,14 @@ class FinishedHypotheses:
 
     def best(self, sentences: IntArray) -> tuple[Endings, IntArray]:
         """The `nbest` best ones of `sentences`, one sentence after the other, and their number in each [sentences]."""
-        counts = np.minimum(self.count[sentences], self._options.nbest)
-        chosen = self._numbers[sentences][np.arange(self._most) < counts[:, None]]
+        counts = np.minimum(self.count[sentences], self._nbest)
         if not self._endings:
-            nothing = np.empty(0, dtype=np.int64)
-            return Endings(np.empty(0), nothing, nothing, nothing), counts
-        if len(self._endings) > 1:
-            self._endings = [Endings.joined(self._endings)]
-        return self._endings[0].at(chosen), counts
+            return Endings.none(), counts
+        if not self._is_ranked:
+            every = Endings.joined(self._endings)
+            # Stable: of equal ones the earlier is better.
+            self._endings = [every.at(np.lexsort((-every.scores, every.sentences)))]
+            self._is_ranked = True
+        ranked, ranks = self._endings[0], np.arange(self._nbest)
+        places = ranked.sentences.searchsorted(sentences)[:, None] + ranks
+        return ranked.at(places[ranks < counts[:, None]]), counts

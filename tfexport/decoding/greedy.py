@@ -19,6 +19,7 @@ from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.steps import (
     ALL_SENTENCES,
     NO_SENTENCES,
+    Begin,
     TellAttention,
     is_end,
     no_token_error,
@@ -77,17 +78,6 @@ class GreedyBatch:
             return None
         return self._ahead.request(self._length, self.sentences, self.tokens, None, 1)
 
-    def ask_following(self, found: Continuations) -> tuple[Ahead, int] | None:
-        length = self._length + len(found.tokens)
-        if self._ahead is None or length >= self._longest_limit:
-            return None
-        goes_on = self._live & ~is_end(found.tokens, self._end_ids).any(axis=0)
-        certain = int((goes_on[:, 0] & (self._limits[self.sentences] > length)).sum())
-        if not certain:
-            return None
-        request = self._ahead.request(length, self.sentences, found.tokens[-1].ravel(), None, 1)
-        return None if request is None else (request, certain)
-
     def advance(self, told: Told, attention: TellAttention) -> IntArray | None:
         length, sentences = self._length + 1, self.sentences
         scores, ids = self._rules.best(told, self._ask, 1, length, sentences, self._outputs.history)
@@ -96,10 +86,10 @@ class GreedyBatch:
         shape = 1, len(sentences), self._width
         return self._take(ids.reshape(shape), scores.reshape(shape))
 
-    def advance_ahead(self, found: Continuations) -> IntArray | None:
+    def advance_ahead(self, found: Continuations, begin: Begin | None = None) -> IntArray | None:
         require_numbers(found.log_probs)
         steps = self._longest_limit - self._length
-        return self._take(found.tokens[:steps], found.log_probs[:steps])
+        return self._take(found.tokens[:steps], found.log_probs[:steps], begin)
 
     def drop(self, indices: IntArray) -> None:
         self._live[np.isin(self.sentences, indices)] = False
@@ -108,11 +98,12 @@ class GreedyBatch:
     def outputs(self, indices: IntArray) -> list[list[Hypothesis]]:
         return [self._outputs.hypotheses(index, self._trace) for index in indices.tolist()]
 
-    def _take(self, chosen: IntArray, scores: NDArray[np.floating]) -> IntArray | None:
+    def _take(self, chosen: IntArray, scores: NDArray[np.floating], begin: Begin | None = None) -> IntArray | None:
         """Take one step or several; what comes after the end of an output is dropped.
 
         Args:
             chosen: the tokens of each step, and `scores` theirs, both [steps, sentences, width].
+            begin: see `SearchBatch.advance_ahead`.
 
         Returns:
             As `advance`.
@@ -122,10 +113,11 @@ class GreedyBatch:
         """
         sentences, live, before = self.sentences, self._live, self._length
         self.tokens = chosen[-1].ravel()
-        self._outputs.append(chosen, scores, sentences)
         self._length += len(chosen)
-
         ends = live & is_end(chosen, self._end_ids)
+        if begin is not None:
+            self._begin_following(begin, ends)
+        self._outputs.append(chosen, scores, sentences)
         is_at_limit, is_impossible = self._length >= self._shortest_limit, scores.min() == -np.inf
         if is_at_limit or is_impossible:
             lengths = np.arange(before + 1, self._length + 1)
@@ -141,6 +133,17 @@ class GreedyBatch:
         unfinished = np.asarray(self._live.any(axis=1))
         self.ended = sentences[self._unfinished & ~unfinished]
         return self._leave(unfinished)
+
+    def _begin_following(self, begin: Begin, ends: NDArray[np.bool_]) -> None:
+        """Call `begin` with the next steps, if some sentence goes on for certain: none of `ends` [steps, sentences, 1] is
+        its.
+        """
+        if self._length >= self._longest_limit:
+            return
+        goes_on = (self._live & ~ends.any(axis=0))[:, 0] & (self._limits[self.sentences] > self._length)
+        certain = int(np.count_nonzero(goes_on))
+        if certain and (request := self.ask_ahead()) is not None:
+            begin(request, certain)
 
     def _require_possible(self, scores: NDArray[np.floating], ends: NDArray[np.bool_], lengths: IntArray) -> None:
         """Raises: TfexportError if an output goes on with a token of probability 0 that is not given."""

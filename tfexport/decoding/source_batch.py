@@ -22,7 +22,7 @@ def as_sources(sources: Sequence[Source | Sequence[int]]) -> list[Source]:
 
 def pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[IntArray, IntArray]:
     """Ragged `sequences` to ids [batch, longest] filled with `pad_id`, and lengths [batch]."""
-    lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
+    lengths = np.array([*map(len, sequences)], dtype=np.int64)
     ids = np.full((len(sequences), lengths.max()), pad_id, dtype=np.int64)
     every = chain.from_iterable(sequences)
     ids[np.arange(ids.shape[1]) < lengths[:, None]] = np.fromiter(every, dtype=np.int64, count=int(lengths.sum()))
@@ -52,8 +52,10 @@ def encode(runtime: Runtime[Any], sources: Sequence[Source], options: SearchOpti
 def length_limits(runtime: Runtime[Any], sources: Sequence[Source], options: SearchOptions) -> IntArray:
     """The largest number of tokens of each source's outputs, [batch]: the least of the limits of the search, the model, the
     runtime and the source."""
-    limits = search_limits(options, runtime.config, np.array([len(source) for source in sources]))
+    limits = search_limits(options, runtime.config, np.array([len(source.ids) for source in sources]))
     limits = np.minimum(limits, runtime.capacity.target)
+    if all(source.most is None for source in sources):
+        return limits
     own = [limit if source.most is None else source.most for source, limit in zip(sources, limits, strict=True)]
     return np.minimum(limits, np.array(own, dtype=np.int64))
 

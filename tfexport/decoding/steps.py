@@ -28,6 +28,10 @@ TellAttention = Callable[[], FloatArray]
 """The cross-attention of the last step, [layers, rows, heads, src]; called only by searches that read it."""
 
 
+Begin = Callable[[Ahead, int], None]
+"""Takes the next steps, and how many sentences go on for certain."""
+
+
 class SearchBatch(Protocol):
     """A search of a batch of sentences, between two steps.
 
@@ -56,12 +60,6 @@ class SearchBatch(Protocol):
         """
         ...
 
-    def ask_following(self, found: Continuations) -> tuple[Ahead, int] | None:
-        """What `ask_ahead` will ask for after `advance_ahead(found)`, of all sentences that the batch has now, and how many
-        of them go on for certain. None where that may be none, or where it is not known yet.
-        """
-        ...
-
     def advance(self, told: Told, attention: TellAttention) -> IntArray | None:
         """Continue with what a step of `tokens` told.
 
@@ -73,9 +71,14 @@ class SearchBatch(Protocol):
         """
         ...
 
-    def advance_ahead(self, found: Continuations) -> IntArray | None:
+    def advance_ahead(self, found: Continuations, begin: Begin | None = None) -> IntArray | None:
         """Continue with what the runtime found in the steps of `ask_ahead`, [steps, sentences, candidates]. What comes after
         the end of a sentence is dropped. So is what comes after the length limit.
+
+        Args:
+            found: the batch's own from now on: it may change it.
+            begin: called with what `ask_ahead` will ask for next, of all sentences that the batch has now, as soon as some
+                of them go on for certain. The others may leave afterwards.
 
         Returns:
             As `advance`: the runtime has reordered the beams already.
@@ -107,9 +110,8 @@ def steps_of(runtime: Runtime[Any], state: Any, batch: SearchBatch, sources: int
             rows = batch.advance(told, partial(_attention_of, state))
         else:
             found, state = runtime.search_ahead(state, ahead)
-            if (following := batch.ask_following(found)) is not None:
-                runtime.begin_ahead(state, *following)  # so that the device works on while the host takes what it found
-            rows = batch.advance_ahead(found)
+            # The device works on while the host takes what it found.
+            rows = batch.advance_ahead(found, partial(runtime.begin_ahead, state))
         if batch.is_done:
             return batch.outputs(np.arange(sources))
         if rows is not None:

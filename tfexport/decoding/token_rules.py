@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from numpy.typing import NDArray
 from tfexport.config import ModelConfig
 from tfexport.decoding.hypothesis import Source
 from tfexport.decoding.options import SearchOptions
+from tfexport.decoding.rules.history import HistoryRule
 from tfexport.decoding.sampling import RandomStreams, draw
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Argmax, Ask, Best, FloatArray, IntArray, Runtime, Told, top_k
@@ -26,6 +30,45 @@ LogProbs = NDArray[np.float64]
 History = Callable[[int, IntArray], IntArray]
 """For a length, and the index of the source of each group of rows: the tokens of each row before this length, bos first,
 [rows, length]. It is called only where a rule needs it."""
+
+
+@dataclass(frozen=True)
+class CommonRules:
+    """The rules that all searches of a model with the same options have in common.
+
+    Raises:
+        TfexportError: an option suppresses eos, or an id that the model does not have.
+    """
+
+    banned: dict[tuple[bool, bool], tuple[int, ...]]
+    """The ids that no row may have, each once: where an end would come too early, or not; as the first token, or not."""
+    end_ids: tuple[int, ...]
+    history_rules: list[type[HistoryRule]]
+
+    @classmethod
+    @lru_cache(maxsize=64)
+    def of(cls, config: ModelConfig, options: SearchOptions) -> CommonRules:
+        """The rules of a model and of options; once for all batches."""
+        never, ends = suppressed_ids(config, options), options.end_ids(config)
+        first = (*options.suppress_first, *config.suppressed_first_ids)
+        banned = {
+            (is_early, is_first): tuple(dict.fromkeys([*(ends * is_early), *never, *(first * is_first)]))
+            for is_early in (False, True)
+            for is_first in (False, True)
+        }
+        return cls(banned, ends, options.active_rules)
+
+
+def _prefixes(sources: Sequence[Source], forced_first_id: int) -> IntArray:
+    """The token that is given at each position, -1 where none is, [sources, longest]."""
+    first = [forced_first_id] * (forced_first_id >= 0)
+    if not any(map(attrgetter("prefix"), sources)):
+        return np.full((len(sources), len(first)), forced_first_id, dtype=np.int64)
+    prefixes = [[*first, *source.prefix] for source in sources]
+    given = np.full((len(sources), max(map(len, prefixes))), -1, dtype=np.int64)
+    for row, prefix in zip(given, prefixes, strict=True):
+        row[: len(prefix)] = prefix
+    return given
 
 
 class TokenRules:
@@ -40,27 +83,22 @@ class TokenRules:
 
     def __init__(self, runtime: Runtime[Any], options: SearchOptions, sources: Sequence[Source], limits: IntArray):
         self.config = runtime.config
-        self._runtime, self._options, self._limits = runtime, options, limits
-        self._suppressed = suppressed_ids(runtime.config, options)
-        first = [self.config.forced_first_id] * (self.config.forced_first_id >= 0)
-        prefixes = [[*first, *source.prefix] for source in sources]
-        longest = max(map(len, prefixes), default=0)
-        # [batch, longest]: the forced token of each position, -1 where there is none.
-        self._prefix = np.full((len(sources), longest), -1, dtype=np.int64)
-        for row, prefix in zip(self._prefix, prefixes, strict=True):
-            row[: len(prefix)] = prefix
-        self._min_lengths = np.array([source.least for source in sources], dtype=np.int64)
-        self._largest_min_length = int(self._min_lengths.max(initial=0))
-        self._random = RandomStreams(options.seed, [source.line for source in sources], options.samples)
+        self._options, self._limits, self._sources = options, limits, sources
+        self._common = CommonRules.of(runtime.config, options)
+        self._end_ids, self._history_rules = self._common.end_ids, self._common.history_rules
+        self._prefix = _prefixes(sources, self.config.forced_first_id)
+        self._min_lengths: IntArray | None = None
+        if any(map(attrgetter("least"), sources)):
+            self._min_lengths = np.array([source.least for source in sources], dtype=np.int64)
+        self._largest_min_length = 0 if self._min_lengths is None else int(self._min_lengths.max())
+        if options.samples:
+            self._random = RandomStreams(options.seed, [source.line for source in sources], options.samples)
         self._use_argmax = tells_best_only(runtime, options) and not any(map(has_own_rules, sources))
-        self._end_ids, self._sources = options.end_ids(runtime.config), [source.ids for source in sources]
-        self._banned_ids: dict[tuple[bool, bool], tuple[int, ...]] = {}
-        self._history_rules = options.active_rules
         self._always_needs_logits = bool(options.samples or self._history_rules)
         self._eos_at_limit = ends_at_limit(options)
         # Longer outputs than this have nothing given, and no end or first token that is banned: all steps are alike. Never
         # so where the limit or a probability that others share decides.
-        special = (longest, self._largest_min_length, options.min_new_tokens, 2)
+        special = (self._prefix.shape[1], self._largest_min_length, options.min_new_tokens, 2)
         differs = self._eos_at_limit or options.search_profile.renormalises
         self._settled = math.inf if differs else max(special)
         self._settled_asks: dict[int, Ask] = {}
@@ -143,7 +181,7 @@ class TokenRules:
         if length == 1 and self.config.forced_first_id >= 0:
             return None
         if length > self._settled and not self._always_needs_logits:
-            return (tuple(dict.fromkeys(self._suppressed)),) * steps
+            return (self._common.banned[False, False],) * steps
         banned = [self._banned(each) for each in lengths]
         if any(self._needs_logits(each, sentences, ids) for each, ids in zip(lengths, banned, strict=True)):
             return None
@@ -161,24 +199,23 @@ class TokenRules:
         """Which of these sources may have nothing but eos as token `length`."""
         return (self._limits[sentences] == length) & self._eos_at_limit
 
+    def _is_before_end(self, length: int, sentences: IntArray) -> NDArray[np.bool_]:
+        """Which of these sources may not have eos as token `length` by a rule of their own."""
+        if self._min_lengths is None or length > self._largest_min_length:
+            return np.zeros(len(sentences), dtype=bool)
+        return np.asarray(length <= self._min_lengths[sentences])
+
     def _banned(self, length: int) -> tuple[int, ...]:
         """The ids that no row may have as token `length`, each once."""
-        is_early, is_first = (
-            length <= self._options.min_new_tokens,
-            length == (2 if self.config.forced_first_id >= 0 else 1),
-        )
-        if (is_early, is_first) not in self._banned_ids:
-            early = self._end_ids * is_early
-            first = (*self._options.suppress_first, *self.config.suppressed_first_ids) * is_first
-            self._banned_ids[is_early, is_first] = tuple(dict.fromkeys([*early, *self._suppressed, *first]))
-        return self._banned_ids[is_early, is_first]
+        first = 2 if self.config.forced_first_id >= 0 else 1
+        return self._common.banned[length <= self._options.min_new_tokens, length == first]
 
     def _needs_logits(self, length: int, sentences: IntArray, banned: tuple[int, ...]) -> bool:
         return bool(
             self._always_needs_logits
             or length <= self._prefix.shape[1]
             or (banned and self._options.search_profile.renormalises)
-            or (length <= self._largest_min_length and (length <= self._min_lengths[sentences]).any())
+            or (length <= self._largest_min_length and self._is_before_end(length, sentences).any())
             or (self._eos_at_limit and self._must_end(length, sentences).any())
         )
 
@@ -196,8 +233,8 @@ class TokenRules:
         allowed = np.ones(log_probs.shape, dtype=bool)
         allowed[:, list(banned)] = False
         for index in self._end_ids:
-            allowed[length <= self._min_lengths[of_rows], index] = False
-        sources = [self._sources[index] for index in of_rows] if self._history_rules else []
+            allowed[self._is_before_end(length, of_rows), index] = False
+        sources = [self._sources[index].ids for index in of_rows.tolist()] if self._history_rules else []
         for rule in self._history_rules:
             rule.ban(options, allowed, past, sources)
         # Where nothing may come any more an output ends, as in `drop_banned`.

@@ -29,7 +29,9 @@ class MemoryPool:
 
     def __init__(self, device: Device, kept: int, *, by_use: bool = False):
         self.device, self.kept, self._by_use = device, kept, by_use
-        self._free: list[tuple[Hashable, Memory]] = []  # with their uses; the least recently used first
+        # By the use, where it counts, and the size; in each list the least recently used first, with when it was freed.
+        self._free: dict[Hashable, list[tuple[int, Memory]]] = {}
+        self._n_free, self._freed = 0, 0
         self._numbers: dict[int, int] = {}  # in the order of allocation, by address
         # Reentrant: a piece is given back when its last reference goes, in any thread and at any point of the code.
         self._lock = threading.RLock()
@@ -37,23 +39,30 @@ class MemoryPool:
     def take(self, nbytes: int, use: Hashable = "") -> Memory:
         """A free piece of the size class of `nbytes`, or a new one."""
         size = size_class(nbytes)
+        kind = self._kind(size, use)
         with self._lock:
-            fitting = [
-                (last, memory)
-                for last, memory in self._free
-                if memory.nbytes == size and (last == use or not self._by_use)
-            ]
-            if not fitting:
+            fitting = self._free.get(kind)
+            if fitting is None:
                 memory = self._allocate(size)
                 if self._by_use:
                     self._numbers[memory.address] = max(self._numbers.values(), default=0) + 1
                 return memory
             # A batch like the last one gets the same addresses, in the same order.
             chosen = min(fitting, key=self._order)
-            self._free.remove(chosen)
+            self._drop(kind, chosen)
             return chosen[1]
 
-    def _order(self, piece: tuple[Hashable, Memory]) -> int:
+    def _drop(self, kind: Hashable, piece: tuple[int, Memory]) -> None:
+        pieces = self._free[kind]
+        pieces.remove(piece)
+        self._n_free -= 1
+        if not pieces:
+            del self._free[kind]
+
+    def _kind(self, size: int, use: Hashable) -> Hashable:
+        return (size, use) if self._by_use else size
+
+    def _order(self, piece: tuple[int, Memory]) -> int:
         address = piece[1].address
         return self._numbers[address] if self._by_use else address
 
@@ -61,15 +70,20 @@ class MemoryPool:
         try:
             return self.device.allocate(size)
         except DeviceMemoryError:
-            if not self._free:
+            if not self._n_free:
                 raise
         self._free.clear()  # free pieces of other sizes may be what is missing
+        self._n_free = 0
         return self.device.allocate(size)
 
     def give_back(self, memory: Memory, use: Hashable = "") -> None:
         with self._lock:
-            self._free.append((use, memory))
-            del self._free[: -self.kept]
+            self._freed += 1
+            self._free.setdefault(self._kind(memory.nbytes, use), []).append((self._freed, memory))
+            self._n_free += 1
+            if self._n_free > self.kept:
+                oldest = min(self._free, key=lambda kind: self._free[kind][0][0])
+                self._drop(oldest, self._free[oldest][0])
 
 
 def size_class(nbytes: int) -> int:

@@ -28,6 +28,8 @@ from tfexport.runtimes.workspace import Executable, SearchGraphs, Workspace
 ATTEMPTS = 2
 """To record a launch. A library may allocate in a run that is recorded, which CUDA refuses; the next run need not."""
 
+STEPS = np.arange(AHEAD)[:, None]
+
 Spec = tuple[tuple[int, ...], str]
 
 
@@ -192,7 +194,7 @@ class _Launch:
 
     def _enqueue(self, request: Ahead, filled: int) -> None:
         # Behind the last position the steps repeat it: their tokens are in no output.
-        self.recording.given["position"][:] = np.minimum(np.arange(filled, filled + AHEAD), self._last)[:, None]
+        self.recording.given["position"][:] = np.minimum(STEPS + filled, self._last)
         self._tables.fill(request)
         self.recording()
 
@@ -283,6 +285,7 @@ class BeamLaunch(_Launch):
         self._views = [every_step(told[f"candidates.{name}"], self._listed) for name in dtypes]
         self._best = every_step(told["best.log_probs"], (self._rows, found))[..., 0]
         self._own = every_step(host["own"], (self._beam,))
+        self._next = np.arange(self._beam, 2 * self._beam)
 
     def _step_inputs(self, step: int) -> dict[str, DeviceTensor]:
         last = at_step(self._log["next.tokens"], step - 1, self._grid) if step else self._given["tokens"]
@@ -312,16 +315,16 @@ class BeamLaunch(_Launch):
         assert request.log_probs is not None
         given["tokens"][live.index] = request.tokens.reshape(-1, self._beam)
         given["scores"][live.index] = request.log_probs
-        slots = np.arange(filled, filled + AHEAD + 1) * self._beam
-        given["slot"][:] = np.minimum(slots[:-1], self._slots - self._beam)[:, None]
-        self._own[:] = slots[1:, None] + np.arange(self._beam)
+        slots = (STEPS + filled) * self._beam
+        given["slot"][:] = np.minimum(slots, self._slots - self._beam)
+        self._own[:] = slots + self._next
         self._enqueue(request, filled)
 
     def found(self, live: Slots) -> Continuations:
         """Wait for the steps; the best continuations of the sentences in the places `live` in each of them."""
         self._device.synchronize()
         # Copies: the next launch overwrites the log.
-        log_probs, parents, tokens = (np.array(view[:, live.index]) for view in self._views)
+        log_probs, parents, tokens = (np.array(view[:, live.index], order="C") for view in self._views)
         found, best = Continuations(log_probs, parents, tokens), self._best[:, live.row_index]
         if not math.isfinite(best.sum(dtype=np.float64)):
             bad = ~np.isfinite(best).reshape(AHEAD, -1, self._beam).all(axis=2)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfexport.decoding.finished import FinishedHypotheses
+from tfexport.decoding.finished import Ends, FinishedHypotheses
 from tfexport.decoding.options import SearchOptions
 from tfexport.runtimes.base import Continuations
 
@@ -22,6 +22,10 @@ OPTIONS = [
     SearchOptions.for_profile("fairseq", beam=BEAM, nbest=2),
     SearchOptions.for_profile("joeynmt", beam=BEAM),
 ]
+
+
+def ends_of(flags: Any, found: Continuations) -> Ends | None:
+    return Ends.of(np.flatnonzero(flags), found)
 
 
 def told(found: FinishedHypotheses) -> list[Any]:
@@ -45,13 +49,15 @@ def test_steps_at_once_finish_what_steps_one_by_one_finish(options: SearchOption
     at_once, one_by_one = (FinishedHypotheses(options, limits) for _ in range(2))
 
     every = np.arange(SENTENCES)
-    stops = at_once.take(ends, found, best_live, every, 1, at_limit, counts=new) | at_limit
+    stops = at_once.take(ends_of(ends, found), best_live, every, 1, at_limit, counts=new) | at_limit
     live = np.ones(SENTENCES, dtype=bool)
     for step in range(STEPS):
         sentences = every[live]
         there = slice(step, step + 1), live
         done = one_by_one.take(
-            *(ends[there], found.at(there), best_live[there], sentences, step + 1, at_limit[there]), counts=new[there]
+            ends_of(ends[there], found.at(there)),
+            *(best_live[there], sentences, step + 1, at_limit[there]),
+            counts=new[there],
         )
         assert (done[0] | at_limit[step, live]).tolist() == stops[step, live].tolist()
         live[sentences] = ~(done[0] | at_limit[step, live])
