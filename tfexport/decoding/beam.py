@@ -102,12 +102,10 @@ class BeamBatch:
         return None if request is None else (request, certain)
 
     def advance(self, told: Told, attention: TellAttention) -> IntArray | None:
-        length = self._length + 1
-        best = self._rules.best(told, self._ask, self._n_candidates, length, self.sentences, self._history)
-        assert isinstance(best, Best)  # a beam compares probabilities
+        found = self._continuations(told, self._length + 1)
         if self._trace:
             self._trace.add(attention(), self.sentences)
-        return self._take(self._best_continuations(best))
+        return self._take(found)
 
     def advance_ahead(self, found: Continuations) -> IntArray | None:
         require_numbers(found.log_probs)
@@ -137,9 +135,18 @@ class BeamBatch:
         ends = counts.cumsum().tolist()
         return [found[end - count : end] for end, count in zip(ends, counts.tolist(), strict=True)]
 
-    def _best_continuations(self, best: Best) -> Continuations:
-        """The `_n_candidates` best continuations of each sentence, given the `best` tokens of each row; of one step."""
-        candidates = rank_continuations(self._log_probs, best, self._n_candidates)
+    def _continuations(self, told: Told, length: int) -> Continuations:
+        """The `_n_candidates` best continuations of each sentence, to `length` tokens; of one step."""
+        best = self._rules.best(told, self._ask, self._n_candidates, length, self.sentences, self._history)
+        assert isinstance(best, Best)  # a beam compares probabilities
+        return self._narrowed(rank_continuations(self._log_probs, best, self._n_candidates))
+
+    def _best_live(self, live: Continuations) -> LogProbs:
+        """The log-probability of the best of the `live` hypotheses [.., beam]; [..]."""
+        return live.log_probs[..., 0]
+
+    def _narrowed(self, candidates: Continuations) -> Continuations:
+        """The candidates that have a place in the beam, as those of one step."""
         if self._profile.narrows_beam:
             places = self._beam - self._finished.count[self.sentences]
             candidates.log_probs[np.arange(candidates.log_probs.shape[1]) >= places[:, None]] = -np.inf
@@ -170,7 +177,7 @@ class BeamBatch:
         self.tokens = live.tokens[-1].ravel()
         self._length += steps
         may_end = some_end or self._length >= self._shortest_limit or self._profile.continues_past_eos
-        if not (may_end or self._finished.is_done(live.log_probs[..., 0], first, self.sentences).any()):
+        if not (may_end or self._finished.is_done(self._best_live(live), first, self.sentences).any()):
             return self._stay(in_order=in_order)  # mostly
         return self._leave(self._finish(found, ends, live, first), in_order=in_order)
 
@@ -212,7 +219,7 @@ class BeamBatch:
         steps = len(is_eos)
         exists = found.log_probs[..., : self._beam] > -np.inf
         ends = is_eos & exists
-        best_live = live.log_probs[..., 0]
+        best_live = self._best_live(live)
         at_limit: NDArray[np.bool_] = np.zeros(best_live.shape, dtype=bool)
         if shortest + steps > self._shortest_limit:
             lengths = np.arange(shortest, shortest + steps)

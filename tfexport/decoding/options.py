@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from tfexport.decoding.profiles import PROFILES, EarlyStopping, ProfileName, SearchProfile
 from tfexport.decoding.rules.bad_words import BadWords
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from tfexport.config import ModelConfig
     from tfexport.runtimes.base import Needs
 
+ConstraintOrder = Literal["ordered", "unordered"]
+TERMS = "Required and forbidden phrases"
+"""Where the command line's help shows the options of phrases."""
 _SEARCH, _LENGTHS = "Search", "Lengths"
 _SAMPLING, _ALTERNATIVES, _SCORES = "Sampling", "Alternatives", "Scores and attention"
 
@@ -124,6 +127,13 @@ class BaseSearchOptions(Options):
         also=("begin_suppress_tokens",),
     )
     """Where the model begins every output with one token: not generated after it."""
+
+    constraint_order: ConstraintOrder = option(
+        "unordered",
+        help="Whether the required phrases of a line come in their order in the output, or in any.",
+        panel=TERMS,
+    )
+    """`fairseq-interactive --constraints` alone means `ordered`."""
 
     alternatives: int = option(
         0,

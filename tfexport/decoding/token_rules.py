@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tfexport.config import ModelConfig
 from tfexport.decoding.hypothesis import Source
 from tfexport.decoding.options import SearchOptions
+from tfexport.decoding.rules.bad_words import ban_sequences
 from tfexport.decoding.sampling import RandomStreams, draw
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Argmax, Ask, Best, FloatArray, IntArray, Runtime, Told, top_k
@@ -56,7 +57,10 @@ class TokenRules:
         self._end_ids, self._sources = options.end_ids(runtime.config), [source.ids for source in sources]
         self._banned_ids: dict[tuple[bool, bool], tuple[int, ...]] = {}
         self._history_rules = options.active_rules
-        self._always_needs_logits = bool(options.samples or self._history_rules)
+        self._forbidden = [[phrase.ids for phrase in source.forbidden] for source in sources]
+        self._forbids = any(self._forbidden)
+        has_phrases = self._forbids or any(source.required for source in sources)
+        self._always_needs_logits = bool(options.samples or self._history_rules or has_phrases)
         self._eos_at_limit = ends_at_limit(options)
         # Longer outputs than this have nothing given, and no end or first token that is banned: all steps are alike. Never
         # so where the limit or a probability that others share decides.
@@ -114,13 +118,15 @@ class TokenRules:
             if is_forced:
                 return force(told, self.config.forced_first_id, count)
             return drop_banned(told, ask.banned, count, eos=self.config.eos_id) if ask.banned else told
-        require_finite(told.max(axis=1))
-        log_probs = self._log_probs(told, ask.banned, length, sentences, history)
+        return self.ranked(self.log_probs(told, ask, length, sentences, history), count, length, sentences)
+
+    def ranked(self, log_probs: LogProbs, count: int, length: int, sentences: IntArray) -> Best:
+        """`best` of the log-probabilities that `log_probs` gives."""
         if self._options.samples:
             ids = draw(log_probs, self._random.uniform(sentences, length), self._options)[:, None]
         else:
             ids = top_k(log_probs, min(count, log_probs.shape[1]))
-        forced = np.repeat(self.forced_tokens(length, sentences), len(told) // len(sentences))
+        forced = np.repeat(self.forced_tokens(length, sentences), len(log_probs) // len(sentences))
         ids[:, 0] = np.where(forced >= 0, forced, ids[:, 0])  # also where its probability is 0, as all others' is then
         return Best(np.take_along_axis(log_probs, ids, axis=1), ids)
 
@@ -182,24 +188,25 @@ class TokenRules:
             or (self._eos_at_limit and self._must_end(length, sentences).any())
         )
 
-    def _log_probs(
-        self, logits: FloatArray, banned: tuple[int, ...], length: int, sentences: IntArray, history: History
-    ) -> LogProbs:
-        """Log-probabilities [rows, vocab] after all rules, -inf for what may not come."""
+    def log_probs(self, logits: FloatArray, ask: Ask, length: int, sentences: IntArray, history: History) -> LogProbs:
+        """Log-probabilities [rows, vocab] after all rules, -inf for what may not come; see `best`."""
+        require_finite(logits.max(axis=1))
         options, eos, vocabulary = self._options, self.config.eos_id, np.arange(logits.shape[1])
         of_rows = np.repeat(sentences, len(logits) // len(sentences))
         scores = logits.astype(np.float64) if self._penalises_logits else log_softmax(logits)
-        past = self._counted(history(length, sentences)) if self._history_rules else NO_HISTORY
+        past = self._counted(history(length, sentences)) if self._history_rules or self._forbids else NO_HISTORY
         for rule in self._history_rules:
             rule.penalise(options, scores, past)
         log_probs = log_softmax(scores) if self._penalises_logits else scores
         allowed = np.ones(log_probs.shape, dtype=bool)
-        allowed[:, list(banned)] = False
+        allowed[:, list(ask.banned)] = False
         for index in self._end_ids:
             allowed[length <= self._min_lengths[of_rows], index] = False
         sources = [self._sources[index] for index in of_rows] if self._history_rules else []
         for rule in self._history_rules:
             rule.ban(options, allowed, past, sources)
+        if self._forbids:
+            ban_sequences(allowed, past, [self._forbidden[index] for index in of_rows])
         # Where nothing may come any more an output ends, as in `drop_banned`.
         stuck = ~(allowed & (log_probs > -np.inf)).any(axis=1)
         allowed[stuck] = vocabulary == eos
@@ -231,7 +238,8 @@ def tells_best_only(runtime: Runtime[Any], options: SearchOptions) -> bool:
 
 def has_own_rules(source: Source) -> bool:
     """Whether the search of a source needs logits, or with a shortlist another graph."""
-    return bool(source.prefix or source.least or source.candidates is not None)
+    has_phrases = source.required or source.forbidden
+    return bool(source.prefix or source.least or has_phrases or source.candidates is not None)
 
 
 def ends_at_limit(options: SearchOptions) -> bool:

@@ -42,3 +42,11 @@ class BadWords(HistoryRule):
     def ban(self, allowed: NDArray[np.bool_], history: IntArray, sources: Sequence[Sequence[int]] = ()) -> None:
         for *before, last in self.bad_words:
             allowed[rows_that_end_with(history, before), last] = False
+
+
+def ban_sequences(allowed: NDArray[np.bool_], history: IntArray, of_rows: Sequence[Sequence[tuple[int, ...]]]) -> None:
+    """`BadWords.ban` where each row has sequences of its own."""
+    for row, sequences in enumerate(of_rows):
+        for *before, last in sequences:
+            if rows_that_end_with(history[row : row + 1], before)[0]:
+                allowed[row, last] = False
