@@ -22,6 +22,7 @@ MOST_THREADS = 256
 """Threads or processes: more are a slip, and starting them takes the machine."""
 _SHOWN = 60
 _SOURCES = "Give a string, a list of strings, or a list of lists of tokens."
+_PHRASES = "Give a list of strings for each sentence."
 _NOT_BOTH = "Give strings or lists of tokens, not both."
 
 
@@ -136,6 +137,24 @@ def lines_of(name: str, values: Any) -> Iterator[bytes]:
         TfexportError: it is not several things, at once.
     """
     return (line_of(name, value) for value in _several(name, values, "Give a list of strings."))
+
+
+def phrases_of(values: Any) -> Iterator[list[bytes]]:
+    """The phrases of each sentence, as they are read.
+
+    Raises:
+        TfexportError: it is not a list of strings for each; where it is not several things, at once.
+    """
+    return (phrases_of_one(value) for value in _several("constraints", values, _PHRASES))
+
+
+def phrases_of_one(value: Any) -> list[bytes]:
+    """The phrases of a sentence.
+
+    Raises:
+        TfexportError: it is not a list of strings.
+    """
+    return [line_of("constraints", phrase) for phrase in _several("constraints", value, _PHRASES)]
 
 
 def sources_of(values: Any) -> tuple[list[bytes], InputFormat]:

@@ -7,20 +7,30 @@ import math
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Self, overload
 
 from numpy.typing import NDArray
 
-from tfexport.api.arguments import id_sources_of, line_of, lines_of, pairs_of, sources_of
+from tfexport.api.arguments import (
+    id_sources_of,
+    line_of,
+    lines_of,
+    pairs_of,
+    phrases_of,
+    phrases_of_one,
+    sources_of,
+)
 from tfexport.api.line_decoder import LineDecoder, score_options
 from tfexport.api.results import Translation, translation_of
 from tfexport.bundle.reader import Bundle
+from tfexport.decoding.glossary import Glossary
 from tfexport.decoding.line_reader import Reader, TargetReader, without_bom
 from tfexport.decoding.options import SearchOptions
-from tfexport.decoding.request_options import AlignmentOptions, InputFormat
+from tfexport.decoding.request_options import AlignmentOptions, InputFormat, KeepOptions
 from tfexport.decoding.shortlist import Shortlist
 from tfexport.decoding.stream import Step, StepTexts, refuse_several
+from tfexport.decoding.terminology import Terminology, input_lines
 from tfexport.decoding.translate import Result, Writer, read_window, result_of, scored, with_alignments
 from tfexport.errors import TfexportError, UnavailableError
 from tfexport.option import checked, with_keywords
@@ -36,6 +46,17 @@ MOST_KINDS = 100
 READ_HERE, WRITE_HERE = 4096, 1024
 """Bytes of text that the event loop splits into tokens itself, and output ids of which it makes text: more takes
 milliseconds, in which no other call goes on."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Lines to decode, and how they are read."""
+
+    lines: Sequence[bytes]
+    reader: Reader
+    outputs: TargetReader | None
+    shortlist: Shortlist | None
+    terms: Terminology | None = None
 
 
 class AsyncTranslation:
@@ -105,6 +126,8 @@ class AsyncTranslation:
         *,
         prefix: str | None = None,
         shortlist: Shortlist | None = None,
+        constraints: Sequence[str] | None = None,
+        glossary: Glossary | None = None,
         bulk: bool = False,
         timeout: float | None = None,
         **options: Any,
@@ -116,17 +139,21 @@ class AsyncTranslation:
         *,
         prefix: Iterable[str] | str | None = None,
         shortlist: Shortlist | None = None,
+        constraints: Iterable[Sequence[str]] | None = None,
+        glossary: Glossary | None = None,
         bulk: bool = False,
         timeout: float | None = None,
         **options: Any,
     ) -> list[Translation]: ...
-    @with_keywords(SearchOptions, AlignmentOptions)
+    @with_keywords(SearchOptions, AlignmentOptions, KeepOptions)
     async def translate_async(
         self,
         texts: str | Iterable[str] | Iterable[Sequence[str]],
         *,
         prefix: Iterable[str] | str | None = None,
         shortlist: Shortlist | None = None,
+        constraints: Iterable[Sequence[str]] | Sequence[str] | None = None,
+        glossary: Glossary | None = None,
         bulk: bool = False,
         timeout: float | None = None,
         **options: Any,
@@ -135,8 +162,8 @@ class AsyncTranslation:
         Cancel the task, and its sentences leave the batch.
 
         Args:
-            texts, prefix, shortlist, options: as in `translate`; `batch_size`, `workers` and `max_batch_tokens` are the
-                scheduler's, see `serve`.
+            texts, prefix, shortlist, constraints, glossary, options: as in `translate`; `batch_size`, `workers` and
+                `max_batch_tokens` are the scheduler's, see `serve`.
             bulk: requests that are not bulk go before this one.
             timeout: seconds to its deadline.
 
@@ -153,8 +180,13 @@ class AsyncTranslation:
         if prefix is not None:
             prefixes = [prefix] * len(lines) if isinstance(prefix, str) else prefix
             outputs = self._lines.writer().reader(lines=lines_of("prefix", prefixes))
-        search, reader, writer = self._known(prefix is not None, shortlist, format, options)
-        results = await self._results(lines, reader, outputs, shortlist, search, bulk=bulk, timeout=timeout)
+        each: Any = [constraints] if isinstance(texts, str) and constraints is not None else constraints
+        terms, others = self._lines.terms(options, glossary, None if each is None else list(phrases_of(each)))
+        if terms is not None:
+            terms.require_format(format)
+        search, reader, writer = self._known(prefix is not None, shortlist, format, others, terms)
+        job = _Job(lines, reader, outputs, shortlist, terms)
+        results = await self._results(job, search, bulk=bulk, timeout=timeout)
         found = await _written(results, writer)
         return found[0] if isinstance(texts, str) else found
 
@@ -171,7 +203,8 @@ class AsyncTranslation:
         """`translate_ids` for an event loop; see `translate_async`."""
         lines = id_sources_of(sources)
         search, reader, writer = self._known(False, shortlist, "ids", options)
-        results = await self._results(lines, reader, None, shortlist, search, bulk=bulk, timeout=timeout)
+        job = _Job(lines, reader, None, shortlist)
+        results = await self._results(job, search, bulk=bulk, timeout=timeout)
         return await _written(results, writer)
 
     @overload
@@ -195,11 +228,12 @@ class AsyncTranslation:
         whole = self._lines.writer().reader(whole=True, lines=lines_of("targets", outputs))
         search, reader, writer = self._known(True, None, "text", score_options(self._runtime.config))
         lines = list(lines_of("texts", sources))
-        results = await self._results(lines, reader, whole, None, search, bulk=bulk, timeout=timeout)
+        job = _Job(lines, reader, whole, None)
+        results = await self._results(job, search, bulk=bulk, timeout=timeout)
         found = await _written([scored(result) for result in results], writer)
         return found[0] if isinstance(texts, str) else found
 
-    @with_keywords(SearchOptions)
+    @with_keywords(SearchOptions, KeepOptions)
     async def stream_async(
         self,
         text: str,
@@ -208,19 +242,21 @@ class AsyncTranslation:
         shortlist: Shortlist | None = None,
         bulk: bool = False,
         timeout: float | None = None,
-        **search: Any,
+        **more: Any,
     ) -> AsyncIterator[Step]:
         """`stream` for an event loop, in batches with all other calls. Close the iterator to stop early.
 
         Args:
             bulk, timeout: as in `translate_async`.
+            more: `constraints` and `glossary`, as in `stream`, and options of the search.
 
         Raises:
             TfexportError: as in `stream` and `translate_async`.
         """
-        _, options = self._lines.search_of(prefix is not None, shortlist, search)
+        search = {name: value for name, value in more.items() if name not in ("constraints", "glossary")}
+        _, options = self._lines.search_of(prefix is not None, shortlist, self._lines.terms(search, None, None)[1])
         refuse_several(options)
-        found = self.follow_async(text, prefix=prefix, shortlist=shortlist, bulk=bulk, timeout=timeout, **search)
+        found = self.follow_async(text, prefix=prefix, shortlist=shortlist, bulk=bulk, timeout=timeout, **more)
         async with aclosing(found):
             async for one in found:
                 if isinstance(one, Step):
@@ -228,13 +264,15 @@ class AsyncTranslation:
                 elif not one.hypotheses:
                     raise TfexportError(f"this sentence cannot be decoded: {one.message or one.status}.")
 
-    @with_keywords(SearchOptions, AlignmentOptions)
+    @with_keywords(SearchOptions, AlignmentOptions, KeepOptions)
     async def follow_async(
         self,
         text: str,
         *,
         prefix: str | None = None,
         shortlist: Shortlist | None = None,
+        constraints: Sequence[str] | None = None,
+        glossary: Glossary | None = None,
         bulk: bool = False,
         timeout: float | None = None,
         **options: Any,
@@ -249,7 +287,9 @@ class AsyncTranslation:
         """
         lines = [line_of("text", text)]
         outputs = None if prefix is None else self._lines.writer().reader(lines=[line_of("prefix", prefix)])
-        asked, reader, writer = self._known(prefix is not None, shortlist, "text", options)
+        phrases = None if constraints is None else [phrases_of_one(constraints)]
+        terms, others = self._lines.terms(options, glossary, phrases)
+        asked, reader, writer = self._known(prefix is not None, shortlist, "text", others, terms)
         refuse_several(replace(asked, nbest=1))
         told = replace(asked, scores=True, token_scores=True)
         events: asyncio.Queue[tuple[tuple[int, ...], tuple[float, ...]] | None] = asyncio.Queue()
@@ -259,7 +299,9 @@ class AsyncTranslation:
             loop.call_soon_threadsafe(events.put_nowait, (ids, log_probs))
 
         task = asyncio.ensure_future(
-            self._results(lines, reader, outputs, shortlist, told, bulk=bulk, timeout=timeout, on_decided=decided)
+            self._results(
+                _Job(lines, reader, outputs, shortlist, terms), told, bulk=bulk, timeout=timeout, on_decided=decided
+            )
         )
         task.add_done_callback(lambda _: events.put_nowait(None))
         try:
@@ -279,38 +321,41 @@ class AsyncTranslation:
             task.cancel()
 
     def _known(
-        self, begins: bool, shortlist: Shortlist | None, format: InputFormat, given: Mapping[str, Any]
+        self,
+        begins: bool,
+        shortlist: Shortlist | None,
+        format: InputFormat,
+        given: Mapping[str, Any],
+        terms: Terminology | None = None,
     ) -> tuple[SearchOptions, Reader, Writer]:
         """The search with these options, and what reads and writes its lines. They are kept: requests have few kinds."""
-        key = (begins, type(shortlist), format, *((name, type(value), value) for name, value in given.items()))
+        key = (
+            begins,
+            type(shortlist),
+            terms is None,
+            format,
+            *((name, type(value), value) for name, value in given.items()),
+        )
         try:
             if key in self._kinds:
                 return self._kinds[key]
         except TypeError:  # a list cannot be hashed
             key = ()
-        asked, search = self._lines.search_of(begins, shortlist, given)
+        asked, search = self._lines.search_of(begins, shortlist, given, terms)
         reader, writer = with_alignments(asked, Reader.of(self._bundle, format), Writer.of(self._bundle, "jsonl"))
         found = search, replace(reader, tells_tokens=search.attention), writer
         if key and len(self._kinds) < MOST_KINDS:
             self._kinds[key] = found
         return found
 
-    async def _results(
-        self,
-        lines: Sequence[bytes],
-        reader: Reader,
-        outputs: TargetReader | None,
-        shortlist: Shortlist | None,
-        options: SearchOptions,
-        **more: Any,
-    ) -> list[Result]:
+    async def _results(self, job: _Job, options: SearchOptions, **more: Any) -> list[Result]:
         """What becomes of lines, in their order; what `translate` of `decoding/translate.py` does without a scheduler."""
-        service, plain = self._scheduler(), without_bom(lines)
+        service, outputs = self._scheduler(), job.outputs
         begins = [] if outputs is None or outputs.lines is None else list(outputs.lines)
         outputs = replace(outputs, lines=begins) if outputs else None
-        pairs = outputs.pairs(plain) if outputs else ((line, b"") for line in plain)
-        window = self._runtime.capacity, reader, outputs, enumerate(pairs, start=1), shortlist
-        if sum(map(len, [*lines, *begins])) > READ_HERE:
+        lines = enumerate(input_lines(without_bom(job.lines), outputs, job.terms), start=1)
+        window = self._runtime.capacity, job.reader, outputs, lines, job.shortlist, job.terms
+        if sum(map(len, [*job.lines, *begins])) > READ_HERE:
             known, readable = await asyncio.to_thread(read_window, *window)
         else:
             known, readable = read_window(*window)

@@ -19,9 +19,19 @@ from tfexport.text.tokenizer_parts import PanicError
 from tfexport.text.tokenizers import TextTokenizer, WordTooLong
 
 Status = Literal[
-    "ok", "length_limit", "empty", "too_long", "invalid_utf8", "invalid_ids", "unknown_token", "tokenizer_error"
+    "ok",
+    "length_limit",
+    "phrases_missing",
+    "empty",
+    "too_long",
+    "invalid_utf8",
+    "invalid_ids",
+    "invalid_phrases",
+    "unknown_token",
+    "tokenizer_error",
 ]
-"""`length_limit`: decoded, but ended by the limit, not by eos. All after it: not decoded, the output line is empty."""
+"""`length_limit`: decoded, but ended by the limit, not by eos. `phrases_missing`: decoded, but the output lacks a required
+phrase. All after them: not decoded, the output line is empty."""
 
 
 BYTES_PER_ID = 32
@@ -135,24 +145,7 @@ class TargetReader:
         Raises:
             Unreadable: `raw` cannot be read, or is longer than the model's outputs.
         """
-        config = self.config
-        most = config.max_target_length
-        if len(raw) > most_bytes(most):
-            message = f"more than {most_bytes(most):,} bytes of output, the model writes at most {most} ids"
-            raise Unreadable("too_long", message)
-        try:
-            text = raw.decode("utf-8").strip()
-        except UnicodeDecodeError as error:
-            raise Unreadable("invalid_utf8", f"byte {error.start + 1} of the output's part is not UTF-8") from None
-        found = ids_in(text, self.format, self.tokenizer, config.tgt_vocab_size) if text else []
-        if not self.whole and self.tokenizer is not None and self.format != "ids":
-            # Whole outputs may be anybody's; a beginning is what the user wants to read, which <unk> is not.
-            unknown = self.tokenizer.unknown_id
-            if unknown in found and not {*self.tokenizer.tokens([index for index in found if index == unknown])} & {
-                *text.split()
-            }:
-                message = "the output's part has words that the target vocabulary lacks: write them as the model would"
-                raise Unreadable("unknown_token", message)
+        config, most, found = self.config, self.config.max_target_length, self.ids(raw)
         if self.whole and self.format != "ids":
             found = [*found, config.eos_id]
         if not found and self.whole:
@@ -167,6 +160,35 @@ class TargetReader:
         if length > most:
             raise Unreadable("too_long", f"{length} ids of output, the model writes at most {most}")
         return Source(ids, tuple(found), length if self.whole else None, line)
+
+    def ids(self, raw: bytes, part: str = "the output's part") -> list[int]:
+        """The ids of a part of an output, none where it is empty.
+
+        Args:
+            part: what errors call it.
+
+        Raises:
+            Unreadable: it cannot be read, or has a word that the vocabulary lacks.
+        """
+        config = self.config
+        most = most_bytes(config.max_target_length)
+        if len(raw) > most:
+            message = f"more than {most:,} bytes of output, the model writes at most {config.max_target_length} ids"
+            raise Unreadable("too_long", message)
+        try:
+            text = raw.decode("utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise Unreadable("invalid_utf8", f"byte {error.start + 1} of {part} is not UTF-8") from None
+        found = ids_in(text, self.format, self.tokenizer, config.tgt_vocab_size) if text else []
+        if not self.whole and self.tokenizer is not None and self.format != "ids":
+            # Whole outputs may be anybody's; a beginning is what the user wants to read, which <unk> is not.
+            unknown = self.tokenizer.unknown_id
+            if unknown in found and not {*self.tokenizer.tokens([index for index in found if index == unknown])} & {
+                *text.split()
+            }:
+                message = f"{part} has words that the target vocabulary lacks: write them as the model would"
+                raise Unreadable("unknown_token", message)
+        return found
 
     def pairs(self, lines: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
         """Each input line with what its output begins with.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from tfexport.decoding.profiles import PROFILES, EarlyStopping, ProfileName, SearchProfile
 from tfexport.decoding.rules.bad_words import BadWords
 from tfexport.decoding.rules.encoder_no_repeat_ngram import EncoderNoRepeatNgram
-from tfexport.decoding.rules.history import PANEL, HistoryRule
+from tfexport.decoding.rules.history import PANEL, TERMS, HistoryRule
 from tfexport.decoding.rules.no_repeat_ngram import NoRepeatNgram
 from tfexport.decoding.rules.repetition_penalty import RepetitionPenalty
 from tfexport.decoding.rules.sequence_bias import SequenceBias
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from tfexport.runtimes.base import Needs
 
 ConstraintOrder = Literal["ordered", "unordered"]
-TERMS = "Required and forbidden phrases"
-"""Where the command line's help shows the options of phrases."""
 _SEARCH, _LENGTHS = "Search", "Lengths"
 _SAMPLING, _ALTERNATIVES, _SCORES = "Sampling", "Alternatives", "Scores and attention"
 

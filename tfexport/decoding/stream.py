@@ -14,6 +14,7 @@ from typing import Any, TextIO
 from tfexport.decoding.line_reader import Reader, TargetReader, without_bom
 from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search_steps
 from tfexport.decoding.shortlist import Shortlist
+from tfexport.decoding.terminology import Terminology, input_lines
 from tfexport.decoding.translate import Result, Writer, read_window, result_of
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Runtime
@@ -112,6 +113,7 @@ def stream_lines(
     *,
     outputs: TargetReader | None = None,
     shortlist: Shortlist | None = None,
+    terms: Terminology | None = None,
 ) -> Iterator[Streamed]:
     """Decode `lines` one after the other: the steps of each, and its result, which `translate` would give.
 
@@ -119,10 +121,8 @@ def stream_lines(
         TfexportError: more than one output of a line is asked for, or there are more lines than of what outputs begin with.
     """
     refuse_several(options)
-    plain = without_bom(lines)
-    pairs = outputs.pairs(plain) if outputs else ((line, b"") for line in plain)
-    for number, pair in enumerate(pairs, start=1):
-        known, readable = read_window(runtime.capacity, reader, outputs, [(number, pair)], shortlist)
+    for number, line in enumerate(input_lines(without_bom(lines), outputs, terms), start=1):
+        known, readable = read_window(runtime.capacity, reader, outputs, [(number, line)], shortlist, terms)
         for result in known.values():
             yield Streamed(number, result=result)
         for source in readable.values():

@@ -1,4 +1,4 @@
-"""Makes `constraints.json`: n-best lists of fairseq's own lexically constrained beam search, over the checkpoints in this folder.
+"""Makes `constraints.json`: n-best lists of fairseq's own lexically constrained beam search over these checkpoints.
 
     git clone --depth 1 --branch v0.12.2 https://github.com/facebookresearch/fairseq
     python -m tests.data.fairseq.make_constraints fairseq

@@ -1,4 +1,4 @@
-"""Lexically constrained beam search against fairseq's own n-best lists; `tests/data/fairseq/make_constraints.py` made them."""
+"""Lexically constrained beam search against fairseq's own n-best lists, which `make_constraints.py` made."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_cases_have_what_is_hard() -> None:
         several
         for several in phrases
         if any(
-            one != other and one[-1] == other[0] or one == other[: len(one)] != other
+            (one != other and one[-1] == other[0]) or one == other[: len(one)] != other
             for one in several
             for other in several
         )

@@ -26,7 +26,7 @@ from tfexport.decoding.constraints.states import ConstraintState, first_state, m
 from tfexport.decoding.hypothesis import Hypothesis, Phrase
 from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.token_rules import LogProbs, TokenRules
-from tfexport.runtimes.base import Best, Continuations, IntArray, Told
+from tfexport.runtimes.base import Argmax, Best, Continuations, IntArray, Told
 
 Flags = NDArray[np.bool_]
 
@@ -75,6 +75,7 @@ class ConstrainedBeamBatch(BeamBatch):
             self._follow()
         if isinstance(told, Best):  # the first token of every output is given
             return super()._continuations(told, length)
+        assert not isinstance(told, Argmax)  # the rules ask for logits
         log_probs = self._rules.log_probs(told, self._ask, length, self.sentences, self._history)
         before_the_end = np.repeat(~self._met().ravel()[:, None], len(self._end_ids), axis=1)
         ends = log_probs[:, self._end_ids]
@@ -83,8 +84,8 @@ class ConstrainedBeamBatch(BeamBatch):
         if stuck.any():
             # Nothing but the end may come, at the limit or by a rule, and nothing has ended: so let it end as it is.
             self._gave_up.update(self.sentences[stuck].tolist())
-            rows = stuck.repeat(self._beam)
-            log_probs[np.ix_(rows, self._end_ids)] = ends[rows]
+            given_up = stuck.repeat(self._beam)[:, None]
+            log_probs[:, self._end_ids] = np.where(before_the_end & ~given_up, -np.inf, ends)
         best = self._rules.ranked(log_probs, self._n_candidates, length, self.sentences)
         ranked = rank_continuations(self._log_probs, best, self._n_candidates)
         for group in range(len(self.sentences)):

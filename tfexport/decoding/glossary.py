@@ -1,0 +1,156 @@
+"""Glossaries: source phrases, and what outputs have to say, or may not say, where one occurs.
+
+Hund <TAB> dog                        where the source has `Hund`, the output has `dog`
+Handy <TAB> handy <TAB> forbidden     where the source has `Handy`, the output does not have `handy`
+<TAB> basically <TAB> forbidden       no output has `basically`
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tfexport.decoding.line_reader import without_bom
+from tfexport.decoding.request_options import GlossaryCase, InputFormat
+from tfexport.errors import TfexportError
+from tfexport.system.input_files import LONGEST_LINE, Lines
+from tfexport.system.regular_files import open_regular
+
+Words = tuple[str, ...]
+
+_UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "BOPOMOFO", "TIBETAN")
+"""How Unicode names letters of scripts that put no spaces between words: each is a word of its own."""
+
+
+@dataclass(slots=True)
+class Term:
+    """What a glossary has for a source phrase, as text in the format of outputs."""
+
+    required: str | None = None
+    forbidden: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Glossary:
+    """Terms by their source phrases.
+
+    Args:
+        terms: by the words of their source phrases.
+        everywhere: what no output may say.
+    """
+
+    terms: dict[Words, Term]
+    everywhere: tuple[str, ...]
+    format: InputFormat
+    """Of sources."""
+    case: GlossaryCase
+    _longest: dict[str, int] = field(default_factory=dict, init=False, repr=False)
+    """Of the phrases that begin with a word the largest number of words."""
+
+    def __post_init__(self) -> None:
+        for words in self.terms:
+            self._longest[words[0]] = max(len(words), self._longest.get(words[0], 0))
+
+    def found_in(self, text: str) -> Iterator[Term]:
+        """The terms whose source phrases occur, from left to right: at each word the longest, and the next after its end."""
+        words, place = words_of(text, self.format, self.case), 0
+        while place < len(words):
+            most = min(self._longest.get(words[place], 0), len(words) - place)
+            sizes = (size for size in range(most, 0, -1) if words[place : place + size] in self.terms)
+            size = next(sizes, 0)
+            if size:
+                yield self.terms[words[place : place + size]]
+            place += max(1, size)
+
+
+def words_of(text: str, format: InputFormat, case: GlossaryCase) -> Words:
+    """The words that are compared.
+
+    Of text they are runs of letters, digits and underscores, and each other character that is not white space, after
+    normalisation to NFC. Of tokens and ids they are what white space separates.
+    """
+    text = unicodedata.normalize("NFC", text)
+    if case == "ignore":
+        text = text.casefold()
+    if format != "text":
+        return tuple(text.split())
+    words, previous = list[str](), ""
+    for character in text:
+        kind = _kind(character)
+        if kind in ("run", "mark") and previous == "run":
+            words[-1] += character
+        elif kind != "space":
+            words.append(character)
+        previous = previous if kind == "mark" else kind
+    return tuple(words)
+
+
+def _kind(character: str) -> Literal["space", "mark", "run", "alone"]:
+    if character.isspace():
+        return "space"
+    if unicodedata.category(character)[0] == "M":
+        return "mark"
+    if not (character.isalnum() or character == "_"):
+        return "alone"
+    return "alone" if not character.isascii() and unicodedata.name(character, "").startswith(_UNSPACED) else "run"
+
+
+def read_glossary(path: Path, format: InputFormat, case: GlossaryCase = "exact") -> Glossary:
+    """Read a glossary.
+
+    Args:
+        format: of the source phrases.
+        case: whether `Hund` stands for `hund` too.
+
+    Raises:
+        TfexportError: it cannot be read, a line has another form, or two lines require different things of one phrase.
+    """
+    terms: dict[Words, Term] = {}
+    everywhere: list[str] = []
+    try:
+        with open_regular(path) as file:
+            for number, columns in _lines(Lines(file, str(path)), path):
+                source, target, is_forbidden = columns
+                words = words_of(source, format, case)
+                if not words:
+                    everywhere.append(target)
+                    continue
+                term = terms.setdefault(words, Term())
+                if is_forbidden:
+                    term.forbidden.append(target)
+                elif term.required not in (None, target):
+                    raise TfexportError(
+                        f"{path}, line {number}: {source!r} stands for {term.required!r} and for {target!r}. Give one."
+                    )
+                else:
+                    term.required = target
+    except (OSError, UnicodeDecodeError) as error:
+        raise TfexportError(f"cannot read the glossary {path}: {error}. Give a UTF-8 text file.") from error
+    if not terms and not everywhere:
+        raise TfexportError(f"{path} is empty. Give a glossary: a source phrase, a tab and a target phrase a line.")
+    return Glossary(terms, tuple(everywhere), format, case)
+
+
+def _lines(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, tuple[str, str, bool]]]:
+    """The source phrase, the target phrase, and whether it is forbidden, of each line that is not empty."""
+    for number, line in enumerate(without_bom(lines), start=1):
+        if len(line) > LONGEST_LINE:
+            raise TfexportError(f"line {number} of {path} has more than {LONGEST_LINE:,} bytes. Correct it.")
+        columns: Sequence[str] = [column.strip() for column in line.decode("utf-8").split("\t")]
+        if columns == [""]:
+            continue
+        source, target, kind = (*columns, "", "")[:3]
+        if (
+            len(columns) > 3
+            or kind not in ("", "required", "forbidden")
+            or not target
+            or not (source or kind[:1] == "f")
+        ):
+            raise TfexportError(
+                f"{path}, line {number} is no line of a glossary. Give a source phrase, a tab and a target phrase; after "
+                "a second tab the word 'forbidden' for what outputs may not say, then also without a source phrase."
+            )
+        yield number, (source, target, kind == "forbidden")
