@@ -141,6 +141,15 @@ class TokenRules:
         ends = impossible & (self.config.eos_id in banned)  # as in `drop_banned`
         return Argmax(np.where(ends, 0.0, best.logits), np.where(ends, self.config.eos_id, best.ids))
 
+    def forbids(self, ids: Sequence[int], index: int) -> bool:
+        """Whether outputs of source `index` can never have these tokens one after the other."""
+        sequences = [*((one,) for one in self._suppressed), *self._options.bad_words, *self._forbidden[index]]
+        return any(
+            tuple(ids[place : place + len(sequence)]) == sequence
+            for sequence in sequences
+            for place in range(len(ids) - len(sequence) + 1)
+        )
+
     def banned_ahead(self, length: int, sentences: IntArray, steps: int) -> tuple[tuple[int, ...], ...] | None:
         """The ids that no row may have as token `length` and the next ones, `steps` in all; None where these steps need more
         than the best tokens.

@@ -34,7 +34,8 @@ Flags = NDArray[np.bool_]
 class ConstrainedBeamBatch(BeamBatch):
     """A `BeamBatch` of sentences with required phrases.
 
-    Where no hypothesis can have all phrases, a sentence ends without: its hypotheses tell which they lack.
+    A phrase that a rule never lets come is left out. Where the others have no room, the hypotheses that are farthest are
+    outputs. Both tell what they lack.
 
     Args:
         phrases: of each sentence.
@@ -50,18 +51,21 @@ class ConstrainedBeamBatch(BeamBatch):
     ):
         super().__init__(rules, limits, options, trace)
         self._phrases = phrases
-        self._states = [
-            [first_state([phrase.ids for phrase in required], options.constraint_order)] * options.beam
-            for required in phrases
-        ]
-        """Of the live hypotheses of each source."""
-        self._gave_up: set[int] = set()
+        self._lacks: set[int] = set()
         """Sources whose hypotheses may lack phrases."""
+        self._states = [[self._first_state(index)] * options.beam for index in range(len(phrases))]
+        """Of the live hypotheses of each source."""
+
+    def _first_state(self, index: int) -> ConstraintState:
+        possible = [phrase.ids for phrase in self._phrases[index] if not self._rules.forbids(phrase.ids, index)]
+        if len(possible) < len(self._phrases[index]):
+            self._lacks.add(index)
+        return first_state(possible, self._options.constraint_order)
 
     def outputs(self, indices: IntArray) -> list[list[Hypothesis]]:
         found = super().outputs(indices)
         for place, index in enumerate(indices.tolist()):
-            if index in self._gave_up:
+            if index in self._lacks:
                 required, order = self._phrases[index], self._options.constraint_order
                 found[place] = [replace(one, missing=missing_phrases(one.ids, required, order)) for one in found[place]]
         return found
@@ -83,7 +87,7 @@ class ConstrainedBeamBatch(BeamBatch):
         stuck = self._stuck(log_probs)
         if stuck.any():
             # Nothing but the end may come, at the limit or by a rule, and nothing has ended: so let it end as it is.
-            self._gave_up.update(self.sentences[stuck].tolist())
+            self._lacks.update(self.sentences[stuck].tolist())
             given_up = stuck.repeat(self._beam)[:, None]
             log_probs[:, self._end_ids] = np.where(before_the_end & ~given_up, -np.inf, ends)
         best = self._rules.ranked(log_probs, self._n_candidates, length, self.sentences)
@@ -128,11 +132,13 @@ class ConstrainedBeamBatch(BeamBatch):
         ranked.parents[group, : len(kept)], ranked.tokens[group, : len(kept)] = parents[kept], tokens[kept]
 
     def _may_stay(self, index: int, after: Sequence[ConstraintState], totals: LogProbs, length: int) -> Flags:
-        """Which candidates may be outputs, if the limit ends the sentence now: those with all phrases, if there are any."""
-        met = np.array([state.met for state in after], dtype=bool)
-        if length < self._limits[index] or index in self._gave_up:
-            return np.ones_like(met)
-        if not (met & (totals > -np.inf)).any() and not self._finished.count[index]:
-            self._gave_up.add(index)
-            return np.ones_like(met)
-        return met
+        """Which candidates may be outputs, if the limit ends the sentence now: those with all phrases, or if there are none
+        and were none, those that are farthest."""
+        if length < self._limits[index]:
+            return np.ones(len(after), dtype=bool)
+        met, possible = np.array([state.met for state in after], dtype=bool), totals > -np.inf
+        if (met & possible).any() or self._finished.count[index]:
+            return met
+        self._lacks.add(index)
+        banks = np.where(possible, [state.bank for state in after], -1)
+        return np.asarray(banks == banks.max())

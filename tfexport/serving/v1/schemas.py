@@ -179,6 +179,11 @@ class TranslateRequest(Addressed, SearchRequest):  # type: ignore[valid-type, mi
             raise ValueError("constraints are a list of phrases for one sentence, and a list of such lists for several")
 
     @property
+    def phrases(self) -> list[str]:
+        """All that are required."""
+        return [phrase for one in self.constraints or [] for phrase in ([one] if isinstance(one, str) else one)]
+
+    @property
     def options(self) -> dict[str, Any]:
         """The options that were given."""
         return {name: value for name in SEARCH_FIELDS if (value := getattr(self, name)) is not None}

@@ -49,10 +49,8 @@ async def _translated(served: Served, asked: TranslateRequest) -> list[Translati
     if asked.ids is not None:
         return await model.translate_ids_async(asked.ids, **asked.options, **asked.order)
     texts = [asked.text] if isinstance(asked.text, str) else asked.text or asked.tokens or []
-    if isinstance(asked.text, str) and asked.constraints is not None:
-        phrases: Any = [asked.constraints]
-    else:
-        phrases = asked.constraints
+    one = isinstance(asked.text, str) and asked.constraints is not None
+    phrases: Any = [asked.constraints] if one else asked.constraints
     return await model.translate_async(texts, prefix=asked.prefix, constraints=phrases, **asked.options, **asked.order)
 
 
@@ -63,7 +61,7 @@ def _fitting(served: Served, asked: TranslateRequest) -> Model:
         TfexportError: it cannot.
     """
     require_rows(served, asked.options)
-    require_one_line(text=asked.text, prefix=asked.prefix)
+    require_one_line(text=asked.text, prefix=asked.prefix, constraints=asked.phrases)
     return served.translator
 
 
