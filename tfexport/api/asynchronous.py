@@ -110,14 +110,15 @@ class AsyncTranslation:
         with self._service_lock:
             return self._service.metrics() if self._service is not None else Counters().to_dict()
 
-    @with_keywords(SearchOptions, AlignmentOptions)
+    @with_keywords(SearchOptions, AlignmentOptions, KeepOptions)
     def search_options(self, **options: Any) -> SearchOptions:
         """The search that `translate` does with these options: beside them are those of the bundle's generation_config.json.
 
         Raises:
             TfexportError: an option cannot be used.
         """
-        return self._known(False, None, "ids", options)[0]
+        terms, others = self._lines.terms(options, None, None)
+        return self._known(False, None, "ids", others, terms)[0]
 
     @overload
     async def translate_async(  # type: ignore[overload-overlap]  # a string is many strings to the type checker
