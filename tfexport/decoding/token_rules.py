@@ -259,7 +259,8 @@ def ends_at_limit(options: SearchOptions) -> bool:
 def log_softmax(logits: NDArray[Any]) -> LogProbs:
     """Log-probabilities of `logits` [.., vocab], each row of which has a finite one, in float64."""
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return shifted
 
 
 def drop_banned(best: Best, banned: Sequence[int], count: int, *, eos: int) -> Best:

@@ -39,9 +39,10 @@ class ConstraintState:
     def advance(self, token: int) -> ConstraintState:
         """The state after one more token."""
         token = token if token in self._alphabet else _OTHER
-        if token not in self._following:
-            self._following[token] = self._after(token)
-        return self._following[token]
+        found = self._following.get(token)
+        if found is None:
+            found = self._following[token] = self._after(token)
+        return found
 
     def _after(self, token: int) -> ConstraintState:
         raise NotImplementedError
@@ -52,7 +53,9 @@ def first_state(phrases: Sequence[Ids], order: ConstraintOrder) -> ConstraintSta
     alphabet = frozenset(chain.from_iterable(phrases))
     if order == "ordered":
         return _OrderedState.first(phrases, alphabet)
-    return _Trie(phrases, alphabet).state(_ROOT, {}, {})
+    trie = _Trie(phrases, alphabet)
+    nothing = (0,) * len(trie.parent)
+    return trie.state(_ROOT, nothing, nothing)
 
 
 class _OrderedState(ConstraintState):
@@ -84,8 +87,8 @@ class _OrderedState(ConstraintState):
         return self._states[1 if token == self._chained[0] else 0]
 
 
-Counts = dict[int, int]
-"""Of nodes of a trie; those that are not in it have 0."""
+Counts = Sequence[int]
+"""Of the nodes of a trie."""
 
 
 class _Trie:
@@ -119,14 +122,15 @@ class _Trie:
     def free_child(self, node: int, token: int, generated: Counts) -> int | None:
         """The child to which a token leads, if fewer of its phrases were generated than go through it."""
         child = self.children[node].get(token)
-        return None if child is None or generated.get(child, 0) >= self.capacity[child] else child
+        return None if child is None or generated[child] >= self.capacity[child] else child
 
     def state(self, node: int, generated: Counts, completed: Counts) -> _UnorderedState:
         """The one state of these numbers."""
-        key = node, frozenset(generated.items()), frozenset(completed.items())
-        if key not in self._states:
-            self._states[key] = _UnorderedState(self, node, generated, completed)
-        return self._states[key]
+        key = node, tuple(generated), tuple(completed)
+        found = self._states.get(key)
+        if found is None:
+            found = self._states[key] = _UnorderedState(self, *key)
+        return found
 
 
 class _UnorderedState(ConstraintState):
@@ -140,34 +144,32 @@ class _UnorderedState(ConstraintState):
 
     def __init__(self, trie: _Trie, node: int, generated: Counts, completed: Counts):
         self._trie, self._node, self._generated, self._completed = trie, node, generated, completed
-        n_met = sum(completed.values()) + self._may_complete(node, completed)
+        n_met = sum(completed) + self._may_complete(node, completed)
         following = {*trie.children[_ROOT], *trie.children[node]}
-        super().__init__(sum(generated.values()), n_met == trie.n_phrases, following, trie.alphabet)
+        super().__init__(sum(generated), n_met == trie.n_phrases, following, trie.alphabet)
 
     def _may_complete(self, node: int, completed: Counts) -> bool:
-        return completed.get(node, 0) < self._trie.ending[node]
+        return completed[node] < self._trie.ending[node]
 
     def _after(self, token: int) -> ConstraintState:
-        trie, generated, completed = self._trie, dict(self._generated), dict(self._completed)
+        trie, generated, completed = self._trie, [*self._generated], [*self._completed]
         child = trie.free_child(self._node, token, generated)
         if child is None:
             child = trie.free_child(_ROOT, token, generated)
             self._fall_off(generated, completed)
         if child is None:
             return trie.state(_ROOT, generated, completed)
-        generated[child] = generated.get(child, 0) + 1
+        generated[child] += 1
         return trie.state(child, generated, completed)
 
-    def _fall_off(self, generated: Counts, completed: Counts) -> None:
+    def _fall_off(self, generated: list[int], completed: list[int]) -> None:
         """The last tokens complete the longest phrase that they begin with; what they spell beyond it is lost."""
         node = self._node
         while node != _ROOT and not self._may_complete(node, completed):
             generated[node] -= 1
-            if not generated[node]:
-                del generated[node]  # so that equal states are one
             node = self._trie.parent[node]
         if node != _ROOT:
-            completed[node] = completed.get(node, 0) + 1
+            completed[node] += 1
 
 
 def missing_phrases(ids: Ids, phrases: Sequence[Phrase], order: ConstraintOrder) -> tuple[Phrase, ...]:
