@@ -382,6 +382,7 @@ def test_glossaries_and_marks(model: tfexport.Model, tmp_path: Path) -> None:
     assert [result.status for result in found] == ["unknown_token", found[1].status, "invalid_phrases"]
     assert "wört9" in found[1].text
     assert model.translate(texts[1], glossary=glossary, beam=4) == found[1] != plain[1]
+    assert model.translate(texts[1], glossary={"de9": "wört9"}, beam=4) == found[1]
     exact = model.read_glossary(tmp_path / "glossary")
     wanted, ignored = (model.translate("de4", glossary=one, beam=4).text for one in (exact, glossary))
     assert "wört4" in ignored != wanted
@@ -395,6 +396,8 @@ def test_glossaries_and_marks(model: tfexport.Model, tmp_path: Path) -> None:
         ({"constraints": [[7]]}, "constraints is 7. Give a string"),
         ({"constraints": [[], []]}, "more lines of the phrases than of the input"),
         ({"glossary": "glossary.tsv"}, "glossary is 'glossary.tsv'. Give what Model.read_glossary returns"),
+        ({"glossary": {"de4": 5}}, "glossary has 5. Give phrases as strings"),
+        ({"glossary": {" ": "x"}}, "glossary has ' '. Give phrases as strings"),
         ({"keep_between": "⟦"}, "keep_between is '⟦'. Give two marks"),
         ({"constraints": [[]], "samples": 2}, "phrases are required of a beam search"),
         ({"constraint_order": "sorted"}, "one of ordered, unordered"),

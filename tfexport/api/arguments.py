@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tfexport.contract import Precision, precisions_of
+from tfexport.decoding.glossary import Entry, Glossary
 from tfexport.decoding.request_options import InputFormat
 from tfexport.errors import TfexportError
 from tfexport.option import checked, declared
@@ -155,6 +156,18 @@ def phrases_of_one(value: Any) -> list[bytes]:
         TfexportError: it is not a list of strings.
     """
     return [line_of("constraints", phrase) for phrase in _several("constraints", value, _PHRASES)]
+
+
+def glossary_of(terms: Mapping[Any, Any]) -> Glossary:
+    """The glossary of a dictionary: source phrases and what stands for them.
+
+    Raises:
+        TfexportError: a phrase is no string, or has no words.
+    """
+    for phrase in (*terms, *terms.values()):
+        if not isinstance(phrase, str) or not phrase.strip():
+            raise _wrong("glossary", phrase, "Give phrases as strings.", part=True)
+    return Glossary.of(Entry(source, target, False, "glossary") for source, target in terms.items())
 
 
 def sources_of(values: Any) -> tuple[list[bytes], InputFormat]:

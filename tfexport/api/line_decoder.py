@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tfexport.api.arguments import MOST_THREADS, count_of, group_of, require
+from tfexport.api.arguments import MOST_THREADS, count_of, glossary_of, group_of, require
 from tfexport.api.results import Translation, translation_of
 from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
@@ -139,7 +139,10 @@ class LineDecoder:
         return asked, replace(options, scores=True) if begins or terms is not None else options
 
     def terms(
-        self, given: Mapping[str, Any], glossary: Glossary | None, phrases: Iterable[Sequence[bytes]] | None
+        self,
+        given: Mapping[str, Any],
+        glossary: Glossary | Mapping[str, str] | None,
+        phrases: Iterable[Sequence[bytes]] | None,
     ) -> tuple[Terminology | None, dict[str, Any]]:
         """What outputs have to say, and the options that are not of it.
 
@@ -151,8 +154,10 @@ class LineDecoder:
         """
         keep = group_of(KeepOptions, given).keep_between
         others = {name: value for name, value in given.items() if name not in declared(KeepOptions)}
-        if glossary is not None:
-            require(Glossary, "glossary", glossary, "Give what Model.read_glossary returns.")
+        if isinstance(glossary, Mapping):
+            glossary = glossary_of(glossary)
+        elif glossary is not None:
+            require(Glossary, "glossary", glossary, "Give what Model.read_glossary returns, or a dictionary.")
         if keep is None and glossary is None and phrases is None:
             return None, others
         return Terminology(self.writer().reader(), phrases=phrases, glossary=glossary, keep=keep), others

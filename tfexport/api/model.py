@@ -6,7 +6,7 @@ PyTorch is not needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import tee
 from pathlib import Path
 from typing import Any, overload
@@ -95,7 +95,7 @@ class Model(AsyncTranslation):
         prefix: str | None = None,
         shortlist: Shortlist | None = None,
         constraints: Sequence[str] | None = None,
-        glossary: Glossary | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
         batch_size: int = 32,
         workers: int = 1,
         **options: Any,
@@ -108,7 +108,7 @@ class Model(AsyncTranslation):
         prefix: Iterable[str] | str | None = None,
         shortlist: Shortlist | None = None,
         constraints: Iterable[Sequence[str]] | None = None,
-        glossary: Glossary | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
         batch_size: int = 32,
         workers: int = 1,
         **options: Any,
@@ -121,7 +121,7 @@ class Model(AsyncTranslation):
         prefix: Iterable[str] | str | None = None,
         shortlist: Shortlist | None = None,
         constraints: Iterable[Sequence[str]] | Sequence[str] | None = None,
-        glossary: Glossary | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
         batch_size: int = 32,
         workers: int = 1,
         **options: Any,
@@ -133,7 +133,8 @@ class Model(AsyncTranslation):
             prefix: what the outputs begin with, for each sentence, or one string for all.
             shortlist: the words that may come in the outputs, as `read_shortlist` gives it.
             constraints: phrases that the outputs have to have, for each sentence.
-            glossary: what they have to have, or may not have, where a source phrase occurs, as `read_glossary` gives it.
+            glossary: what they have to have, or may not have, where a source phrase occurs: what `read_glossary` gives,
+                or a dictionary of source phrases and target phrases.
             batch_size: sentences decoded together, at most.
             workers: processes (Linux) or threads that decode batches at once, over one set of weights.
             options: fields of `SearchOptions`, such as `beam=4, nbest=2, profile="hf"` (greedy by default); `alignments`,
@@ -175,7 +176,7 @@ class Model(AsyncTranslation):
         prefix: Iterable[str] | str | None = None,
         shortlist: Shortlist | None = None,
         constraints: Iterable[Sequence[str]] | None = None,
-        glossary: Glossary | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
         batch_size: int = 32,
         workers: int = 1,
         **options: Any,
@@ -259,7 +260,7 @@ class Model(AsyncTranslation):
         prefix: str | None = None,
         shortlist: Shortlist | None = None,
         constraints: Sequence[str] | None = None,
-        glossary: Glossary | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
         **search: Any,
     ) -> Iterator[Step]:
         """Decode one sentence and give each token as soon as it is decided; the texts of the steps, put together, are the

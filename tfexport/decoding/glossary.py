@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tfexport.decoding.line_reader import without_bom
 from tfexport.decoding.request_options import GlossaryCase, InputFormat
@@ -23,6 +23,17 @@ Words = tuple[str, ...]
 
 _UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "BOPOMOFO", "TIBETAN")
 """How Unicode names letters of scripts that put no spaces between words: each is a word of its own."""
+
+
+class Entry(NamedTuple):
+    """A line of a glossary."""
+
+    source: str
+    """Empty for what no output may say."""
+    target: str
+    is_forbidden: bool
+    where: str
+    """What errors call it."""
 
 
 @dataclass(slots=True)
@@ -53,6 +64,30 @@ class Glossary:
     def __post_init__(self) -> None:
         for words in self.terms:
             self._longest[words[0]] = max(len(words), self._longest.get(words[0], 0))
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry], format: InputFormat = "text", case: GlossaryCase = "exact") -> Glossary:
+        """A glossary of entries.
+
+        Raises:
+            TfexportError: two require different things of one phrase.
+        """
+        terms: dict[Words, Term] = {}
+        everywhere: list[str] = []
+        for entry in entries:
+            words = words_of(entry.source, format, case)
+            if not words:
+                everywhere.append(entry.target)
+                continue
+            term = terms.setdefault(words, Term())
+            if entry.is_forbidden:
+                term.forbidden.append(entry.target)
+            elif term.required not in (None, entry.target):
+                both = f"{term.required!r} and for {entry.target!r}"
+                raise TfexportError(f"{entry.where}: {entry.source!r} stands for {both}. Give one.")
+            else:
+                term.required = entry.target
+        return cls(terms, tuple(everywhere), format, case)
 
     def found_in(self, text: str) -> Iterator[Term]:
         """The terms whose source phrases occur, from left to right: at each word the longest, and the next after its end."""
@@ -108,34 +143,18 @@ def read_glossary(path: Path, format: InputFormat, case: GlossaryCase = "exact")
     Raises:
         TfexportError: it cannot be read, a line has another form, or two lines require different things of one phrase.
     """
-    terms: dict[Words, Term] = {}
-    everywhere: list[str] = []
     try:
         with open_regular(path) as file:
-            for number, columns in _lines(Lines(file, str(path)), path):
-                source, target, is_forbidden = columns
-                words = words_of(source, format, case)
-                if not words:
-                    everywhere.append(target)
-                    continue
-                term = terms.setdefault(words, Term())
-                if is_forbidden:
-                    term.forbidden.append(target)
-                elif term.required not in (None, target):
-                    raise TfexportError(
-                        f"{path}, line {number}: {source!r} stands for {term.required!r} and for {target!r}. Give one."
-                    )
-                else:
-                    term.required = target
+            glossary = Glossary.of(_entries(Lines(file, str(path)), path), format, case)
     except (OSError, UnicodeDecodeError) as error:
         raise TfexportError(f"cannot read the glossary {path}: {error}. Give a UTF-8 text file.") from error
-    if not terms and not everywhere:
+    if not glossary.terms and not glossary.everywhere:
         raise TfexportError(f"{path} is empty. Give a glossary: a source phrase, a tab and a target phrase a line.")
-    return Glossary(terms, tuple(everywhere), format, case)
+    return glossary
 
 
-def _lines(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, tuple[str, str, bool]]]:
-    """The source phrase, the target phrase, and whether it is forbidden, of each line that is not empty."""
+def _entries(lines: Iterable[bytes], path: Path) -> Iterator[Entry]:
+    """The entries of lines that are not empty."""
     for number, line in enumerate(without_bom(lines), start=1):
         if len(line) > LONGEST_LINE:
             raise TfexportError(f"line {number} of {path} has more than {LONGEST_LINE:,} bytes. Correct it.")
@@ -153,4 +172,4 @@ def _lines(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, tuple[str,
                 f"{path}, line {number} is no line of a glossary. Give a source phrase, a tab and a target phrase; after "
                 "a second tab the word 'forbidden' for what outputs may not say, then also without a source phrase."
             )
-        yield number, (source, target, kind == "forbidden")
+        yield Entry(source, target, kind == "forbidden", f"{path}, line {number}")

@@ -71,6 +71,9 @@ def test_outputs_have_their_phrases(client: TestClient, quantized_bundle: Path) 
     fields = {"model": "de-en", "text": "de5", "constraints": ["wört7 wört8"], "max_length": 1}
     [result] = client.post("/v1/translate", json=fields).json()["results"]
     assert (result["status"], result["hypotheses"][0]["missing"]) == ("phrases_missing", ["wört7 wört8"])
+    fields = {"model": "de-en", "text": ["de5 de6", "de5 de7"], "glossary": {"de6": "wört7 wört8"}}
+    found = client.post("/v1/translate", json=fields).json()["results"]
+    assert ["wört7 wört8" in one["hypotheses"][0]["text"] for one in found] == [True, False]
     [result] = client.post("/v1/translate", json={"model": "de-en", "text": "de5 [x]", "keep_between": "[ ]"}).json()[
         "results"
     ]

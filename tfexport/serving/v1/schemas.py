@@ -30,6 +30,9 @@ MOST_TEXTS = 1024
 MOST_PHRASES = 100
 """Required phrases of a sentence."""
 
+MOST_TERMS = 1024
+"""Of the glossary of a request."""
+
 LONGEST_NAME = 64
 """Characters of an unknown name that an error repeats."""
 
@@ -153,6 +156,9 @@ class TranslateRequest(Addressed, SearchRequest):  # type: ignore[valid-type, mi
     constraints: Constraints | None = Field(
         None, description="Phrases that the output has to have: a list for a sentence, a list of lists for several."
     )
+    glossary: Annotated[dict[str, str], Field(max_length=MOST_TERMS)] | None = Field(
+        None, description="Source phrases, and the target phrase that the output has where one occurs."
+    )
     stream: bool = Field(
         False, description="Answer with server-sent events: `step` for each token, `result` at the end."
     )
@@ -168,6 +174,8 @@ class TranslateRequest(Addressed, SearchRequest):  # type: ignore[valid-type, mi
             raise ValueError("a prefix goes with text")
         if self.constraints is not None:
             self._check_constraints(self.constraints)
+        if self.glossary is not None and self.text is None:
+            raise ValueError("a glossary goes with text")
         if isinstance(self.text, str) and isinstance(self.prefix, list):
             raise ValueError("one sentence has one prefix: give it as a string")
         return self

@@ -51,7 +51,9 @@ async def _translated(served: Served, asked: TranslateRequest) -> list[Translati
     texts = [asked.text] if isinstance(asked.text, str) else asked.text or asked.tokens or []
     one = isinstance(asked.text, str) and asked.constraints is not None
     phrases: Any = [asked.constraints] if one else asked.constraints
-    return await model.translate_async(texts, prefix=asked.prefix, constraints=phrases, **asked.options, **asked.order)
+    return await model.translate_async(
+        texts, prefix=asked.prefix, constraints=phrases, glossary=asked.glossary, **asked.options, **asked.order
+    )
 
 
 def _fitting(served: Served, asked: TranslateRequest) -> Model:
@@ -72,7 +74,12 @@ async def _events(catalog: Catalog, asked: TranslateRequest) -> AsyncGenerator[b
     with catalog.use(asked.model, asked.pair) as served:
         phrases: Any = asked.constraints
         found = _fitting(served, asked).follow_async(
-            asked.text, prefix=asked.prefix, constraints=phrases, **asked.options, **asked.order
+            asked.text,
+            prefix=asked.prefix,
+            constraints=phrases,
+            glossary=asked.glossary,
+            **asked.options,
+            **asked.order,
         )
         async with aclosing(found):
             try:
