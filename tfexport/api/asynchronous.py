@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Self, overload
 
 from numpy.typing import NDArray
@@ -25,12 +25,13 @@ from tfexport.api.line_decoder import LineDecoder, score_options
 from tfexport.api.results import Translation, translation_of
 from tfexport.bundle.reader import Bundle
 from tfexport.decoding.glossary import Glossary
-from tfexport.decoding.line_reader import Reader, TargetReader, without_bom
+from tfexport.decoding.line_reader import Reader, TargetReader
 from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.request_options import AlignmentOptions, InputFormat, KeepOptions
+from tfexport.decoding.search import require_beam
 from tfexport.decoding.shortlist import Shortlist
 from tfexport.decoding.stream import Step, StepTexts, refuse_several
-from tfexport.decoding.terminology import Terminology, input_lines
+from tfexport.decoding.terminology import Terminology
 from tfexport.decoding.translate import Result, Writer, read_window, result_of, scored, with_alignments
 from tfexport.errors import TfexportError, UnavailableError
 from tfexport.option import checked, with_keywords
@@ -46,17 +47,6 @@ MOST_KINDS = 100
 READ_HERE, WRITE_HERE = 4096, 1024
 """Bytes of text that the event loop splits into tokens itself, and output ids of which it makes text: more takes
 milliseconds, in which no other call goes on."""
-
-
-@dataclass(frozen=True)
-class _Job:
-    """Lines to decode, and how they are read."""
-
-    lines: Sequence[bytes]
-    reader: Reader
-    outputs: TargetReader | None
-    shortlist: Shortlist | None
-    terms: Terminology | None = None
 
 
 class AsyncTranslation:
@@ -183,11 +173,8 @@ class AsyncTranslation:
             outputs = self._lines.writer().reader(lines=lines_of("prefix", prefixes))
         each: Any = [constraints] if isinstance(texts, str) and constraints is not None else constraints
         terms, others = self._lines.terms(options, glossary, None if each is None else list(phrases_of(each)))
-        if terms is not None:
-            terms.require_format(format)
         search, reader, writer = self._known(prefix is not None, shortlist, format, others, terms)
-        job = _Job(lines, reader, outputs, shortlist, terms)
-        results = await self._results(job, search, bulk=bulk, timeout=timeout)
+        results = await self._results(lines, reader, outputs, shortlist, search, bulk=bulk, timeout=timeout)
         found = await _written(results, writer)
         return found[0] if isinstance(texts, str) else found
 
@@ -204,8 +191,7 @@ class AsyncTranslation:
         """`translate_ids` for an event loop; see `translate_async`."""
         lines = id_sources_of(sources)
         search, reader, writer = self._known(False, shortlist, "ids", options)
-        job = _Job(lines, reader, None, shortlist)
-        results = await self._results(job, search, bulk=bulk, timeout=timeout)
+        results = await self._results(lines, reader, None, shortlist, search, bulk=bulk, timeout=timeout)
         return await _written(results, writer)
 
     @overload
@@ -229,8 +215,7 @@ class AsyncTranslation:
         whole = self._lines.writer().reader(whole=True, lines=lines_of("targets", outputs))
         search, reader, writer = self._known(True, None, "text", score_options(self._runtime.config))
         lines = list(lines_of("texts", sources))
-        job = _Job(lines, reader, whole, None)
-        results = await self._results(job, search, bulk=bulk, timeout=timeout)
+        results = await self._results(lines, reader, whole, None, search, bulk=bulk, timeout=timeout)
         found = await _written([scored(result) for result in results], writer)
         return found[0] if isinstance(texts, str) else found
 
@@ -300,9 +285,7 @@ class AsyncTranslation:
             loop.call_soon_threadsafe(events.put_nowait, (ids, log_probs))
 
         task = asyncio.ensure_future(
-            self._results(
-                _Job(lines, reader, outputs, shortlist, terms), told, bulk=bulk, timeout=timeout, on_decided=decided
-            )
+            self._results(lines, reader, outputs, shortlist, told, bulk=bulk, timeout=timeout, on_decided=decided)
         )
         task.add_done_callback(lambda _: events.put_nowait(None))
         try:
@@ -330,33 +313,44 @@ class AsyncTranslation:
         terms: Terminology | None = None,
     ) -> tuple[SearchOptions, Reader, Writer]:
         """The search with these options, and what reads and writes its lines. They are kept: requests have few kinds."""
-        key = (
-            begins,
-            type(shortlist),
-            terms is None,
-            format,
-            *((name, type(value), value) for name, value in given.items()),
-        )
+        search, reader, writer = self._kind(begins or terms is not None, shortlist, format, given)
+        if terms is not None:
+            terms.require_format(format)
+            require_beam(search)
+        return search, replace(reader, terms=terms), writer
+
+    def _kind(
+        self, begins: bool, shortlist: Shortlist | None, format: InputFormat, given: Mapping[str, Any]
+    ) -> tuple[SearchOptions, Reader, Writer]:
+        key = (begins, type(shortlist), format, *((name, type(value), value) for name, value in given.items()))
         try:
             if key in self._kinds:
                 return self._kinds[key]
         except TypeError:  # a list cannot be hashed
             key = ()
-        asked, search = self._lines.search_of(begins, shortlist, given, terms)
+        asked, search = self._lines.search_of(begins, shortlist, given)
         reader, writer = with_alignments(asked, Reader.of(self._bundle, format), Writer.of(self._bundle, "jsonl"))
         found = search, replace(reader, tells_tokens=search.attention), writer
         if key and len(self._kinds) < MOST_KINDS:
             self._kinds[key] = found
         return found
 
-    async def _results(self, job: _Job, options: SearchOptions, **more: Any) -> list[Result]:
+    async def _results(
+        self,
+        lines: Sequence[bytes],
+        reader: Reader,
+        outputs: TargetReader | None,
+        shortlist: Shortlist | None,
+        options: SearchOptions,
+        **more: Any,
+    ) -> list[Result]:
         """What becomes of lines, in their order; what `translate` of `decoding/translate.py` does without a scheduler."""
-        service, outputs = self._scheduler(), job.outputs
+        service = self._scheduler()
         begins = [] if outputs is None or outputs.lines is None else list(outputs.lines)
         outputs = replace(outputs, lines=begins) if outputs else None
-        lines = enumerate(input_lines(without_bom(job.lines), outputs, job.terms), start=1)
-        window = self._runtime.capacity, job.reader, outputs, lines, job.shortlist, job.terms
-        if sum(map(len, [*job.lines, *begins])) > READ_HERE:
+        chunk = enumerate(reader.lines(lines, outputs), start=1)
+        window = self._runtime.capacity, reader, outputs, chunk, shortlist
+        if sum(map(len, [*lines, *begins])) > READ_HERE:
             known, readable = await asyncio.to_thread(read_window, *window)
         else:
             known, readable = read_window(*window)

@@ -100,7 +100,7 @@ class LineDecoder:
             reader, writer = with_alignments(asked, Reader.of(self.bundle, format), Writer.of(self.bundle, "jsonl"))
             results = translate(
                 self.runtime,
-                replace(reader, tells_tokens=options.attention),
+                replace(reader, tells_tokens=options.attention, terms=terms),
                 lines,
                 options,
                 batch_size=batch_size,
@@ -108,7 +108,6 @@ class LineDecoder:
                 workers=workers,
                 outputs=outputs,
                 shortlist=shortlist,
-                terms=terms,
                 live=live,
             )
             return (translation_of(finish(result), writer) for result in results)

@@ -7,6 +7,7 @@ PyTorch is not needed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import tee
 from pathlib import Path
 from typing import Any, overload
@@ -278,9 +279,8 @@ class Model(AsyncTranslation):
         options = self._lines.options(others)
         refuse_several(options)
         line = line_of("text", text)
-        events = stream_lines(
-            self._runtime, reader, [line], options, writer, outputs=outputs, shortlist=shortlist, terms=terms
-        )
+        reader = replace(reader, terms=terms)
+        events = stream_lines(self._runtime, reader, [line], options, writer, outputs=outputs, shortlist=shortlist)
         return _steps(events)
 
     def read_shortlist(self, path: str | Path, *, first: int = FIRST, best: int = BEST) -> Shortlist:

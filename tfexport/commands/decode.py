@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,15 +86,12 @@ def decode(
         with writing(output, job.identity(), resume=resume, window=job.window) as out:
             job.print_notes()
             outputs = job.writer.reader(lines=prefix_lines) if prefixes else None
-            terminology = job.terminology(phrase_lines)
+            reader = replace(job.reader, terms=job.terminology(phrase_lines))
             if stream:
                 from tfexport.decoding.stream import shown, stream_lines
 
                 events = stream_lines(
-                    *(job.model, job.reader, lines, job.options, job.writer),
-                    outputs=outputs,
-                    shortlist=job.shortlist,
-                    terms=terminology,
+                    job.model, reader, lines, job.options, job.writer, outputs=outputs, shortlist=job.shortlist
                 )
                 for _ in warned(watch.over(shown(events, job.writer, out.file))):
                     pass
@@ -103,7 +100,7 @@ def decode(
 
             results = translate(
                 job.model,
-                job.reader,
+                reader,
                 lines,
                 job.options,
                 batch_size=batches.batch_size,
@@ -113,7 +110,6 @@ def decode(
                 done=out.done,
                 outputs=outputs,
                 shortlist=job.shortlist,
-                terms=terminology,
             )
             for result in warned(with_progress(watch.over(results), "decoding lines")):
                 print(job.writer.line(result), file=out.file, flush=job.window == 1)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Literal
+from typing import Literal, NamedTuple, Protocol
 
 from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
@@ -55,6 +55,48 @@ class Unreadable(Exception):
         self.status: Status = status
 
 
+class Line(NamedTuple):
+    """A line of the input with what is said of its output."""
+
+    source: bytes
+    begins: bytes = b""
+    """What the output begins with."""
+    phrases: Sequence[bytes] = ()
+    """What it has to have."""
+
+
+class Piece(NamedTuple):
+    """A part of a source."""
+
+    text: str
+    is_kept: bool
+    """It is copied."""
+
+
+class LineTerms(Protocol):
+    """What lines say of the phrases of their outputs; see `terminology.Terminology`."""
+
+    def lines(self, pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[Line]:
+        """The lines of an input, from sources and what outputs begin with."""
+        ...
+
+    def divided(self, raw: bytes) -> tuple[bytes, list[Piece]]:
+        """A source without its marks, and its pieces.
+
+        Raises:
+            Unreadable: a mark has no other.
+        """
+        ...
+
+    def applied(self, source: Source, pieces: Iterable[Piece], phrases: Iterable[bytes]) -> Source:
+        """A source whose outputs have its phrases.
+
+        Raises:
+            Unreadable: one of them cannot be an output of the model.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Reader:
     """Reads input lines as the encoder's ids."""
@@ -64,6 +106,8 @@ class Reader:
     format: InputFormat
     tells_tokens: bool = False
     """Tell the tokens of sources too."""
+    terms: LineTerms | None = field(default=None, compare=False)
+    """What outputs have to say."""
 
     @classmethod
     def of(cls, bundle: Bundle, format: InputFormat | None) -> Reader:
@@ -113,6 +157,16 @@ class Reader:
             # PyTorch code hides padding by its id, these graphs by length: as a real token it would be something new.
             raise Unreadable("invalid_ids", f"it has the padding id {pad_id}: leave padding out")
         return ids
+
+    def lines(self, raw: Iterable[bytes], outputs: TargetReader | None) -> Iterator[Line]:
+        """The lines of an input, with what outputs begin with and what they have to have.
+
+        Raises:
+            TfexportError: there are more lines of one than of the others.
+        """
+        plain = without_bom(raw)
+        pairs = outputs.pairs(plain) if outputs else ((line, b"") for line in plain)
+        return self.terms.lines(pairs) if self.terms else (Line(*pair) for pair in pairs)
 
     def tokens(self, raw: bytes, ids: list[int]) -> SourceTokens | None:
         """The tokens of a line whose `ids` these are, if they are to be told."""

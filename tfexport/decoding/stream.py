@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
-from tfexport.decoding.line_reader import Reader, TargetReader, without_bom
+from tfexport.decoding.line_reader import Reader, TargetReader
 from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search_steps
 from tfexport.decoding.shortlist import Shortlist
-from tfexport.decoding.terminology import Terminology, input_lines
 from tfexport.decoding.translate import Result, Writer, read_window, result_of
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Runtime
@@ -113,7 +112,6 @@ def stream_lines(
     *,
     outputs: TargetReader | None = None,
     shortlist: Shortlist | None = None,
-    terms: Terminology | None = None,
 ) -> Iterator[Streamed]:
     """Decode `lines` one after the other: the steps of each, and its result, which `translate` would give.
 
@@ -121,8 +119,8 @@ def stream_lines(
         TfexportError: more than one output of a line is asked for, or there are more lines than of what outputs begin with.
     """
     refuse_several(options)
-    for number, line in enumerate(input_lines(without_bom(lines), outputs, terms), start=1):
-        known, readable = read_window(runtime.capacity, reader, outputs, [(number, line)], shortlist, terms)
+    for number, line in enumerate(reader.lines(lines, outputs), start=1):
+        known, readable = read_window(runtime.capacity, reader, outputs, [(number, line)], shortlist)
         for result in known.values():
             yield Streamed(number, result=result)
         for source in readable.values():

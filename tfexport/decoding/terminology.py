@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import NamedTuple
 
 from tfexport.decoding.glossary import Glossary
 from tfexport.decoding.hypothesis import Phrase, Source
-from tfexport.decoding.line_reader import TargetReader, Unreadable, without_bom
+from tfexport.decoding.line_reader import Line, Piece, TargetReader, Unreadable, without_bom
 from tfexport.decoding.request_options import InputFormat
 from tfexport.errors import TfexportError
 
@@ -17,27 +16,9 @@ MOST_SHOWN = 60
 """Characters of a phrase in an error."""
 
 
-class Line(NamedTuple):
-    """A line of the input with what is said of its output."""
-
-    source: bytes
-    begins: bytes = b""
-    """What the output begins with."""
-    phrases: Sequence[bytes] = ()
-    """What it has to have."""
-
-
-class Piece(NamedTuple):
-    """A part of a source."""
-
-    text: str
-    is_kept: bool
-    """It is copied."""
-
-
 @dataclass(frozen=True)
 class Terminology:
-    """Reads the phrases of lines.
+    """Reads the phrases of lines: the `terms` of a `Reader`.
 
     Args:
         target: reads them as ids.
@@ -168,13 +149,3 @@ class Terminology:
 def phrases_in(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
     """The phrases of each line of a file, which tabs separate."""
     return (line.rstrip(b"\r\n").split(b"\t") for line in without_bom(lines))
-
-
-def input_lines(lines: Iterable[bytes], outputs: TargetReader | None, terms: Terminology | None) -> Iterator[Line]:
-    """The lines of an input, with what outputs begin with and what they have to have.
-
-    Raises:
-        TfexportError: there are more lines of one than of the others.
-    """
-    pairs = outputs.pairs(lines) if outputs else ((line, b"") for line in lines)
-    return terms.lines(pairs) if terms else (Line(*pair) for pair in pairs)

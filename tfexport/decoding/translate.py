@@ -18,12 +18,11 @@ from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
 from tfexport.decoding.alignments import NO_ALIGNER, Aligner, AlignmentFormat, Replacement
 from tfexport.decoding.batches import decode_windows
-from tfexport.decoding.line_reader import Reader, Status, TargetReader, Unreadable, ids_in, without_bom
+from tfexport.decoding.line_reader import Line, Reader, Status, TargetReader, Unreadable, ids_in
 from tfexport.decoding.read_ahead import ReadAhead
 from tfexport.decoding.request_options import AlignmentOptions, InputFormat, OutputFormat
 from tfexport.decoding.search import Hypothesis, SearchOptions, Source
 from tfexport.decoding.shortlist import Shortlist
-from tfexport.decoding.terminology import Line, Terminology, input_lines
 from tfexport.decoding.workers import WorkerPool
 from tfexport.errors import TfexportError, TokenizerError
 from tfexport.runtimes.base import Capacity, Runtime
@@ -220,7 +219,6 @@ def translate(
     done: int = 0,
     outputs: TargetReader | None = None,
     shortlist: Shortlist | None = None,
-    terms: Terminology | None = None,
     live: bool = False,
 ) -> Iterator[Result]:
     """Decode `lines` and yield a result for each, in order.
@@ -233,13 +231,12 @@ def translate(
         done: lines to pass over, whose results are there already.
         outputs: what the outputs begin with.
         shortlist: the words that may come in them; all where there is none.
-        terms: the phrases that they have to have.
         live: no result waits for lines that are not there yet. They are read in a thread, and windows have what is there.
 
     Raises:
         TfexportError: there are fewer lines than are `done`, or other ones than of what the outputs begin with.
     """
-    stream = enumerate(input_lines(without_bom(lines), outputs, terms), start=1)
+    stream = enumerate(reader.lines(lines, outputs), start=1)
     pass_over(stream, done)
     failed: list[Exception] = []
     readable_lines = until_failure(stream, failed, Exception if live else EndlessLine)
@@ -255,7 +252,7 @@ def translate(
                 yield None
                 continue
             chunk = islice(readable_lines, size) if ahead is None else ahead.window(size)
-            known, readable = read_window(runtime.capacity, reader, outputs, chunk, shortlist, terms)
+            known, readable = read_window(runtime.capacity, reader, outputs, chunk, shortlist)
             if not known and not readable:
                 break
             under_way.append((known, readable))
@@ -310,11 +307,11 @@ def read_window(
     outputs: TargetReader | None,
     chunk: Iterable[tuple[int, Line]],
     shortlist: Shortlist | None = None,
-    terms: Terminology | None = None,
 ) -> tuple[dict[int, Result], dict[int, Source]]:
     """The lines of a window by their numbers: results of those that cannot be decoded, sources of the others."""
     results: dict[int, Result] = {}
     readable: dict[int, Source] = {}
+    terms = reader.terms
     for number, line in chunk:
         try:
             raw, pieces = terms.divided(line.source) if terms else (line.source, ())

@@ -26,9 +26,10 @@ KEEP = ("[", "]")
 
 
 def run(lines: list[bytes], terms: Terminology, outputs: TargetReader | None = None, **options: Any) -> list[Result]:
-    reader, runtime = Reader(CONFIG, VOCABULARY, "text"), ScriptedRuntime(random_model(4, len(WORDS)), CONFIG)
+    reader = Reader(CONFIG, VOCABULARY, "text", terms=terms)
+    runtime = ScriptedRuntime(random_model(4, len(WORDS)), CONFIG)
     search = SearchOptions(**{"beam": 3, "max_length": 10, **options})
-    return list(translate(runtime, reader, lines, search, terms=terms, outputs=outputs, batch_size=2))
+    return list(translate(runtime, reader, lines, search, outputs=outputs, batch_size=2))
 
 
 def required(result: Result) -> list[str]:
