@@ -166,3 +166,35 @@ def test_sampling_and_alternatives_have_no_phrases() -> None:
     for given in ({"samples": 2}, {"beam": 2, "alternatives": 2}):
         with pytest.raises(TfexportError, match="Leave out"):
             run(ends_now_and_then(1), [source, Source((5,))], **given)
+
+
+def test_a_sentence_goes_on_while_any_bank_may_have_a_better_output() -> None:
+    """An output with the phrase at its beginning ends early. That of an emptier bank ends later, and is likelier."""
+    likely = {
+        (): {7: -0.1, 6: -5.0, 8: -8.0},
+        (6,): {6: 0.0},
+        (6, 6): {EOS: 0.0},
+        (7,): {8: 0.0},
+        (7, 8): {9: 0.0},
+        (7, 8, 9): {6: 0.0},
+        (7, 8, 9, 6): {6: 0.0},
+        (7, 8, 9, 6, 6): {EOS: 0.0},
+    }
+
+    def logits(source: Ids, tokens: Ids) -> FloatArray:
+        row = np.full(VOCAB, -30.0, dtype=np.float32)
+        for token, value in likely.get(tokens, {10: 0.0}).items():
+            row[token] = value
+        return row
+
+    for profile in ("tfexport", "hf"):
+        [found] = run(
+            logits,
+            [Source((5,), required=phrases((6, 6)))],
+            profile=profile,
+            beam=3,
+            nbest=1,
+            max_length=12,
+            length_penalty=0.0,
+        )
+        assert found[0].ids == (7, 8, 9, 6, 6, EOS)
