@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import zip_longest
 
 from tfexport.decoding.glossary import Glossary
@@ -33,7 +34,7 @@ class Terminology:
     glossary: Glossary | None = None
     keep: tuple[str, str] | None = None
     _terms: dict[str, Phrase | None] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Those of the glossary that were read; None for one that no output can have."""
+    """Forbidden phrases of the glossary that were read; None for one that no output can have."""
 
     def require_format(self, format: InputFormat) -> None:
         """Raises: TfexportError where sources come in another format than the glossary's."""
@@ -95,7 +96,7 @@ class Terminology:
             Unreadable: one of them cannot be an output of the model.
         """
         required = [self._phrase(phrase) for phrase in phrases if phrase.strip()]
-        never = [*self.glossary.everywhere] if self.glossary else []
+        never: list[str] = []
         for piece in pieces:
             if piece.is_kept:
                 required.append(self._copied(piece.text))
@@ -103,11 +104,20 @@ class Terminology:
             for term in self.glossary.found_in(piece.text) if self.glossary else ():
                 required += [self._phrase(term.required.encode())] if term.required is not None else []
                 never += term.forbidden
-        forbidden = [phrase for text in never if (phrase := self._forbidden(text)) is not None]
+        forbidden = self._everywhere
+        if never:
+            forbidden = tuple(dict.fromkeys((*forbidden, *self._phrases_that_can_be(never))))
         length, most = sum(len(phrase.ids) for phrase in required), self.target.config.max_target_length
         if length > most:
             raise Unreadable("invalid_phrases", f"its phrases have {length} ids, the model writes at most {most}")
-        return replace(source, required=tuple(required), forbidden=tuple(dict.fromkeys(forbidden)))
+        return replace(source, required=tuple(required), forbidden=forbidden)
+
+    @cached_property
+    def _everywhere(self) -> tuple[Phrase, ...]:
+        return self._phrases_that_can_be(self.glossary.everywhere if self.glossary else ())
+
+    def _phrases_that_can_be(self, texts: Iterable[str]) -> tuple[Phrase, ...]:
+        return tuple(phrase for text in texts if (phrase := self._forbidden(text)) is not None)
 
     def _phrase(self, raw: bytes) -> Phrase:
         text = " ".join(raw.decode("utf-8", "replace").split())

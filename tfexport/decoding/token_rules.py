@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tfexport.config import ModelConfig
 from tfexport.decoding.hypothesis import Source
 from tfexport.decoding.options import SearchOptions
-from tfexport.decoding.rules.bad_words import ban_sequences
+from tfexport.decoding.rules.bad_words import ban_last, last_tokens
 from tfexport.decoding.sampling import RandomStreams, draw
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Argmax, Ask, Best, FloatArray, IntArray, Runtime, Told, top_k
@@ -57,7 +57,9 @@ class TokenRules:
         self._end_ids, self._sources = options.end_ids(runtime.config), [source.ids for source in sources]
         self._banned_ids: dict[tuple[bool, bool], tuple[int, ...]] = {}
         self._history_rules = options.active_rules
-        self._forbidden = [[phrase.ids for phrase in source.forbidden] for source in sources]
+        # A glossary may have many, the same for all sources.
+        by_phrases = {several: last_tokens(one.ids for one in several) for several in {s.forbidden for s in sources}}
+        self._forbidden = [by_phrases[source.forbidden] for source in sources]
         self._forbids = any(self._forbidden)
         has_phrases = self._forbids or any(source.required for source in sources)
         self._always_needs_logits = bool(options.samples or self._history_rules or has_phrases)
@@ -143,12 +145,11 @@ class TokenRules:
 
     def forbids(self, ids: Sequence[int], index: int) -> bool:
         """Whether outputs of source `index` can never have these tokens one after the other."""
-        sequences = [*((one,) for one in self._suppressed), *self._options.bad_words, *self._forbidden[index]]
-        return any(
-            tuple(ids[place : place + len(sequence)]) == sequence
-            for sequence in sequences
-            for place in range(len(ids) - len(sequence) + 1)
-        )
+        listed = [*((one,) for one in self._suppressed), *self._options.bad_words]
+        listed += [(*before, last) for before, every in self._forbidden[index].items() for last in every]
+        places = range(len(ids))
+        parts = {tuple(ids[start:end]) for start in places for end in range(start + 1, len(ids) + 1)}
+        return not parts.isdisjoint(listed)
 
     def banned_ahead(self, length: int, sentences: IntArray, steps: int) -> tuple[tuple[int, ...], ...] | None:
         """The ids that no row may have as token `length` and the next ones, `steps` in all; None where these steps need more
@@ -215,7 +216,7 @@ class TokenRules:
         for rule in self._history_rules:
             rule.ban(options, allowed, past, sources)
         if self._forbids:
-            ban_sequences(allowed, past, [self._forbidden[index] for index in of_rows])
+            ban_last(allowed, past, [self._forbidden[index] for index in of_rows])
         # Where nothing may come any more an output ends, as in `drop_banned`.
         stuck = ~(allowed & (log_probs > -np.inf)).any(axis=1)
         allowed[stuck] = vocabulary == eos

@@ -1,4 +1,4 @@
-"""Dynamic beam allocation (Post & Vilar 2018, section 3; Hu et al. 2019, section 3.2).
+"""Dynamic beam allocation (Post & Vilar 2018, section 3; Hu et al. 2019).
 
     banks 3 3 3 2 2 2 1 1 0      candidates by bank and, in a bank, by score
     order 0 4 7 1 5 8 2 6 3      the best of each bank, then the second of each, and so on

@@ -92,7 +92,7 @@ Counts = Sequence[int]
 
 
 class _Trie:
-    """Phrases in any order, as a trie (Hu et al. 2019, section 3.1)."""
+    """Phrases in any order, as a trie (Hu et al. 2019)."""
 
     def __init__(self, phrases: Sequence[Ids], alphabet: frozenset[int]):
         self.alphabet, self.n_phrases = alphabet, len(phrases)

@@ -44,9 +44,20 @@ class BadWords(HistoryRule):
             allowed[rows_that_end_with(history, before), last] = False
 
 
-def ban_sequences(allowed: NDArray[np.bool_], history: IntArray, of_rows: Sequence[Sequence[tuple[int, ...]]]) -> None:
-    """`BadWords.ban` where each row has sequences of its own."""
-    for row, sequences in enumerate(of_rows):
-        for *before, last in sequences:
-            if rows_that_end_with(history[row : row + 1], before)[0]:
-                allowed[row, last] = False
+def last_tokens(sequences: Iterable[Sequence[int]]) -> dict[tuple[int, ...], list[int]]:
+    """The last tokens of sequences, by the tokens before them."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for *before, last in sequences:
+        found.setdefault(tuple(before), []).append(last)
+    return found
+
+
+def ban_last(
+    allowed: NDArray[np.bool_], history: IntArray, of_rows: Sequence[dict[tuple[int, ...], list[int]]]
+) -> None:
+    """`BadWords.ban` where each row has sequences of its own, as `last_tokens` gives them. There may be thousands."""
+    for row, by_before in enumerate(of_rows):
+        past = tuple(history[row].tolist()) if by_before else ()
+        for size in {*map(len, by_before)}:
+            if size <= len(past):
+                allowed[row, by_before.get(past[len(past) - size :], [])] = False

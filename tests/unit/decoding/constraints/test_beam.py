@@ -7,8 +7,8 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+from tests.support.constrained import has_all
 from tests.support.fakes import EOS, Ids, Model, ScriptedRuntime, constant_model, echo_model, random_model, tiny_config
-from tests.unit.decoding.constraints.test_states import has_all
 from tfexport.decoding.hypothesis import Phrase, Source
 from tfexport.decoding.profiles import ProfileName
 from tfexport.decoding.search import Hypothesis, SearchOptions, search

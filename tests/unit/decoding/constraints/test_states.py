@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 
+from tests.support.constrained import has_all
 from tfexport.decoding.constraints.states import ConstraintState, first_state, missing_phrases
 from tfexport.decoding.hypothesis import Ids, Phrase
 from tfexport.decoding.options import ConstraintOrder
@@ -16,21 +17,6 @@ def after(tokens: Ids, phrases: list[Ids], order: ConstraintOrder) -> Constraint
     for token in tokens:
         state = state.advance(token)
     return state
-
-
-def has_all(tokens: Ids, phrases: list[Ids], order: ConstraintOrder) -> bool:
-    """Whether each phrase has a place of its own in `tokens`, by trying all."""
-    if not phrases:
-        return True
-    candidates = phrases[:1] if order == "ordered" else phrases
-    for start in range(len(tokens)):
-        for phrase in candidates:
-            if tokens[start : start + len(phrase)] == phrase:
-                rest = list(phrases)
-                rest.remove(phrase)
-                if has_all(tokens[start + len(phrase) :], rest, order):
-                    return True
-    return False
 
 
 PHRASES: list[list[Ids]] = [
