@@ -11,18 +11,16 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from tfexport.decoding.line_reader import without_bom
 from tfexport.decoding.request_options import GlossaryCase, InputFormat
 from tfexport.errors import TfexportError
 from tfexport.system.input_files import LONGEST_LINE, Lines
 from tfexport.system.regular_files import open_regular
+from tfexport.text.word_parts import kind_of
 
 Words = tuple[str, ...]
-
-_UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "BOPOMOFO", "TIBETAN")
-"""How Unicode names letters of scripts that put no spaces between words: each is a word of its own."""
 
 
 class Entry(NamedTuple):
@@ -114,23 +112,13 @@ def words_of(text: str, format: InputFormat, case: GlossaryCase) -> Words:
         return tuple(text.split())
     words, previous = list[str](), ""
     for character in text:
-        kind = _kind(character)
+        kind = kind_of(character)
         if kind in ("run", "mark") and previous == "run":
             words[-1] += character
         elif kind != "space":
             words.append(character)
         previous = previous if kind == "mark" else kind
     return tuple(words)
-
-
-def _kind(character: str) -> Literal["space", "mark", "run", "alone"]:
-    if character.isspace():
-        return "space"
-    if unicodedata.category(character)[0] == "M":
-        return "mark"
-    if not (character.isalnum() or character == "_"):
-        return "alone"
-    return "alone" if not character.isascii() and unicodedata.name(character, "").startswith(_UNSPACED) else "run"
 
 
 def read_glossary(path: Path, format: InputFormat, case: GlossaryCase = "exact") -> Glossary:

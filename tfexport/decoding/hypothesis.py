@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tfexport.decoding.attention_trace import coverage
 from tfexport.runtimes.base import FloatArray, IntArray
+from tfexport.text.word_parts import WordParts
 
 if TYPE_CHECKING:
     from tfexport.config import ModelConfig
@@ -25,6 +26,8 @@ class Phrase(NamedTuple):
     """At least one."""
     text: str = ""
     """As a person reads it."""
+    is_whole: bool = False
+    """It may be no part of a longer word, where `Source.word_parts` tells which tokens are parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,8 @@ class Source:
     """Phrases that its outputs have to have."""
     forbidden: tuple[Phrase, ...] = ()
     """Phrases that they may not have."""
+    word_parts: WordParts | None = field(default=None, compare=False)
+    """The tokens of the target vocabulary that are parts of words; None where that is not known."""
     line: int = 0
     """The number of its line. With the seed it decides what sampling draws."""
     tokens: SourceTokens | None = None

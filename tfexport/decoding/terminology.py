@@ -102,7 +102,7 @@ class Terminology:
                 required.append(self._copied(piece.text))
                 continue
             for term in self.glossary.found_in(piece.text) if self.glossary else ():
-                required += [self._phrase(term.required.encode())] if term.required is not None else []
+                required += [self._whole(self._phrase(term.required.encode()))] if term.required is not None else []
                 never += term.forbidden
         forbidden = self._everywhere
         if never:
@@ -110,7 +110,10 @@ class Terminology:
         length, most = sum(len(phrase.ids) for phrase in required), self.target.config.max_target_length
         if length > most:
             raise Unreadable("invalid_phrases", f"its phrases have {length} ids, the model writes at most {most}")
-        return replace(source, required=tuple(required), forbidden=forbidden)
+        parts = (
+            tokenizer.word_parts if (tokenizer := self.target.tokenizer) and any(p.is_whole for p in required) else None
+        )
+        return replace(source, required=tuple(required), forbidden=forbidden, word_parts=parts)
 
     @cached_property
     def _everywhere(self) -> tuple[Phrase, ...]:
@@ -145,6 +148,10 @@ class Terminology:
                 self._terms[text] = None
         return self._terms[text]
 
+    def _whole(self, phrase: Phrase) -> Phrase:
+        """A phrase that is no part of a longer word. What a word is can be told of text alone."""
+        return phrase._replace(is_whole=self.target.format == "text")
+
     def _copied(self, text: str) -> Phrase:
         """Text as a phrase that reads exactly so."""
         phrase, tokenizer = self._phrase(text.encode()), self.target.tokenizer
@@ -153,7 +160,7 @@ class Terminology:
             if "".join(written.split()) != "".join(text.split()):
                 message = f"{phrase.text!r} cannot be copied: the target vocabulary writes it as {written!r}"
                 raise Unreadable("unknown_token", message)
-        return phrase
+        return self._whole(phrase)
 
 
 def phrases_in(lines: Iterable[bytes]) -> Iterator[list[bytes]]:

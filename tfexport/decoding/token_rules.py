@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
-from tfexport.decoding.hypothesis import Source
+from tfexport.decoding.hypothesis import Ids, Source
 from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.rules.bad_words import ban_last, last_tokens
 from tfexport.decoding.sampling import RandomStreams, draw
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Argmax, Ask, Best, FloatArray, IntArray, Runtime, Told, top_k
+from tfexport.text.word_parts import kind_of
 
 NO_HISTORY: IntArray = np.empty((0, 0), dtype=np.int64)
 LogProbs = NDArray[np.float64]
@@ -58,8 +59,13 @@ class TokenRules:
         self._banned_ids: dict[tuple[bool, bool], tuple[int, ...]] = {}
         self._history_rules = options.active_rules
         # A glossary may have many, the same for all sources.
-        by_phrases = {several: last_tokens(one.ids for one in several) for several in {s.forbidden for s in sources}}
-        self._forbidden = [by_phrases[source.forbidden] for source in sources]
+        never = {several: last_tokens(one.ids for one in several) for several in {s.forbidden for s in sources}}
+        self._forbidden = [
+            last_tokens([*(one.ids for one in source.forbidden), *more])
+            if (more := glued(source))
+            else never[source.forbidden]
+            for source in sources
+        ]
         self._forbids = any(self._forbidden)
         has_phrases = self._forbids or any(source.required for source in sources)
         self._always_needs_logits = bool(options.samples or self._history_rules or has_phrases)
@@ -145,11 +151,11 @@ class TokenRules:
 
     def forbids(self, ids: Sequence[int], index: int) -> bool:
         """Whether outputs of source `index` can never have these tokens one after the other."""
-        listed = [*((one,) for one in self._suppressed), *self._options.bad_words]
-        listed += [(*before, last) for before, every in self._forbidden[index].items() for last in every]
-        places = range(len(ids))
+        places, forbidden = range(len(ids)), self._forbidden[index]
         parts = {tuple(ids[start:end]) for start in places for end in range(start + 1, len(ids) + 1)}
-        return not parts.isdisjoint(listed)
+        if not parts.isdisjoint([*((one,) for one in self._suppressed), *self._options.bad_words]):
+            return True
+        return any(part[-1] in forbidden.get(part[:-1], ()) for part in parts)
 
     def banned_ahead(self, length: int, sentences: IntArray, steps: int) -> tuple[tuple[int, ...], ...] | None:
         """The ids that no row may have as token `length` and the next ones, `steps` in all; None where these steps need more
@@ -234,6 +240,26 @@ class TokenRules:
     def _counted(self, past: IntArray) -> IntArray:
         """The tokens that the rules about repetition count."""
         return past if self._options.search_profile.bos_counts else past[:, 1:]
+
+
+def glued(source: Source) -> list[Ids]:
+    """The sequences that would make whole phrases of a source parts of longer words.
+
+    What another phrase has in it is not among them: `New` may be required beside `New@@ ton`.
+    """
+    parts, found = source.word_parts, list[Ids]()
+    for ids, text, is_whole in source.required:
+        if parts is None or not is_whole:
+            continue
+        found += [(*ids, index) for index in parts.continuing] if kind_of(text[-1]) != "alone" else []
+        found += [(index, ids[0]) for index in parts.unfinished] if kind_of(text[0]) == "run" else []
+    needed = {
+        phrase.ids[start:end]
+        for phrase in source.required
+        for start in range(len(phrase.ids))
+        for end in range(start + 1, len(phrase.ids) + 1)
+    }
+    return [sequence for sequence in found if sequence not in needed]
 
 
 def uses_argmax(runtime: Runtime[Any], options: SearchOptions, source: Source) -> bool:

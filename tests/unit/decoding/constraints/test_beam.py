@@ -12,8 +12,10 @@ from tests.support.fakes import EOS, Ids, Model, ScriptedRuntime, constant_model
 from tfexport.decoding.hypothesis import Phrase, Source
 from tfexport.decoding.profiles import ProfileName
 from tfexport.decoding.search import Hypothesis, SearchOptions, search
+from tfexport.decoding.token_rules import glued
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import FloatArray
+from tfexport.text.word_parts import WordParts
 
 pytestmark = pytest.mark.filterwarnings("error")
 VOCAB = 24
@@ -198,3 +200,37 @@ def test_a_sentence_goes_on_while_any_bank_may_have_a_better_output() -> None:
             length_penalty=0.0,
         )
         assert found[0].ids == (7, 8, 9, 6, 6, EOS)
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_whole_phrases_are_no_parts_of_longer_words(beam: int) -> None:
+    """Every token but 10 and 11 continues a word, or has its word go on."""
+    parts = WordParts(continuing=tuple(range(12, VOCAB)), unfinished=(4, 5))
+    required = (Phrase((6,), "x", is_whole=True), Phrase((7, 8), "y", is_whole=True))
+    n_glued = 0
+    for seed in range(8):
+        whole = Source((5, seed), required=required, word_parts=parts)
+        loose = Source(
+            (5, seed), required=tuple(phrase._replace(is_whole=False) for phrase in required), word_parts=parts
+        )
+        for source in (whole, loose):
+            [[best]] = run(ends_now_and_then(seed), [source], beam=beam, max_length=16)
+            assert not best.missing
+            triples = [*zip((0, *best.ids), best.ids, best.ids[1:], strict=False)]
+            is_glued = any(
+                (last >= 12 and (two == 6 or (one, two) == (7, 8))) or (two in (4, 5) and last in (6, 7))
+                for one, two, last in triples
+            )
+            assert not (source is whole and is_glued)
+            n_glued += is_glued
+    assert n_glued > 3
+    signs = tuple(Phrase(ids, "+", is_whole=True) for ids, _, _ in required)
+    assert not glued(Source((5,), required=signs, word_parts=parts))
+
+
+def test_a_phrase_may_have_another_with_more_in_it() -> None:
+    parts = WordParts(continuing=(12, 13))
+    required = (Phrase((6,), "New", is_whole=True), Phrase((6, 12), "Newton", is_whole=True))
+    [[best]] = run(ends_now_and_then(3), [Source((5,), required=required, word_parts=parts)], beam=4, max_length=12)
+    assert not best.missing
+    assert (6, 12, 12) not in zip(best.ids, best.ids[1:], best.ids[2:], strict=False)
