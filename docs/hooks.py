@@ -71,7 +71,7 @@ def _parameters(command: Any, context: Any) -> str:
 def keywords() -> str:
     """The options that functions of the Python API take as keyword arguments."""
     from tfexport.decoding.options import SearchOptions
-    from tfexport.decoding.request_options import AlignmentOptions, BatchLimits
+    from tfexport.decoding.request_options import AlignmentOptions, BatchLimits, KeepOptions
     from tfexport.exporter.options import BudgetOptions
     from tfexport.models.checkpoints.options import CheckpointOptions, ModelOptions, ReferenceOptions
     from tfexport.option import rows
@@ -86,6 +86,10 @@ def keywords() -> str:
         "Options of alignments": (
             "`Model.translate`, `iterate`, `translate_ids` and `translate_async`",
             AlignmentOptions,
+        ),
+        "Options of copied text": (
+            "`Model.translate`, `iterate`, `stream`, `translate_async` and `stream_async`",
+            KeepOptions,
         ),
         "Options of batches": ("`Model.translate`, `iterate` and `translate_ids`", BatchLimits),
         "Options of a scheduler": ("`Model.serve`", ServingOptions),
@@ -360,6 +364,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "memory-results": lambda: recorded("memory"),
     "serve-costs": lambda: recorded("serve-costs"),
     "shortlist-results": lambda: recorded("shortlists"),
+    "constraint-results": lambda: recorded("constraints"),
     "changelog": lambda: _whole("CHANGELOG.md"),
     "security": lambda: _whole("SECURITY.md"),
 }

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from tfexport.decoding.hypothesis import Hypothesis, Source
+from tfexport.decoding.hypothesis import Hypothesis, Phrase, Source
 from tfexport.decoding.search import SearchOptions, search
 from tfexport.decoding.source_batch import length_limits
 from tfexport.runtimes.base import Runtime
@@ -175,8 +175,10 @@ def drive(
     while len(answers) < requests:
         driver.now += 0.01
         for _ in range(int(random.integers(0, 5)) if random.random() < 0.4 else 0):
-            sources = [_source(random, vocab, longest) for _ in range(1 if random.random() < 0.8 else 3)]
             given = kinds[int(random.integers(len(kinds)))]
+            beams = not given.keys() & {"samples", "alternatives"}
+            count = 1 if random.random() < 0.8 else 3
+            sources = [_source(random, vocab, longest, requires=beams) for _ in range(count)]
             most = int(random.integers(6, max_length + 1))
             options = SearchOptions.of({"max_length": most, **given})
             several = options.nbest > 1 or options.samples > 1 or options.alternatives > 0
@@ -191,7 +193,14 @@ def drive(
     return driver, answers
 
 
-def _source(random: np.random.Generator, vocab: int, longest: int) -> Source:
+def _source(random: np.random.Generator, vocab: int, longest: int, *, requires: bool) -> Source:
     ids = random.integers(4, vocab, int(random.integers(1, longest + 1))).tolist()
     prefix = tuple(random.integers(8, vocab, int(random.integers(1, 4))).tolist()) if random.random() < 0.15 else ()
-    return Source(ids, prefix=prefix, line=int(random.integers(1, 100)), least=int(random.random() < 0.1) * 3)
+    source = Source(ids, prefix=prefix, line=int(random.integers(1, 100)), least=int(random.random() < 0.1) * 3)
+    required = _phrases(random, vocab) if requires and random.random() < 0.2 else ()
+    return replace(source, required=required, forbidden=_phrases(random, vocab) if random.random() < 0.1 else ())
+
+
+def _phrases(random: np.random.Generator, vocab: int) -> tuple[Phrase, ...]:
+    lengths = random.integers(1, 3, int(random.integers(1, 4))).tolist()
+    return tuple(Phrase(tuple(random.integers(4, vocab, length).tolist())) for length in lengths)

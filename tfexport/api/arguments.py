@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tfexport.contract import Precision, precisions_of
+from tfexport.decoding.glossary import Entry, Glossary
 from tfexport.decoding.request_options import InputFormat
 from tfexport.errors import TfexportError
 from tfexport.option import checked, declared
@@ -22,6 +23,7 @@ MOST_THREADS = 256
 """Threads or processes: more are a slip, and starting them takes the machine."""
 _SHOWN = 60
 _SOURCES = "Give a string, a list of strings, or a list of lists of tokens."
+_PHRASES = "Give a list of strings for each sentence."
 _NOT_BOTH = "Give strings or lists of tokens, not both."
 
 
@@ -136,6 +138,36 @@ def lines_of(name: str, values: Any) -> Iterator[bytes]:
         TfexportError: it is not several things, at once.
     """
     return (line_of(name, value) for value in _several(name, values, "Give a list of strings."))
+
+
+def phrases_of(values: Any) -> Iterator[list[bytes]]:
+    """The phrases of each sentence, as they are read.
+
+    Raises:
+        TfexportError: it is not a list of strings for each; where it is not several things, at once.
+    """
+    return (phrases_of_one(value) for value in _several("constraints", values, _PHRASES))
+
+
+def phrases_of_one(value: Any) -> list[bytes]:
+    """The phrases of a sentence.
+
+    Raises:
+        TfexportError: it is not a list of strings.
+    """
+    return [line_of("constraints", phrase) for phrase in _several("constraints", value, _PHRASES)]
+
+
+def glossary_of(terms: Mapping[Any, Any]) -> Glossary:
+    """The glossary of a dictionary: source phrases and what stands for them.
+
+    Raises:
+        TfexportError: a phrase is no string, or has no words.
+    """
+    for phrase in (*terms, *terms.values()):
+        if not isinstance(phrase, str) or not phrase.strip():
+            raise _wrong("glossary", phrase, "Give phrases as strings.", part=True)
+    return Glossary.of(Entry(source, target, False, "glossary") for source, target in terms.items())
 
 
 def sources_of(values: Any) -> tuple[list[bytes], InputFormat]:

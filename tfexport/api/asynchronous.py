@@ -12,15 +12,26 @@ from typing import Any, Self, overload
 
 from numpy.typing import NDArray
 
-from tfexport.api.arguments import id_sources_of, line_of, lines_of, pairs_of, sources_of
+from tfexport.api.arguments import (
+    id_sources_of,
+    line_of,
+    lines_of,
+    pairs_of,
+    phrases_of,
+    phrases_of_one,
+    sources_of,
+)
 from tfexport.api.line_decoder import LineDecoder, score_options
 from tfexport.api.results import Translation, translation_of
 from tfexport.bundle.reader import Bundle
-from tfexport.decoding.line_reader import Reader, TargetReader, without_bom
+from tfexport.decoding.glossary import Glossary
+from tfexport.decoding.line_reader import Reader, TargetReader
 from tfexport.decoding.options import SearchOptions
-from tfexport.decoding.request_options import AlignmentOptions, InputFormat
+from tfexport.decoding.request_options import AlignmentOptions, InputFormat, KeepOptions
+from tfexport.decoding.search import require_beam
 from tfexport.decoding.shortlist import Shortlist
 from tfexport.decoding.stream import Step, StepTexts, refuse_several
+from tfexport.decoding.terminology import Terminology
 from tfexport.decoding.translate import Result, Writer, read_window, result_of, scored, with_alignments
 from tfexport.errors import TfexportError, UnavailableError
 from tfexport.option import checked, with_keywords
@@ -89,14 +100,15 @@ class AsyncTranslation:
         with self._service_lock:
             return self._service.metrics() if self._service is not None else Counters().to_dict()
 
-    @with_keywords(SearchOptions, AlignmentOptions)
+    @with_keywords(SearchOptions, AlignmentOptions, KeepOptions)
     def search_options(self, **options: Any) -> SearchOptions:
         """The search that `translate` does with these options: beside them are those of the bundle's generation_config.json.
 
         Raises:
             TfexportError: an option cannot be used.
         """
-        return self._known(False, None, "ids", options)[0]
+        terms, others = self._lines.terms(options, None, None)
+        return self._known(False, None, "ids", others, terms)[0]
 
     @overload
     async def translate_async(  # type: ignore[overload-overlap]  # a string is many strings to the type checker
@@ -105,6 +117,8 @@ class AsyncTranslation:
         *,
         prefix: str | None = None,
         shortlist: Shortlist | None = None,
+        constraints: Sequence[str] | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
         bulk: bool = False,
         timeout: float | None = None,
         **options: Any,
@@ -116,17 +130,21 @@ class AsyncTranslation:
         *,
         prefix: Iterable[str] | str | None = None,
         shortlist: Shortlist | None = None,
+        constraints: Iterable[Sequence[str]] | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
         bulk: bool = False,
         timeout: float | None = None,
         **options: Any,
     ) -> list[Translation]: ...
-    @with_keywords(SearchOptions, AlignmentOptions)
+    @with_keywords(SearchOptions, AlignmentOptions, KeepOptions)
     async def translate_async(
         self,
         texts: str | Iterable[str] | Iterable[Sequence[str]],
         *,
         prefix: Iterable[str] | str | None = None,
         shortlist: Shortlist | None = None,
+        constraints: Iterable[Sequence[str]] | Sequence[str] | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
         bulk: bool = False,
         timeout: float | None = None,
         **options: Any,
@@ -135,8 +153,8 @@ class AsyncTranslation:
         Cancel the task, and its sentences leave the batch.
 
         Args:
-            texts, prefix, shortlist, options: as in `translate`; `batch_size`, `workers` and `max_batch_tokens` are the
-                scheduler's, see `serve`.
+            texts, prefix, shortlist, constraints, glossary, options: as in `translate`; `batch_size`, `workers` and
+                `max_batch_tokens` are the scheduler's, see `serve`.
             bulk: requests that are not bulk go before this one.
             timeout: seconds to its deadline.
 
@@ -153,7 +171,9 @@ class AsyncTranslation:
         if prefix is not None:
             prefixes = [prefix] * len(lines) if isinstance(prefix, str) else prefix
             outputs = self._lines.writer().reader(lines=lines_of("prefix", prefixes))
-        search, reader, writer = self._known(prefix is not None, shortlist, format, options)
+        each: Any = [constraints] if isinstance(texts, str) and constraints is not None else constraints
+        terms, others = self._lines.terms(options, glossary, None if each is None else list(phrases_of(each)))
+        search, reader, writer = self._known(prefix is not None, shortlist, format, others, terms)
         results = await self._results(lines, reader, outputs, shortlist, search, bulk=bulk, timeout=timeout)
         found = await _written(results, writer)
         return found[0] if isinstance(texts, str) else found
@@ -199,7 +219,7 @@ class AsyncTranslation:
         found = await _written([scored(result) for result in results], writer)
         return found[0] if isinstance(texts, str) else found
 
-    @with_keywords(SearchOptions)
+    @with_keywords(SearchOptions, KeepOptions)
     async def stream_async(
         self,
         text: str,
@@ -208,19 +228,21 @@ class AsyncTranslation:
         shortlist: Shortlist | None = None,
         bulk: bool = False,
         timeout: float | None = None,
-        **search: Any,
+        **more: Any,
     ) -> AsyncIterator[Step]:
         """`stream` for an event loop, in batches with all other calls. Close the iterator to stop early.
 
         Args:
             bulk, timeout: as in `translate_async`.
+            more: `constraints` and `glossary`, as in `stream`, and options of the search.
 
         Raises:
             TfexportError: as in `stream` and `translate_async`.
         """
-        _, options = self._lines.search_of(prefix is not None, shortlist, search)
+        search = {name: value for name, value in more.items() if name not in ("constraints", "glossary")}
+        _, options = self._lines.search_of(prefix is not None, shortlist, self._lines.terms(search, None, None)[1])
         refuse_several(options)
-        found = self.follow_async(text, prefix=prefix, shortlist=shortlist, bulk=bulk, timeout=timeout, **search)
+        found = self.follow_async(text, prefix=prefix, shortlist=shortlist, bulk=bulk, timeout=timeout, **more)
         async with aclosing(found):
             async for one in found:
                 if isinstance(one, Step):
@@ -228,13 +250,15 @@ class AsyncTranslation:
                 elif not one.hypotheses:
                     raise TfexportError(f"this sentence cannot be decoded: {one.message or one.status}.")
 
-    @with_keywords(SearchOptions, AlignmentOptions)
+    @with_keywords(SearchOptions, AlignmentOptions, KeepOptions)
     async def follow_async(
         self,
         text: str,
         *,
         prefix: str | None = None,
         shortlist: Shortlist | None = None,
+        constraints: Sequence[str] | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
         bulk: bool = False,
         timeout: float | None = None,
         **options: Any,
@@ -249,7 +273,9 @@ class AsyncTranslation:
         """
         lines = [line_of("text", text)]
         outputs = None if prefix is None else self._lines.writer().reader(lines=[line_of("prefix", prefix)])
-        asked, reader, writer = self._known(prefix is not None, shortlist, "text", options)
+        phrases = None if constraints is None else [phrases_of_one(constraints)]
+        terms, others = self._lines.terms(options, glossary, phrases)
+        asked, reader, writer = self._known(prefix is not None, shortlist, "text", others, terms)
         refuse_several(replace(asked, nbest=1))
         told = replace(asked, scores=True, token_scores=True)
         events: asyncio.Queue[tuple[tuple[int, ...], tuple[float, ...]] | None] = asyncio.Queue()
@@ -279,9 +305,23 @@ class AsyncTranslation:
             task.cancel()
 
     def _known(
-        self, begins: bool, shortlist: Shortlist | None, format: InputFormat, given: Mapping[str, Any]
+        self,
+        begins: bool,
+        shortlist: Shortlist | None,
+        format: InputFormat,
+        given: Mapping[str, Any],
+        terms: Terminology | None = None,
     ) -> tuple[SearchOptions, Reader, Writer]:
         """The search with these options, and what reads and writes its lines. They are kept: requests have few kinds."""
+        search, reader, writer = self._kind(begins or terms is not None, shortlist, format, given)
+        if terms is not None:
+            terms.require_format(format)
+            require_beam(search)
+        return search, replace(reader, terms=terms), writer
+
+    def _kind(
+        self, begins: bool, shortlist: Shortlist | None, format: InputFormat, given: Mapping[str, Any]
+    ) -> tuple[SearchOptions, Reader, Writer]:
         key = (begins, type(shortlist), format, *((name, type(value), value) for name, value in given.items()))
         try:
             if key in self._kinds:
@@ -305,11 +345,11 @@ class AsyncTranslation:
         **more: Any,
     ) -> list[Result]:
         """What becomes of lines, in their order; what `translate` of `decoding/translate.py` does without a scheduler."""
-        service, plain = self._scheduler(), without_bom(lines)
+        service = self._scheduler()
         begins = [] if outputs is None or outputs.lines is None else list(outputs.lines)
         outputs = replace(outputs, lines=begins) if outputs else None
-        pairs = outputs.pairs(plain) if outputs else ((line, b"") for line in plain)
-        window = self._runtime.capacity, reader, outputs, enumerate(pairs, start=1), shortlist
+        chunk = enumerate(reader.lines(lines, outputs), start=1)
+        window = self._runtime.capacity, reader, outputs, chunk, shortlist
         if sum(map(len, [*lines, *begins])) > READ_HERE:
             known, readable = await asyncio.to_thread(read_window, *window)
         else:

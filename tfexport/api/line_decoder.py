@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tfexport.api.arguments import MOST_THREADS, count_of, group_of, require
+from tfexport.api.arguments import MOST_THREADS, count_of, glossary_of, group_of, require
 from tfexport.api.results import Translation, translation_of
 from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
 from tfexport.decoding.generation_config import options_with_defaults
+from tfexport.decoding.glossary import Glossary
 from tfexport.decoding.line_reader import Reader, TargetReader
 from tfexport.decoding.options import SearchOptions
-from tfexport.decoding.request_options import AlignmentOptions, BatchLimits, InputFormat
+from tfexport.decoding.request_options import AlignmentOptions, BatchLimits, InputFormat, KeepOptions
+from tfexport.decoding.search import require_beam
 from tfexport.decoding.shortlist import Shortlist
+from tfexport.decoding.terminology import Terminology
 from tfexport.decoding.translate import Result, Writer, translate, with_alignments
 from tfexport.option import checked, declared
 from tfexport.runtimes import require_workers
@@ -24,7 +27,8 @@ from tfexport.runtimes.base import Runtime
 _log = logging.getLogger("tfexport")
 
 _OTHERS = (
-    *("batch_size", "workers", "prefix", "shortlist"),
+    *("batch_size", "workers", "prefix", "shortlist", "constraints", "glossary"),
+    *declared(KeepOptions),
     *declared(AlignmentOptions),
     *declared(BatchLimits),
 )
@@ -58,9 +62,10 @@ class LineDecoder:
         workers: int,
         given: Mapping[str, Any],
         finish: Callable[[Result], Result] = lambda result: result,
+        terms: Terminology | None = None,
     ) -> Iterator[Translation]:
         """The results of lines of a format; see `decoder`."""
-        decode = self.decoder(outputs is not None, shortlist, batch_size, workers, given, finish)
+        decode = self.decoder(outputs is not None, shortlist, batch_size, workers, given, finish, terms=terms)
         return decode(lines, format, outputs)
 
     def decoder(
@@ -72,6 +77,7 @@ class LineDecoder:
         given: Mapping[str, Any],
         finish: Callable[[Result], Result] = lambda result: result,
         live: bool = False,
+        terms: Terminology | None = None,
     ) -> Callable[[Iterable[bytes], InputFormat, TargetReader | None], Iterator[Translation]]:
         """What decodes lines of a format, all arguments checked.
 
@@ -80,18 +86,21 @@ class LineDecoder:
             given: options of the search, of alignments and of the size of batches.
             finish: is applied to each result.
             live: lines come one after the other, and no result waits for the next.
+            terms: what outputs have to say.
         """
         batch_size, workers = count_of("batch_size", batch_size), count_of("workers", workers, maximum=MOST_THREADS)
         limits = group_of(BatchLimits, given)
         others = {name: value for name, value in given.items() if name not in declared(BatchLimits)}
-        asked, options = self.search_of(begins, shortlist, others)
+        asked, options = self.search_of(begins, shortlist, others, terms)
         require_workers(self.runtime.name, self.bundle, self.runtime.precision, workers)
 
         def decode(lines: Iterable[bytes], format: InputFormat, outputs: TargetReader | None) -> Iterator[Translation]:
+            if terms is not None:
+                terms.require_format(format)
             reader, writer = with_alignments(asked, Reader.of(self.bundle, format), Writer.of(self.bundle, "jsonl"))
             results = translate(
                 self.runtime,
-                replace(reader, tells_tokens=options.attention),
+                replace(reader, tells_tokens=options.attention, terms=terms),
                 lines,
                 options,
                 batch_size=batch_size,
@@ -106,20 +115,51 @@ class LineDecoder:
         return decode
 
     def search_of(
-        self, begins: bool, shortlist: Shortlist | None, given: Mapping[str, Any]
+        self,
+        begins: bool,
+        shortlist: Shortlist | None,
+        given: Mapping[str, Any],
+        terms: Terminology | None = None,
     ) -> tuple[AlignmentOptions, SearchOptions]:
         """What is given for alignments, and the search with all that this needs.
 
         Args:
             begins: outputs begin with a prefix.
             given: options of the search and of alignments.
+            terms: what outputs have to say.
         """
         require_shortlist(shortlist)
         asked = group_of(AlignmentOptions, given)
         search = {name: value for name, value in given.items() if name not in declared(AlignmentOptions)}
         options = self.options({**search, "attention": True} if asked else search)
-        # What begins with a prefix needs the graph that tells scores.
-        return asked, replace(options, scores=True) if begins else options
+        if terms is not None:
+            require_beam(options)
+        # What begins with a prefix, or has to have phrases, needs the graph that tells scores.
+        return asked, replace(options, scores=True) if begins or terms is not None else options
+
+    def terms(
+        self,
+        given: Mapping[str, Any],
+        glossary: Glossary | Mapping[str, str] | None,
+        phrases: Iterable[Sequence[bytes]] | None,
+    ) -> tuple[Terminology | None, dict[str, Any]]:
+        """What outputs have to say, and the options that are not of it.
+
+        Args:
+            phrases: of each line.
+
+        Raises:
+            TfexportError: one of these has another type.
+        """
+        keep = group_of(KeepOptions, given).keep_between
+        others = {name: value for name, value in given.items() if name not in declared(KeepOptions)}
+        if isinstance(glossary, Mapping):
+            glossary = glossary_of(glossary)
+        elif glossary is not None:
+            require(Glossary, "glossary", glossary, "Give what Model.read_glossary returns, or a dictionary.")
+        if keep is None and glossary is None and phrases is None:
+            return None, others
+        return Terminology(self.writer().reader(), phrases=phrases, glossary=glossary, keep=keep), others
 
     def options(self, search: Mapping[str, Any]) -> SearchOptions:
         """The options of a search, checked, over those of the bundle's generation_config.json."""

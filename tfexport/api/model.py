@@ -6,7 +6,8 @@ PyTorch is not needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import tee
 from pathlib import Path
 from typing import Any, overload
@@ -16,12 +17,15 @@ from numpy.typing import NDArray
 from tfexport.api.arguments import (
     count_of,
     flag_of,
+    group_of,
     id_sources_of,
     line_of,
     lines_of,
     live_sources_of,
     pairs_of,
     path_of,
+    phrases_of,
+    phrases_of_one,
     precision_of,
     require,
     require_runtime,
@@ -34,9 +38,10 @@ from tfexport.api.results import Translation
 from tfexport.bundle.reader import Bundle, open_bundle
 from tfexport.config import ModelConfig
 from tfexport.contract import Precision, short_name
+from tfexport.decoding.glossary import Glossary, read_glossary
 from tfexport.decoding.line_reader import Reader
 from tfexport.decoding.options import SearchOptions
-from tfexport.decoding.request_options import AlignmentOptions, BatchLimits
+from tfexport.decoding.request_options import AlignmentOptions, BatchLimits, GlossaryCase, KeepOptions, TermOptions
 from tfexport.decoding.shortlist import BEST, FIRST, Shortlist, read_shortlist
 from tfexport.decoding.stream import Step, Streamed, refuse_several, stream_lines
 from tfexport.decoding.translate import scored
@@ -90,6 +95,8 @@ class Model(AsyncTranslation):
         *,
         prefix: str | None = None,
         shortlist: Shortlist | None = None,
+        constraints: Sequence[str] | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
         batch_size: int = 32,
         workers: int = 1,
         **options: Any,
@@ -101,17 +108,21 @@ class Model(AsyncTranslation):
         *,
         prefix: Iterable[str] | str | None = None,
         shortlist: Shortlist | None = None,
+        constraints: Iterable[Sequence[str]] | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
         batch_size: int = 32,
         workers: int = 1,
         **options: Any,
     ) -> list[Translation]: ...
-    @with_keywords(SearchOptions, AlignmentOptions, BatchLimits)
+    @with_keywords(SearchOptions, AlignmentOptions, KeepOptions, BatchLimits)
     def translate(
         self,
         texts: str | Iterable[str] | Iterable[Sequence[str]],
         *,
         prefix: Iterable[str] | str | None = None,
         shortlist: Shortlist | None = None,
+        constraints: Iterable[Sequence[str]] | Sequence[str] | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
         batch_size: int = 32,
         workers: int = 1,
         **options: Any,
@@ -122,6 +133,9 @@ class Model(AsyncTranslation):
             texts: a sentence, several, or the tokens of several, which are not split any further.
             prefix: what the outputs begin with, for each sentence, or one string for all.
             shortlist: the words that may come in the outputs, as `read_shortlist` gives it.
+            constraints: phrases that the outputs have to have, for each sentence.
+            glossary: what they have to have, or may not have, where a source phrase occurs: what `read_glossary` gives,
+                or a dictionary of source phrases and target phrases.
             batch_size: sentences decoded together, at most.
             workers: processes (Linux) or threads that decode batches at once, over one set of weights.
             options: fields of `SearchOptions`, such as `beam=4, nbest=2, profile="hf"` (greedy by default); `alignments`,
@@ -134,23 +148,36 @@ class Model(AsyncTranslation):
         if isinstance(texts, str):
             if not (prefix is None or isinstance(prefix, str)):
                 raise TfexportError("one sentence has one prefix. Give a string, or a list of sentences.")
+            several = None if constraints is None else [constraints]
             return self.translate(
-                [texts], prefix=prefix, shortlist=shortlist, batch_size=batch_size, workers=workers, **options
+                [texts],
+                prefix=prefix,
+                shortlist=shortlist,
+                constraints=several,  # type: ignore[arg-type]  # checked as it is read
+                glossary=glossary,
+                batch_size=batch_size,
+                workers=workers,
+                **options,
             )[0]
         lines, format = sources_of(texts)
+        phrases = None if constraints is None else phrases_of(constraints)
+        terms, others = self._lines.terms(options, glossary, phrases)
         outputs = None
         if prefix is not None:
             prefixes = [prefix] * len(lines) if isinstance(prefix, str) else prefix
             outputs = self._lines.writer().reader(lines=lines_of("prefix", prefixes))
-        return list(self._lines.decoded(lines, format, outputs, shortlist, batch_size, workers, options))
+        results = self._lines.decoded(lines, format, outputs, shortlist, batch_size, workers, others, terms=terms)
+        return list(results)
 
-    @with_keywords(SearchOptions, AlignmentOptions, BatchLimits)
+    @with_keywords(SearchOptions, AlignmentOptions, KeepOptions, BatchLimits)
     def iterate(
         self,
         texts: Iterable[str] | Iterable[Sequence[str]],
         *,
         prefix: Iterable[str] | str | None = None,
         shortlist: Shortlist | None = None,
+        constraints: Iterable[Sequence[str]] | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
         batch_size: int = 32,
         workers: int = 1,
         **options: Any,
@@ -167,8 +194,10 @@ class Model(AsyncTranslation):
         prefixes: bytes | Iterator[bytes] | None = None
         if prefix is not None:
             prefixes = line_of("prefix", prefix) if isinstance(prefix, str) else lines_of("prefix", prefix)
-        live = not isinstance(texts, Sequence) or not (prefix is None or isinstance(prefix, Sequence))
-        decode = self._lines.decoder(prefix is not None, shortlist, batch_size, workers, options, live=live)
+        inputs = [texts, *(given for given in (prefix, constraints) if given is not None)]
+        live = not all(isinstance(given, Sequence) for given in inputs)
+        terms, others = self._lines.terms(options, glossary, None if constraints is None else phrases_of(constraints))
+        decode = self._lines.decoder(prefix is not None, shortlist, batch_size, workers, others, live=live, terms=terms)
         Reader.of(self._bundle, "text")  # without a vocabulary nothing is read
 
         def results() -> Iterator[Translation]:
@@ -224,13 +253,15 @@ class Model(AsyncTranslation):
         found = list(self._lines.decoded(lines, "text", reader, None, batch_size, workers, search, scored))
         return found[0] if isinstance(texts, str) else found
 
-    @with_keywords(SearchOptions)
+    @with_keywords(SearchOptions, KeepOptions)
     def stream(
         self,
         text: str,
         *,
         prefix: str | None = None,
         shortlist: Shortlist | None = None,
+        constraints: Sequence[str] | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
         **search: Any,
     ) -> Iterator[Step]:
         """Decode one sentence and give each token as soon as it is decided; the texts of the steps, put together, are the
@@ -242,9 +273,13 @@ class Model(AsyncTranslation):
         require_shortlist(shortlist)
         reader, writer = Reader.of(self._bundle, "text"), self._lines.writer()
         outputs = None if prefix is None else writer.reader(lines=[line_of("prefix", prefix)])
-        options = self._lines.options(search)
+        terms, others = self._lines.terms(
+            search, glossary, None if constraints is None else [phrases_of_one(constraints)]
+        )
+        options = self._lines.options(others)
         refuse_several(options)
         line = line_of("text", text)
+        reader = replace(reader, terms=terms)
         events = stream_lines(self._runtime, reader, [line], options, writer, outputs=outputs, shortlist=shortlist)
         return _steps(events)
 
@@ -258,6 +293,18 @@ class Model(AsyncTranslation):
         tokenizers = (self._bundle.tokenizer("source"), self._bundle.tokenizer("target"))
         first, best = count_of("first", first, minimum=0), count_of("best", best)
         return read_shortlist(path_of("path", path), self.config, *tokenizers, first=first, best=best)
+
+    def read_glossary(self, path: str | Path, *, case: GlossaryCase = "exact") -> Glossary:
+        """The glossary of a file, as `decode --glossary` reads it, for `translate`.
+
+        Args:
+            case: `ignore` for source phrases that occur in any case.
+
+        Raises:
+            TfexportError: it cannot be read, or has a line that is none of a glossary.
+        """
+        chosen = group_of(TermOptions, {"glossary": path_of("path", path), "glossary_case": case})
+        return read_glossary(path_of("path", path), "text", chosen.glossary_case)
 
 
 def _repeated(prefix: bytes, lines: Iterable[bytes]) -> Iterator[bytes]:

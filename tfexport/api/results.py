@@ -36,6 +36,8 @@ class Output:
     """The range `[from, to)` of the text's own among `source_tokens`."""
     alignment: tuple[tuple[int, int], ...] = ()
     """Pairs of positions in the text's own source tokens and in `tokens`, where `alignments` asked for them."""
+    missing: tuple[str, ...] = ()
+    """Required phrases that it lacks."""
     attention: FloatArray | None = field(default=None, compare=False)
     """What each token attended to, [tokens, source ids] in float32, where `attention=True` or `alignments` asked for it:
     cross-attention of the layer `alignment_layer`, the mean of its heads. The bundle has to be exported with
@@ -101,5 +103,6 @@ def _output(found: Hypothesis, result: Result, writer: Writer) -> Output:
         source_tokens=source.words,
         source_text=(source.start, source.end),
         alignment=tuple(writer.aligner.pairs(found, result.source)),
+        missing=tuple(phrase.text for phrase in found.missing),
         attention=found.attention,
     )

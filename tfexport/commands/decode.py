@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,7 @@ from tfexport.decoding.request_options import (
     PrefixOptions,
     RuntimeOptions,
     ShortlistOptions,
+    TermOptions,
 )
 from tfexport.errors import TfexportError
 from tfexport.option import checked
@@ -29,8 +31,10 @@ from tfexport.system.input_files import opened, require_one_stdin
 if TYPE_CHECKING:
     from tfexport.bundle.reader import Bundle
     from tfexport.decoding.generation_config import GenerationDefaults
+    from tfexport.decoding.glossary import Glossary
     from tfexport.decoding.line_reader import Reader
     from tfexport.decoding.shortlist import Shortlist
+    from tfexport.decoding.terminology import Terminology
     from tfexport.decoding.translate import Writer
     from tfexport.decoding.workers import CpuSplit
     from tfexport.runtimes.base import Runtime
@@ -45,6 +49,7 @@ def decode(
     formats: FormatOptions,
     search: Given[SearchOptions],
     prefixes: PrefixOptions,
+    terms: TermOptions,
     shortlist: ShortlistOptions,
     alignments: AlignmentOptions,
     runtime: RuntimeOptions,
@@ -62,13 +67,18 @@ def decode(
     from tfexport.bundle.watch import watched
     from tfexport.system.processes import return_freed_memory
 
-    request = Request(directory, source, formats, search, prefixes, shortlist, alignments, runtime, batches, stream)
-    refuse_to_replace(output, source, prefixes.prefix_file, shortlist.shortlist, alignments.unk_dictionary)
+    request = Request(
+        directory, source, formats, search, prefixes, terms, shortlist, alignments, runtime, batches, stream
+    )
+    read = (prefixes.prefix_file, terms.constraint_file, terms.glossary, shortlist.shortlist, alignments.unk_dictionary)
+    refuse_to_replace(output, source, *read)
     request.check(to_file=output is not None)
     with watched(directory) as watch, contextlib.ExitStack() as files:
         lines = files.enter_context(opened(source))
-        prefix_file = prefixes.prefix_file
-        prefix_lines = None if prefix_file is None else files.enter_context(opened(prefix_file))
+        prefix_lines, phrase_lines = (
+            None if path is None else files.enter_context(opened(path))
+            for path in (prefixes.prefix_file, terms.constraint_file)
+        )
         # A person at a terminal is answered line by line.
         job = request.load(window=1 if stream or lines.isatty() else None)
         watch.loaded()
@@ -76,11 +86,12 @@ def decode(
         with writing(output, job.identity(), resume=resume, window=job.window) as out:
             job.print_notes()
             outputs = job.writer.reader(lines=prefix_lines) if prefixes else None
+            reader = replace(job.reader, terms=job.terminology(phrase_lines))
             if stream:
                 from tfexport.decoding.stream import shown, stream_lines
 
                 events = stream_lines(
-                    job.model, job.reader, lines, job.options, job.writer, outputs=outputs, shortlist=job.shortlist
+                    job.model, reader, lines, job.options, job.writer, outputs=outputs, shortlist=job.shortlist
                 )
                 for _ in warned(watch.over(shown(events, job.writer, out.file))):
                     pass
@@ -89,7 +100,7 @@ def decode(
 
             results = translate(
                 job.model,
-                job.reader,
+                reader,
                 lines,
                 job.options,
                 batch_size=batches.batch_size,
@@ -113,6 +124,7 @@ class Request:
     formats: FormatOptions
     search: Given[SearchOptions]
     prefixes: PrefixOptions
+    terms: TermOptions
     shortlist: ShortlistOptions
     alignments: AlignmentOptions
     runtime: RuntimeOptions
@@ -135,8 +147,9 @@ class Request:
             checked(SearchOptions, self.search)  # more is known with the bundle's defaults
         else:
             self._check_search(self.options(lambda tokens: (0,)))  # ids are known with the vocabulary
-        if self.prefixes.prefix_file is not None:
-            require_one_stdin(self.source, self.prefixes.prefix_file)
+        beside = [path for path in (self.prefixes.prefix_file, self.terms.constraint_file) if path is not None]
+        if beside:
+            require_one_stdin(self.source, *beside)
         if self.stream and (to_file or self.batches.workers not in (None, 1)):
             raise TfexportError("--stream writes to stdout, by one worker. Leave -o and --workers out.")
         if self.stream and self.alignments:
@@ -148,16 +161,19 @@ class Request:
 
     def _check_search(self, options: SearchOptions) -> None:
         """Raises TfexportError where other flags and the search exclude each other."""
+        from tfexport.decoding.search import require_beam
         from tfexport.decoding.stream import refuse_several
 
+        if self.terms:
+            require_beam(options)
         if options.alignment_layer != -1 and not options.reads_attention:
             raise TfexportError("--alignment-layer is of --alignments, --replace-unk and --coverage-penalty. Add one.")
         if self.stream:
             refuse_several(options)
 
     def _given(self) -> dict[str, Any]:
-        # Only jsonl has scores, and outputs with a prefix need the graph that computes them.
-        scores = self.stream or self.formats.output_format == "jsonl" or bool(self.prefixes)
+        # Only jsonl has scores, and outputs with a prefix or phrases need the graph that computes them.
+        scores = self.stream or self.formats.output_format == "jsonl" or bool(self.prefixes) or bool(self.terms)
         return {"scores": scores, "attention": bool(self.alignments), **self.search}
 
     def options(self, token_ids: Any) -> SearchOptions:
@@ -186,7 +202,7 @@ class Request:
         )
         self._check_search(options)
         suppressed_ids(bundle.config, options)
-        shortlist = self._shortlist(bundle)
+        shortlist, glossary = self._shortlist(bundle), self._glossary(reader)
         if options.reads_attention:
             resolve_layer(options.alignment_layer, bundle.config.n_decoder_layers)
         at_once = window is None and takes_workers(name, bundle, precision)
@@ -203,7 +219,9 @@ class Request:
         model.prepare(options.needs)
         size = window or window_size(self.batches.batch_size, split.workers)
         chose_split = at_once and None in (self.batches.workers, self.batches.threads)
-        return Job(self, bundle, reader, writer, options, defaults, shortlist, model, split, size, chose_split)
+        return Job(
+            self, bundle, reader, writer, options, defaults, shortlist, glossary, model, split, size, chose_split
+        )
 
     def _reader_and_writer(self, bundle: Bundle) -> tuple[Reader, Writer]:
         from tfexport.decoding.line_reader import Reader
@@ -211,6 +229,12 @@ class Request:
 
         reader = Reader.of(bundle, self.formats.input_format)
         return with_alignments(self.alignments, reader, Writer.of(bundle, self.formats.output_format))
+
+    def _glossary(self, reader: Reader) -> Glossary | None:
+        from tfexport.decoding.glossary import read_glossary
+
+        asked = self.terms
+        return None if asked.glossary is None else read_glossary(asked.glossary, reader.format, asked.glossary_case)
 
     def _shortlist(self, bundle: Bundle) -> Shortlist | None:
         from tfexport.decoding.shortlist import read_shortlist
@@ -233,6 +257,7 @@ class Job:
     defaults: GenerationDefaults
     """What the bundle gives of the options."""
     shortlist: Shortlist | None
+    glossary: Glossary | None
     model: Runtime[Any]
     split: CpuSplit
     window: int
@@ -240,11 +265,26 @@ class Job:
     chose_split: bool
     """Whether workers or threads were chosen here, and not by the user."""
 
+    def terminology(self, phrase_lines: Iterable[bytes] | None) -> Terminology | None:
+        """What outputs have to say.
+
+        Args:
+            phrase_lines: of the file that has the phrases of each line.
+        """
+        from tfexport.decoding.terminology import Terminology, phrases_in
+
+        asked = self.request.terms
+        if not asked:
+            return None
+        phrases = None if phrase_lines is None else phrases_in(phrase_lines)
+        return Terminology(self.writer.reader(), asked.constraint_columns, phrases, self.glossary, asked.keep_between)
+
     def identity(self) -> dict[str, Any]:
         """All that the output depends on: only a run of the same goes on with its file."""
         from tfexport.bundle.reader import MANIFEST, file_sha256
 
         asked, listed, prefixes = self.request.alignments, self.request.shortlist, self.request.prefixes
+        terms = self.request.terms
         return {
             "bundle": file_sha256(self.bundle.directory / MANIFEST),
             "runtime": self.request.runtime.runtime,
@@ -252,6 +292,10 @@ class Job:
             "search": asdict(self.options),
             "input": [str(self.request.source), self.reader.format],
             "prefixes": content_of(prefixes.prefix_file) if prefixes.prefix_file else prefixes.prefix_column,
+            "terms": [
+                content_of(terms.constraint_file) if terms.constraint_file else terms.constraint_columns,
+                *(content_of(terms.glossary), terms.glossary_case, terms.keep_between),
+            ],
             "output": [self.writer.format, asked.alignments, asked.replace_unk, content_of(asked.unk_dictionary)],
             "shortlist": [content_of(listed.shortlist), listed.shortlist_first, listed.shortlist_best],
         }

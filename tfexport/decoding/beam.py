@@ -81,12 +81,10 @@ class BeamBatch:
         return self._ahead.request(self._length, self.sentences, self.tokens, self._log_probs, self._n_candidates)
 
     def advance(self, told: Told, attention: TellAttention) -> IntArray | None:
-        length = self._length + 1
-        best = self._rules.best(told, self._ask, self._n_candidates, length, self.sentences, self._history)
-        assert isinstance(best, Best)  # a beam compares probabilities
+        found = self._continuations(told, self._length + 1)
         if self._trace:
             self._trace.add(attention(), self.sentences)
-        return self._take(self._best_continuations(best))
+        return self._take(found)
 
     def advance_ahead(self, found: Continuations, begin: Begin | None = None) -> IntArray | None:
         require_numbers(found.log_probs)
@@ -118,9 +116,18 @@ class BeamBatch:
             )
         ]
 
-    def _best_continuations(self, best: Best) -> Continuations:
-        """The `_n_candidates` best continuations of each sentence, given the `best` tokens of each row; of one step."""
-        candidates = rank_continuations(self._log_probs, best, self._n_candidates)
+    def _continuations(self, told: Told, length: int) -> Continuations:
+        """The `_n_candidates` best continuations of each sentence, to `length` tokens; of one step."""
+        best = self._rules.best(told, self._ask, self._n_candidates, length, self.sentences, self._history)
+        assert isinstance(best, Best)  # a beam compares probabilities
+        return self._narrowed(rank_continuations(self._log_probs, best, self._n_candidates))
+
+    def _best_live(self, found: Continuations) -> LogProbs:
+        """The log-probability of the best of the first `beam` of what was found, which are live; [.., sentences]."""
+        return found.log_probs[..., 0]
+
+    def _narrowed(self, candidates: Continuations) -> Continuations:
+        """The candidates that have a place in the beam, as those of one step."""
         if self._profile.narrows_beam:
             places = self._beam - self._finished.count[self.sentences]
             candidates.log_probs[np.arange(candidates.log_probs.shape[1]) >= places[:, None]] = -np.inf
@@ -158,7 +165,7 @@ class BeamBatch:
         if begin is not None:
             self._begin_following(begin, ends)
         done = self._finished.take(
-            *(ends, found.log_probs[..., 0], self.sentences, first, at_limit),
+            *(ends, self._best_live(found), self.sentences, first, at_limit),
             counts=new,
             penalties=self._penalties(ends, self.sentences, first),
         )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfexport.decoding.batches import batches_by_length
-from tfexport.decoding.line_reader import Reader, Status, without_bom
+from tfexport.decoding.line_reader import Reader, Status
 from tfexport.decoding.source_batch import pad
 from tfexport.decoding.token_rules import log_softmax, require_finite
 from tfexport.decoding.translate import pass_over, read_window, until_failure, window_size
@@ -66,7 +66,7 @@ def classify(
     Raises:
         TfexportError: the model gives no finite numbers, or there are fewer lines than are `done`.
     """
-    stream = enumerate(((line, b"") for line in without_bom(lines)), start=1)
+    stream = enumerate(reader.lines(lines, None), start=1)
     pass_over(stream, done)
     size = classifier.capacity.batch_size(batch_size, 1)
     failed: list[Exception] = []

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tfexport.decoding.attention_trace import coverage
 from tfexport.runtimes.base import FloatArray, IntArray
+from tfexport.text.word_parts import WordParts
 
 if TYPE_CHECKING:
     from tfexport.config import ModelConfig
     from tfexport.decoding.options import SearchOptions
     from tfexport.text.tokenizers import TextTokenizer
+
+
+Ids = tuple[int, ...]
+
+
+class Phrase(NamedTuple):
+    """A phrase that outputs have to have, or may not have."""
+
+    ids: Ids
+    """At least one."""
+    text: str = ""
+    """As a person reads it."""
+    is_whole: bool = False
+    """It may be no part of a longer word, where `Source.word_parts` tells which tokens are parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +76,13 @@ class Source:
     least: int = 0
     """The smallest number of tokens before eos, besides that of the search."""
     candidates: IntArray | None = field(default=None, compare=False)
-    """The target ids that its outputs may have, besides eos and those of `prefix`; None for all."""
+    """The target ids that its outputs may have, besides eos and `given_ids`; None for all."""
+    required: tuple[Phrase, ...] = ()
+    """Phrases that its outputs have to have."""
+    forbidden: tuple[Phrase, ...] = ()
+    """Phrases that they may not have."""
+    word_parts: WordParts | None = field(default=None, compare=False)
+    """The tokens of the target vocabulary that are parts of words; None where that is not known."""
     line: int = 0
     """The number of its line. With the seed it decides what sampling draws."""
     tokens: SourceTokens | None = None
@@ -69,6 +90,11 @@ class Source:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def given_ids(self) -> list[int]:
+        """The ids of what its outputs begin with and have to have."""
+        return [*self.prefix, *(index for phrase in self.required for index in phrase.ids)]
 
 
 @dataclass(slots=True)
@@ -89,6 +115,8 @@ class Hypothesis:
     attention: FloatArray | None = field(default=None, compare=False)
     """The cross-attention of each token when it was chosen, [tokens, source ids]: of one layer, the mean of its heads. None
     if the options do not request it."""
+    missing: tuple[Phrase, ...] = ()
+    """Required phrases that it lacks."""
 
     @classmethod
     def scored(

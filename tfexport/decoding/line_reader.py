@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Literal
+from typing import Literal, NamedTuple, Protocol
 
 from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
@@ -19,9 +19,19 @@ from tfexport.text.tokenizer_parts import PanicError
 from tfexport.text.tokenizers import TextTokenizer, WordTooLong
 
 Status = Literal[
-    "ok", "length_limit", "empty", "too_long", "invalid_utf8", "invalid_ids", "unknown_token", "tokenizer_error"
+    "ok",
+    "length_limit",
+    "phrases_missing",
+    "empty",
+    "too_long",
+    "invalid_utf8",
+    "invalid_ids",
+    "invalid_phrases",
+    "unknown_token",
+    "tokenizer_error",
 ]
-"""`length_limit`: decoded, but ended by the limit, not by eos. All after it: not decoded, the output line is empty."""
+"""`length_limit`: decoded, but ended by the limit, not by eos. `phrases_missing`: decoded, but the output lacks a required
+phrase. All after them: not decoded, the output line is empty."""
 
 
 BYTES_PER_ID = 32
@@ -45,6 +55,48 @@ class Unreadable(Exception):
         self.status: Status = status
 
 
+class Line(NamedTuple):
+    """A line of the input with what is said of its output."""
+
+    source: bytes
+    begins: bytes = b""
+    """What the output begins with."""
+    phrases: Sequence[bytes] = ()
+    """What it has to have."""
+
+
+class Piece(NamedTuple):
+    """A part of a source."""
+
+    text: str
+    is_kept: bool
+    """It is copied."""
+
+
+class LineTerms(Protocol):
+    """What lines say of the phrases of their outputs; see `terminology.Terminology`."""
+
+    def lines(self, pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[Line]:
+        """The lines of an input, from sources and what outputs begin with."""
+        ...
+
+    def divided(self, raw: bytes) -> tuple[bytes, list[Piece]]:
+        """A source without its marks, and its pieces.
+
+        Raises:
+            Unreadable: a mark has no other.
+        """
+        ...
+
+    def applied(self, source: Source, pieces: Iterable[Piece], phrases: Iterable[bytes]) -> Source:
+        """A source whose outputs have its phrases.
+
+        Raises:
+            Unreadable: one of them cannot be an output of the model.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Reader:
     """Reads input lines as the encoder's ids."""
@@ -54,6 +106,8 @@ class Reader:
     format: InputFormat
     tells_tokens: bool = False
     """Tell the tokens of sources too."""
+    terms: LineTerms | None = field(default=None, compare=False)
+    """What outputs have to say."""
 
     @classmethod
     def of(cls, bundle: Bundle, format: InputFormat | None) -> Reader:
@@ -104,6 +158,16 @@ class Reader:
             raise Unreadable("invalid_ids", f"it has the padding id {pad_id}: leave padding out")
         return ids
 
+    def lines(self, raw: Iterable[bytes], outputs: TargetReader | None) -> Iterator[Line]:
+        """The lines of an input, with what outputs begin with and what they have to have.
+
+        Raises:
+            TfexportError: there are more lines of one than of the others.
+        """
+        plain = without_bom(raw)
+        pairs = outputs.pairs(plain) if outputs else ((line, b"") for line in plain)
+        return self.terms.lines(pairs) if self.terms else (Line(*pair) for pair in pairs)
+
     def tokens(self, raw: bytes, ids: list[int]) -> SourceTokens | None:
         """The tokens of a line whose `ids` these are, if they are to be told."""
         if not self.tells_tokens:
@@ -135,24 +199,7 @@ class TargetReader:
         Raises:
             Unreadable: `raw` cannot be read, or is longer than the model's outputs.
         """
-        config = self.config
-        most = config.max_target_length
-        if len(raw) > most_bytes(most):
-            message = f"more than {most_bytes(most):,} bytes of output, the model writes at most {most} ids"
-            raise Unreadable("too_long", message)
-        try:
-            text = raw.decode("utf-8").strip()
-        except UnicodeDecodeError as error:
-            raise Unreadable("invalid_utf8", f"byte {error.start + 1} of the output's part is not UTF-8") from None
-        found = ids_in(text, self.format, self.tokenizer, config.tgt_vocab_size) if text else []
-        if not self.whole and self.tokenizer is not None and self.format != "ids":
-            # Whole outputs may be anybody's; a beginning is what the user wants to read, which <unk> is not.
-            unknown = self.tokenizer.unknown_id
-            if unknown in found and not {*self.tokenizer.tokens([index for index in found if index == unknown])} & {
-                *text.split()
-            }:
-                message = "the output's part has words that the target vocabulary lacks: write them as the model would"
-                raise Unreadable("unknown_token", message)
+        config, most, found = self.config, self.config.max_target_length, self.ids(raw)
         if self.whole and self.format != "ids":
             found = [*found, config.eos_id]
         if not found and self.whole:
@@ -167,6 +214,35 @@ class TargetReader:
         if length > most:
             raise Unreadable("too_long", f"{length} ids of output, the model writes at most {most}")
         return Source(ids, tuple(found), length if self.whole else None, line)
+
+    def ids(self, raw: bytes, part: str = "the output's part") -> list[int]:
+        """The ids of a part of an output, none where it is empty.
+
+        Args:
+            part: what errors call it.
+
+        Raises:
+            Unreadable: it cannot be read, or has a word that the vocabulary lacks.
+        """
+        config = self.config
+        most = most_bytes(config.max_target_length)
+        if len(raw) > most:
+            message = f"more than {most:,} bytes of output, the model writes at most {config.max_target_length} ids"
+            raise Unreadable("too_long", message)
+        try:
+            text = raw.decode("utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise Unreadable("invalid_utf8", f"byte {error.start + 1} of {part} is not UTF-8") from None
+        found = ids_in(text, self.format, self.tokenizer, config.tgt_vocab_size) if text else []
+        if not self.whole and self.tokenizer is not None and self.format != "ids":
+            # Whole outputs may be anybody's; a beginning is what the user wants to read, which <unk> is not.
+            unknown = self.tokenizer.unknown_id
+            if unknown in found and not {*self.tokenizer.tokens([index for index in found if index == unknown])} & {
+                *text.split()
+            }:
+                message = f"{part} has words that the target vocabulary lacks: write them as the model would"
+                raise Unreadable("unknown_token", message)
+        return found
 
     def pairs(self, lines: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
         """Each input line with what its output begins with.

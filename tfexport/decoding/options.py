@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from tfexport.decoding.profiles import PROFILES, EarlyStopping, ProfileName, SearchProfile
 from tfexport.decoding.rules.bad_words import BadWords
 from tfexport.decoding.rules.encoder_no_repeat_ngram import EncoderNoRepeatNgram
-from tfexport.decoding.rules.history import PANEL, HistoryRule
+from tfexport.decoding.rules.history import PANEL, TERMS, HistoryRule
 from tfexport.decoding.rules.no_repeat_ngram import NoRepeatNgram
 from tfexport.decoding.rules.repetition_penalty import RepetitionPenalty
 from tfexport.decoding.rules.sequence_bias import SequenceBias
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tfexport.config import ModelConfig
     from tfexport.runtimes.base import Needs
 
+ConstraintOrder = Literal["ordered", "unordered"]
 _SEARCH, _LENGTHS = "Search", "Lengths"
 _SAMPLING, _ALTERNATIVES, _SCORES = "Sampling", "Alternatives", "Scores and attention"
 
@@ -124,6 +125,13 @@ class BaseSearchOptions(Options):
         also=("begin_suppress_tokens",),
     )
     """Where the model begins every output with one token: not generated after it."""
+
+    constraint_order: ConstraintOrder = option(
+        "unordered",
+        help="Whether the required phrases of a line come in their order in the output, or in any.",
+        panel=TERMS,
+    )
+    """`fairseq-interactive --constraints` alone means `ordered`."""
 
     alternatives: int = option(
         0,

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Literal
 
 from tfexport.contract import Precision, precisions_of
+from tfexport.decoding.rules.history import TERMS
 from tfexport.errors import TfexportError
 from tfexport.option import MOST_AT_ONCE, Options, option
 
 _PREFIX, _SHORTLIST, _ALIGNMENT = "Prefixes", "Shortlist", "Alignments and unknown words"
 _RUN = "Runtime and batches"
 
+GlossaryCase = Literal["exact", "ignore"]
 InputFormat = Literal["text", "tokens", "ids"]
 OutputFormat = Literal["text", "tokens", "ids", "jsonl"]
 
@@ -35,6 +37,69 @@ class PrefixOptions(Options):
 
     def __bool__(self) -> bool:
         return self.prefix_column or self.prefix_file is not None
+
+
+def _marks(called: str, text: str) -> tuple[str, str]:
+    """Raises: TfexportError if the text is not two marks."""
+    marks = tuple(text.split())
+    if len(marks) != 2:
+        raise TfexportError(f"{called} is {text!r}. Give two marks, separated by a space, as in '<keep> </keep>'.")
+    return marks[0], marks[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepOptions(Options):
+    """Which parts of sources are copied."""
+
+    keep_between: tuple[str, str] | None = option(
+        None,
+        parse=_marks,
+        metavar="'OPEN CLOSE'",
+        help="Two marks, separated by a space: the text between them is copied into the output. The marks are left out.",
+        panel=TERMS,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TermOptions(KeepOptions):
+    """What outputs have to say, and may not say."""
+
+    constraint_columns: bool = option(
+        False,
+        help="Each input line is source<TAB>phrase<TAB>phrase...; the output has each phrase.",
+        panel=TERMS,
+        also=("constraints",),
+    )
+    constraint_file: Path | None = option(
+        None,
+        metavar="FILE",
+        help="Phrases that outputs have, separated by tabs, one line for each input line.",
+        panel=TERMS,
+    )
+    glossary: Path | None = option(
+        None,
+        metavar="FILE",
+        help="Lines of source phrase<TAB>target phrase: where the first occurs, the output has the second. A third "
+        "column 'forbidden': the output does not have it.",
+        panel=TERMS,
+    )
+    glossary_case: GlossaryCase = option(
+        "exact", help="Whether the source phrases of a glossary have to occur in their case.", panel=TERMS
+    )
+
+    def conflicts(self) -> list[str]:
+        """Options that exclude each other, in words."""
+        conflicts = {
+            "constraint_columns and constraint_file both say which phrases outputs have": self.constraint_columns
+            and self.constraint_file is not None,
+            "glossary_case is of a glossary, and there is none": self.glossary_case != "exact"
+            and self.glossary is None,
+        }
+        return [conflict for conflict, present in conflicts.items() if present]
+
+    def __bool__(self) -> bool:
+        files = self.constraint_file is not None or self.glossary is not None
+        return self.constraint_columns or files or self.keep_between is not None
 
 
 @dataclass(frozen=True, kw_only=True)

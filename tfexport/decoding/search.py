@@ -15,12 +15,14 @@ from tfexport.decoding.ahead import SearchAhead
 from tfexport.decoding.alternatives import Alternatives
 from tfexport.decoding.attention_trace import AttentionTrace
 from tfexport.decoding.beam import BeamBatch
+from tfexport.decoding.constraints.beam import ConstrainedBeamBatch
 from tfexport.decoding.greedy import COMPACT_BELOW, GreedyBatch
 from tfexport.decoding.hypothesis import Hypothesis, Source
 from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.source_batch import as_sources, encode, length_limits, pad
 from tfexport.decoding.steps import SearchBatch, Steps, steps_of
 from tfexport.decoding.token_rules import TokenRules
+from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Runtime
 
 __all__ = ["Hypothesis", "SearchOptions", "Source", "pad", "search", "search_batch", "search_steps"]
@@ -38,12 +40,22 @@ def search(
     Raises:
         TfexportError: the runtime gave logits that are not numbers, or an option does not fit the model.
     """
+    batch = as_sources(sources)
+    constrained = [bool(source.required) for source in batch]
+    if any(constrained) and not all(constrained):  # each is searched as it would be alone
+        kinds = [
+            [source for source, one in zip(batch, constrained, strict=True) if one is kind] for kind in (True, False)
+        ]
+        found = [iter(search(runtime, kind, options)) for kind in kinds]
+        return [next(found[not one]) for one in constrained]
     if options.alternatives and sources:
-        alternatives = Alternatives(runtime, as_sources(sources), options)
+        if any(constrained):
+            require_beam(options)
+        alternatives = Alternatives(runtime, batch, options)
         return alternatives.best_continuations(
             [search(runtime, batch, alternatives.options) for batch in alternatives.batches]
         )
-    steps = _search(runtime, sources, options, ahead=True)
+    steps = _search(runtime, batch, options, ahead=True)
     while True:
         try:
             next(steps)
@@ -96,7 +108,19 @@ def search_batch(
         trace = AttentionTrace(options.alignment_layer, runtime.config.n_decoder_layers, src_len, options.width)
     limits = length_limits(runtime, sources, options)
     rules = TokenRules(runtime, options, sources, limits)
+    if any(source.required for source in sources):
+        require_beam(options)
+        return ConstrainedBeamBatch(rules, limits, options, trace, [source.required for source in sources])
     goes_ahead = SearchAhead(rules, options, runtime.capabilities) if ahead else None
     if options.beam > 1:
         return BeamBatch(rules, limits, options, trace, goes_ahead)
     return GreedyBatch(rules, limits, options, trace, goes_ahead, compact_below=1.0 if at_once else COMPACT_BELOW)
+
+
+def require_beam(options: SearchOptions) -> None:
+    """Raises: TfexportError where required phrases have no meaning."""
+    if options.samples or options.alternatives:
+        other = "samples" if options.samples else "alternatives"
+        raise TfexportError(
+            f"phrases are required of a beam search, and {other} are asked for. Leave out {other}, or the phrases."
+        )

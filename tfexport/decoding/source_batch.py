@@ -40,7 +40,7 @@ def encode(runtime: Runtime[Any], sources: Sequence[Source], options: SearchOpti
     candidates = [
         vocabulary
         if source.candidates is None
-        else np.union1d(source.candidates, [*source.prefix, *options.end_ids(runtime.config)])
+        else np.union1d(source.candidates, [*source.given_ids, *options.end_ids(runtime.config)])
         for source in sources
     ]
     if runtime.capabilities.shortlists and not attention:  # graphs for shortlists have no attention output

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
-from tfexport.decoding.line_reader import Reader, TargetReader, without_bom
+from tfexport.decoding.line_reader import Reader, TargetReader
 from tfexport.decoding.search import Hypothesis, SearchOptions, Source, search_steps
 from tfexport.decoding.shortlist import Shortlist
 from tfexport.decoding.translate import Result, Writer, read_window, result_of
@@ -119,10 +119,8 @@ def stream_lines(
         TfexportError: more than one output of a line is asked for, or there are more lines than of what outputs begin with.
     """
     refuse_several(options)
-    plain = without_bom(lines)
-    pairs = outputs.pairs(plain) if outputs else ((line, b"") for line in plain)
-    for number, pair in enumerate(pairs, start=1):
-        known, readable = read_window(runtime.capacity, reader, outputs, [(number, pair)], shortlist)
+    for number, line in enumerate(reader.lines(lines, outputs), start=1):
+        known, readable = read_window(runtime.capacity, reader, outputs, [(number, line)], shortlist)
         for result in known.values():
             yield Streamed(number, result=result)
         for source in readable.values():

@@ -18,12 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfexport.config import ModelConfig
-from tfexport.decoding.hypothesis import Source
+from tfexport.decoding.hypothesis import Ids, Source
 from tfexport.decoding.options import SearchOptions
+from tfexport.decoding.rules.bad_words import LastTokens, ban_last, last_tokens
 from tfexport.decoding.rules.history import HistoryRule
 from tfexport.decoding.sampling import RandomStreams, draw
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Argmax, Ask, Best, FloatArray, IntArray, Runtime, Told, top_k
+from tfexport.text.word_parts import kind_of
 
 NO_HISTORY: IntArray = np.empty((0, 0), dtype=np.int64)
 LogProbs = NDArray[np.float64]
@@ -94,7 +96,9 @@ class TokenRules:
         if options.samples:
             self._random = RandomStreams(options.seed, [source.line for source in sources], options.samples)
         self._use_argmax = tells_best_only(runtime, options) and not any(map(has_own_rules, sources))
-        self._always_needs_logits = bool(options.samples or self._history_rules)
+        self._forbidden = _forbidden(sources)
+        has_phrases = bool(self._forbidden) or any(map(attrgetter("required"), sources))
+        self._always_needs_logits = bool(options.samples or self._history_rules or has_phrases)
         self._eos_at_limit = ends_at_limit(options)
         # Longer outputs than this have nothing given, and no end or first token that is banned: all steps are alike. Never
         # so where the limit or a probability that others share decides.
@@ -152,13 +156,15 @@ class TokenRules:
             if is_forced:
                 return force(told, self.config.forced_first_id, count)
             return drop_banned(told, ask.banned, count, eos=self.config.eos_id) if ask.banned else told
-        require_finite(told.max(axis=1))
-        log_probs = self._log_probs(told, ask.banned, length, sentences, history)
+        return self.ranked(self.log_probs(told, ask, length, sentences, history), count, length, sentences)
+
+    def ranked(self, log_probs: LogProbs, count: int, length: int, sentences: IntArray) -> Best:
+        """`best` of the log-probabilities that `log_probs` gives."""
         if self._options.samples:
             ids = draw(log_probs, self._random.uniform(sentences, length), self._options)[:, None]
         else:
             ids = top_k(log_probs, min(count, log_probs.shape[1]))
-        forced = np.repeat(self.forced_tokens(length, sentences), len(told) // len(sentences))
+        forced = np.repeat(self.forced_tokens(length, sentences), len(log_probs) // len(sentences))
         ids[:, 0] = np.where(forced >= 0, forced, ids[:, 0])  # also where its probability is 0, as all others' is then
         return Best(np.take_along_axis(log_probs, ids, axis=1), ids)
 
@@ -172,6 +178,14 @@ class TokenRules:
         require_finite(best.logits[~impossible] if banned else best.logits)
         ends = impossible & (self.config.eos_id in banned)  # as in `drop_banned`
         return Argmax(np.where(ends, 0.0, best.logits), np.where(ends, self.config.eos_id, best.ids))
+
+    def forbids(self, ids: Sequence[int], index: int) -> bool:
+        """Whether outputs of source `index` can never have these tokens one after the other."""
+        places, forbidden = range(len(ids)), self._forbidden[index] if self._forbidden else {}
+        parts = {tuple(ids[start:end]) for start in places for end in range(start + 1, len(ids) + 1)}
+        if not parts.isdisjoint([*((one,) for one in self._common.banned[False, False]), *self._options.bad_words]):
+            return True
+        return any(part[-1] in forbidden.get(part[:-1], ()) for part in parts)
 
     def banned_ahead(self, length: int, sentences: IntArray, steps: int) -> tuple[tuple[int, ...], ...] | None:
         """The ids that no row may have as token `length` and the next ones, `steps` in all; None where these steps need more
@@ -219,24 +233,25 @@ class TokenRules:
             or (self._eos_at_limit and self._must_end(length, sentences).any())
         )
 
-    def _log_probs(
-        self, logits: FloatArray, banned: tuple[int, ...], length: int, sentences: IntArray, history: History
-    ) -> LogProbs:
-        """Log-probabilities [rows, vocab] after all rules, -inf for what may not come."""
+    def log_probs(self, logits: FloatArray, ask: Ask, length: int, sentences: IntArray, history: History) -> LogProbs:
+        """Log-probabilities [rows, vocab] after all rules, -inf for what may not come; see `best`."""
+        require_finite(logits.max(axis=1))
         options, eos, vocabulary = self._options, self.config.eos_id, np.arange(logits.shape[1])
         of_rows = np.repeat(sentences, len(logits) // len(sentences))
         scores = logits.astype(np.float64) if self._penalises_logits else log_softmax(logits)
-        past = self._counted(history(length, sentences)) if self._history_rules else NO_HISTORY
+        past = self._counted(history(length, sentences)) if self._history_rules or self._forbidden else NO_HISTORY
         for rule in self._history_rules:
             rule.penalise(options, scores, past)
         log_probs = log_softmax(scores) if self._penalises_logits else scores
         allowed = np.ones(log_probs.shape, dtype=bool)
-        allowed[:, list(banned)] = False
+        allowed[:, list(ask.banned)] = False
         for index in self._end_ids:
             allowed[self._is_before_end(length, of_rows), index] = False
         sources = [self._sources[index].ids for index in of_rows.tolist()] if self._history_rules else []
         for rule in self._history_rules:
             rule.ban(options, allowed, past, sources)
+        if self._forbidden:
+            ban_last(allowed, past, [self._forbidden[index] for index in of_rows.tolist()])
         # Where nothing may come any more an output ends, as in `drop_banned`.
         stuck = ~(allowed & (log_probs > -np.inf)).any(axis=1)
         allowed[stuck] = vocabulary == eos
@@ -256,6 +271,41 @@ class TokenRules:
         return past if self._options.search_profile.bos_counts else past[:, 1:]
 
 
+def _forbidden(sources: Sequence[Source]) -> list[LastTokens]:
+    """What the outputs of each source may not have; empty where there is nothing."""
+    if not any(source.forbidden or source.required for source in sources):
+        return []
+    # A glossary may have many, the same for all sources.
+    of_all = {several: last_tokens(one.ids for one in several) for several in {s.forbidden for s in sources}}
+    found = [
+        last_tokens([*(one.ids for one in source.forbidden), *more])
+        if (more := glued(source))
+        else of_all[source.forbidden]
+        for source in sources
+    ]
+    return found if any(found) else []
+
+
+def glued(source: Source) -> list[Ids]:
+    """The sequences that would make whole phrases of a source parts of longer words.
+
+    What another phrase has in it is not among them: `New` may be required beside `New@@ ton`.
+    """
+    parts, found = source.word_parts, list[Ids]()
+    for ids, text, is_whole in source.required:
+        if parts is None or not is_whole:
+            continue
+        found += [(*ids, index) for index in parts.continuing] if kind_of(text[-1]) != "alone" else []
+        found += [(index, ids[0]) for index in parts.unfinished] if kind_of(text[0]) == "run" else []
+    needed = {
+        phrase.ids[start:end]
+        for phrase in source.required
+        for start in range(len(phrase.ids))
+        for end in range(start + 1, len(phrase.ids) + 1)
+    }
+    return [sequence for sequence in found if sequence not in needed]
+
+
 def uses_argmax(runtime: Runtime[Any], options: SearchOptions, source: Source) -> bool:
     """Whether the search of a source asks for nothing but the best token of each step."""
     return tells_best_only(runtime, options) and not has_own_rules(source)
@@ -268,7 +318,8 @@ def tells_best_only(runtime: Runtime[Any], options: SearchOptions) -> bool:
 
 def has_own_rules(source: Source) -> bool:
     """Whether the search of a source needs logits, or with a shortlist another graph."""
-    return bool(source.prefix or source.least or source.candidates is not None)
+    has_phrases = source.required or source.forbidden
+    return bool(source.prefix or source.least or has_phrases or source.candidates is not None)
 
 
 def ends_at_limit(options: SearchOptions) -> bool:
@@ -279,7 +330,8 @@ def ends_at_limit(options: SearchOptions) -> bool:
 def log_softmax(logits: NDArray[Any]) -> LogProbs:
     """Log-probabilities of `logits` [.., vocab], each row of which has a finite one, in float64."""
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return shifted
 
 
 def drop_banned(best: Best, banned: Sequence[int], count: int, *, eos: int) -> Best:

@@ -18,7 +18,7 @@ from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
 from tfexport.decoding.alignments import NO_ALIGNER, Aligner, AlignmentFormat, Replacement
 from tfexport.decoding.batches import decode_windows
-from tfexport.decoding.line_reader import Reader, Status, TargetReader, Unreadable, ids_in, without_bom
+from tfexport.decoding.line_reader import Line, Reader, Status, TargetReader, Unreadable, ids_in
 from tfexport.decoding.read_ahead import ReadAhead
 from tfexport.decoding.request_options import AlignmentOptions, InputFormat, OutputFormat
 from tfexport.decoding.search import Hypothesis, SearchOptions, Source
@@ -166,6 +166,7 @@ class Writer:
                 "log_prob": round(hypothesis.log_prob, 6),
                 "finished": hypothesis.finished,
                 **_told("token_log_probs", [round(step, 6) for step in hypothesis.token_log_probs]),
+                **_told("missing", [phrase.text for phrase in hypothesis.missing]),
                 **self.aligner.record(hypothesis, result.source),
             }
             for hypothesis, new in zip(result.hypotheses, words, strict=True)
@@ -191,7 +192,7 @@ def with_alignments(asked: AlignmentOptions, reader: Reader, writer: Writer) -> 
     return replace(reader, tells_tokens=True), replace(writer, aligner=aligner)
 
 
-def _told(name: str, values: list[float]) -> dict[str, list[float]]:
+def _told(name: str, values: list[Any]) -> dict[str, list[Any]]:
     return {name: values} if values else {}
 
 
@@ -235,8 +236,7 @@ def translate(
     Raises:
         TfexportError: there are fewer lines than are `done`, or other ones than of what the outputs begin with.
     """
-    plain = without_bom(lines)
-    stream = enumerate(outputs.pairs(plain) if outputs else ((line, b"") for line in plain), start=1)
+    stream = enumerate(reader.lines(lines, outputs), start=1)
     pass_over(stream, done)
     failed: list[Exception] = []
     readable_lines = until_failure(stream, failed, Exception if live else EndlessLine)
@@ -244,7 +244,7 @@ def translate(
     # Of each window what is known, and what is decoded.
     under_way: deque[tuple[dict[int, Result], dict[int, Source]]] = deque()
 
-    ahead: ReadAhead[tuple[int, tuple[bytes, bytes]]] | None = None
+    ahead: ReadAhead[tuple[int, Line]] | None = None
 
     def windows() -> Iterator[list[Source] | None]:
         while True:
@@ -305,17 +305,20 @@ def read_window(
     capacity: Capacity,
     reader: Reader,
     outputs: TargetReader | None,
-    chunk: Iterable[tuple[int, tuple[bytes, bytes]]],
+    chunk: Iterable[tuple[int, Line]],
     shortlist: Shortlist | None = None,
 ) -> tuple[dict[int, Result], dict[int, Source]]:
     """The lines of a window by their numbers: results of those that cannot be decoded, sources of the others."""
     results: dict[int, Result] = {}
     readable: dict[int, Source] = {}
-    for number, (raw, output) in chunk:
+    terms = reader.terms
+    for number, line in chunk:
         try:
+            raw, pieces = terms.divided(line.source) if terms else (line.source, ())
             ids = _within(capacity, reader.ids(raw))
-            source = outputs.source(ids, output, number) if outputs else Source(ids, line=number)
+            source = outputs.source(ids, line.begins, number) if outputs else Source(ids, line=number)
             source = replace(source, tokens=reader.tokens(raw, ids))
+            source = terms.applied(source, pieces, line.phrases) if terms else source
             readable[number] = shortlist.applied(source) if shortlist else source
         except Unreadable as problem:
             results[number] = Result(number, problem.status, str(problem), ())
@@ -337,6 +340,10 @@ def _within(capacity: Capacity, ids: list[int]) -> list[int]:
 
 
 def result_of(number: int, hypotheses: list[Hypothesis]) -> Result:
+    if missing := hypotheses[0].missing:
+        named = ", ".join(repr(phrase.text or " ".join(map(str, phrase.ids))) for phrase in missing)
+        message = f"the output lacks {named}: the length limit leaves no room for it, or a rule forbids it"
+        return Result(number, "phrases_missing", message, tuple(hypotheses))
     if hypotheses[0].finished:
         return Result(number, "ok", "", tuple(hypotheses))
     message = f"ended by the limit of {len(hypotheses[0].ids)} tokens, not by the model: see --max-length"

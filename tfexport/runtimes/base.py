@@ -359,10 +359,10 @@ def top_k(values: NDArray[Any], k: int) -> IntArray:
     """Columns of the k largest `values` [rows, n] of each row, largest first, the lower column first among equals."""
     rows, n = values.shape
     kth = np.partition(values, n - k, axis=1)[:, n - k, None]
-    chosen = values > kth
-    for row in range(rows):  # NumPy's partition says nothing about which of several equals it takes
+    chosen = values >= kth
+    for row in np.flatnonzero(np.count_nonzero(chosen, axis=1) > k):  # of several equals the lower columns
         equal = np.flatnonzero(values[row] == kth[row])
-        chosen[row, equal[: k - np.count_nonzero(chosen[row])]] = True
+        chosen[row, equal[k - np.count_nonzero(chosen[row]) :]] = False
     columns = np.nonzero(chosen)[1].reshape(rows, k)
     order = np.argsort(-np.take_along_axis(values, columns, axis=1), axis=1, kind="stable")
     return np.take_along_axis(columns, order, axis=1)

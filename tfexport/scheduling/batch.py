@@ -155,7 +155,8 @@ def _asks_of(runtime: Runtime[Any], sentence: Sentence) -> Hashable:
     limit = 0
     if ends_at_limit(sentence.options):
         limit = int(length_limits(runtime, [sentence.source], sentence.options)[0])
-    return len(sentence.source.prefix), sentence.source.least, limit
+    source = sentence.source
+    return len(source.prefix), source.least, bool(source.required), bool(source.forbidden), limit
 
 
 def pieces(lengths: Sequence[int]) -> list[list[int]]:

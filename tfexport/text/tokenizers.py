@@ -17,6 +17,7 @@ from tfexport.text.sentencepiece import Pieces
 from tfexport.text.spacy_words import spacy_tokenizer
 from tfexport.text.subword_nmt import SEPARATOR, Subwords, has_subwords
 from tfexport.text.tokenizer_parts import library_tokenizer, telling_of_panics
+from tfexport.text.word_parts import WordParts, word_parts
 
 SPECIAL_NAMES = {
     "unk": ("<unk>", "[UNK]", "<UNK>"),
@@ -168,6 +169,19 @@ class TextTokenizer:
         """Readable text that is one column of one line: without newlines and tabs."""
         text = self.decode(ids)
         return " ".join(text.split()) if self.spaces == "single" else _BREAK.sub(" ", text)
+
+    @cached_property
+    def word_parts(self) -> WordParts:
+        """Its tokens that are parts of words. It takes some tenths of a second to find them."""
+
+        def decode(several: Sequence[Sequence[int]]) -> list[str]:
+            if isinstance(self.inner, Pieces):
+                return [self.decode(ids) for ids in several]
+            with telling_of_panics("the vocabulary cannot be written as text"):
+                texts = self.inner.decode_batch([list(ids) for ids in several], skip_special_tokens=self.skips_special)
+            return [text.strip() for text in texts]
+
+        return word_parts(decode, self.size)
 
     def special_id(self, kind: str) -> int | None:
         """The id of the vocabulary's own token for `kind` (unk, pad, bos, eos), if it has one under a usual name."""

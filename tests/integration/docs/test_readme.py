@@ -92,6 +92,8 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.save({**weights, "crit.weight": torch.ones(3), "loss_scale": torch.ones(1)}, folder / "last.ckpt")
     (folder / "input.txt").write_text("w4 w5 w6\nw9\nw3 w2 w1 w20\n")
     (folder / "output.txt").write_text("w5 w6\nw8 w9 w10\nw3\n")
+    (folder / "glossary.tsv").write_text("w4\tw7\nw9\tw8\tforbidden\n")
+    (folder / "phrases.txt").write_text("w5\tw6 w7\n\nw8\n")
     (folder / "prefixes.txt").write_text("w5\nw6 w7\n\n")
     (folder / "keys.txt").write_text("website  3f0c1d2e4b5a69788796a5b4c3d2e1f0\n")
     (folder / "ids.txt").write_text("2 4 5 6 3\n2 9 3\n")

@@ -58,6 +58,28 @@ def test_scores_are_those_of_the_api(client: TestClient, quantized_bundle: Path)
     assert one["results"] == answer["results"][:1]
 
 
+def test_outputs_have_their_phrases(client: TestClient, quantized_bundle: Path) -> None:
+    phrases, options = [["wört7 wört8"], [], ["wört9", "wört9"]], {"beam": 4, "nbest": 2, "constraint_order": "ordered"}
+    alone = tfexport.load(quantized_bundle, threads=1).translate(LINES, constraints=phrases, batch_size=1, **options)
+    fields = {"model": "de-en", "text": LINES, "constraints": phrases, **options}
+    found = client.post("/v1/translate", json=fields).json()["results"]
+    for one, wanted, required in zip(found, alone, phrases, strict=True):
+        assert [output["ids"] for output in one["hypotheses"]] == [list(output.ids) for output in wanted.hypotheses]
+        assert all(phrase in output["text"] for output in one["hypotheses"] for phrase in required)
+    fields = {"model": "de-en", "text": LINES[0], "constraints": phrases[0], "beam": 4, "stream": True}
+    assert "wört7 wört8" in client.post("/v1/translate", json=fields).text
+    fields = {"model": "de-en", "text": "de5", "constraints": ["wört7 wört8"], "max_length": 1}
+    [result] = client.post("/v1/translate", json=fields).json()["results"]
+    assert (result["status"], result["hypotheses"][0]["missing"]) == ("phrases_missing", ["wört7 wört8"])
+    fields = {"model": "de-en", "text": ["de5 de6", "de5 de7"], "glossary": {"de6": "wört7 wört8"}}
+    found = client.post("/v1/translate", json=fields).json()["results"]
+    assert ["wört7 wört8" in one["hypotheses"][0]["text"] for one in found] == [True, False]
+    [result] = client.post("/v1/translate", json={"model": "de-en", "text": "de5 [x]", "keep_between": "[ ]"}).json()[
+        "results"
+    ]
+    assert result["status"] == "unknown_token"
+
+
 def test_what_cannot_be_scored_has_its_status(client: TestClient) -> None:
     fields = {"model": "de-en", "texts": ["", LINES[0]], "targets": ["wört5", "wört5 " * 80]}
     found = client.post("/v1/score", json=fields).json()["results"]
@@ -96,6 +118,28 @@ def test_classes_are_those_of_the_api(client: TestClient, worded: Path) -> None:
         ("translate", {"text": ["de5", "de5\nde6"]}, 400, "text.1 has a line break"),
         ("translate", {"text": "de5", "prefix": "wört5\nwört6"}, 400, "prefix has a line break"),
         ("score", {"texts": "de5", "targets": "wört5\nwört6"}, 400, "targets has a line break"),
+        ("translate", {"text": "de5", "constraints": ["wört5\nwört6"]}, 400, "constraints.0 has a line break"),
+        ("translate", {"text": "de5", "constraints": [["wört5"]]}, 422, "constraints are a list of phrases for one"),
+        (
+            "translate",
+            {"text": ["de5"], "constraints": ["wört5"]},
+            422,
+            "constraints are a list of phrases for one sentence, and",
+        ),
+        (
+            "translate",
+            {"text": ["de5"], "constraints": [[], []]},
+            400,
+            "there are more lines of the phrases than of the input",
+        ),
+        ("translate", {"ids": [[5, 3]], "constraints": [["wört5"]]}, 422, "constraints go with text"),
+        (
+            "translate",
+            {"text": "de5", "constraints": ["wört5"], "samples": 2},
+            400,
+            "phrases are required of a beam search",
+        ),
+        ("translate", {"text": "de5", "keep_between": "x"}, 400, "keep_between is 'x'. Give two marks"),
         ("classify", {"texts": "de5"}, 400, "de-en is not a classifier. Use /v1/translate."),
         (
             "score",

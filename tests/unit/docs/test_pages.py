@@ -94,6 +94,7 @@ RAY_BUILDER = "tfexport.serving.ray:app"
 
 
 OTHERS = {
+    "--constraints",
     "--model-repository",
     "--ctranslate2",
     "--hugging-face",

@@ -42,3 +42,24 @@ class BadWords(HistoryRule):
     def ban(self, allowed: NDArray[np.bool_], history: IntArray, sources: Sequence[Sequence[int]] = ()) -> None:
         for *before, last in self.bad_words:
             allowed[rows_that_end_with(history, before), last] = False
+
+
+LastTokens = dict[tuple[int, ...], list[int]]
+"""The last tokens of sequences, by the tokens before them."""
+
+
+def last_tokens(sequences: Iterable[Sequence[int]]) -> LastTokens:
+    """The `LastTokens` of sequences."""
+    found: LastTokens = {}
+    for *before, last in sequences:
+        found.setdefault(tuple(before), []).append(last)
+    return found
+
+
+def ban_last(allowed: NDArray[np.bool_], history: IntArray, of_rows: Sequence[LastTokens]) -> None:
+    """`BadWords.ban` where each row has sequences of its own, as `last_tokens` gives them. There may be thousands."""
+    for row, by_before in enumerate(of_rows):
+        past = tuple(history[row].tolist()) if by_before else ()
+        for size in {*map(len, by_before)}:
+            if size <= len(past):
+                allowed[row, by_before.get(past[len(past) - size :], [])] = False

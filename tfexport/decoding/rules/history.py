@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 PANEL = "Which tokens may come"
 """Where the command line's help shows the options of rules."""
+TERMS = "Required and forbidden phrases"
+"""Where it shows the options of phrases."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,7 @@ def hypothesis_of(found: Output) -> schemas.Hypothesis:
         source_tokens=list(found.source_tokens) or None,
         source_text=found.source_text if found.source_tokens else None,
         alignment=list(found.alignment) or None,
+        missing=list(found.missing) or None,
         attention=None if found.attention is None else found.attention.tolist(),
     )
 

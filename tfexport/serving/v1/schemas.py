@@ -19,13 +19,19 @@ from pydantic.fields import FieldInfo
 
 from tfexport.decoding.line_reader import Status
 from tfexport.decoding.options import SearchOptions
-from tfexport.decoding.request_options import AlignmentOptions
+from tfexport.decoding.request_options import AlignmentOptions, KeepOptions
 from tfexport.errors import TfexportError
 from tfexport.option import Declared, checked, declared
 from tfexport.serving.state import ServerStatus
 
 MOST_TEXTS = 1024
 """Sentences of a request: more are better sent in several, whose answers come earlier."""
+
+MOST_PHRASES = 100
+"""Required phrases of a sentence."""
+
+MOST_TERMS = 1024
+"""Of the glossary of a request."""
 
 LONGEST_NAME = 64
 """Characters of an unknown name that an error repeats."""
@@ -102,7 +108,7 @@ def option_fields(*groups: type, files: bool = False) -> dict[str, tuple[Any, Fi
     }
 
 
-SEARCH_FIELDS = option_fields(SearchOptions, AlignmentOptions)
+SEARCH_FIELDS = option_fields(SearchOptions, AlignmentOptions, KeepOptions)
 
 SearchRequest = create_model("SearchRequest", __base__=Strict, **SEARCH_FIELDS)  # type: ignore[call-overload]
 """The options of a search."""
@@ -132,6 +138,9 @@ class Addressed(Strict):
 
 TextList = Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
 
+Phrases = Annotated[list[str], Field(max_length=MOST_PHRASES)]
+Constraints = Phrases | Annotated[list[Phrases], Field(max_length=MOST_TEXTS)]
+
 
 class TranslateRequest(Addressed, SearchRequest):  # type: ignore[valid-type, misc]
     """Sentences to translate, with all options of a search."""
@@ -144,6 +153,12 @@ class TranslateRequest(Addressed, SearchRequest):  # type: ignore[valid-type, mi
         None, description="In the place of text: the ids of each sentence, as the encoder reads them."
     )
     prefix: str | TextList | None = Field(None, description="What outputs begin with: of all sentences, or of each.")
+    constraints: Constraints | None = Field(
+        None, description="Phrases that the output has to have: a list for a sentence, a list of lists for several."
+    )
+    glossary: Annotated[dict[str, str], Field(max_length=MOST_TERMS)] | None = Field(
+        None, description="Source phrases, and the target phrase that the output has where one occurs."
+    )
     stream: bool = Field(
         False, description="Answer with server-sent events: `step` for each token, `result` at the end."
     )
@@ -157,9 +172,24 @@ class TranslateRequest(Addressed, SearchRequest):  # type: ignore[valid-type, mi
             raise ValueError("a stream has one sentence: give text as a string")
         if self.prefix is not None and self.text is None:
             raise ValueError("a prefix goes with text")
+        if self.constraints is not None:
+            self._check_constraints(self.constraints)
+        if self.glossary is not None and self.text is None:
+            raise ValueError("a glossary goes with text")
         if isinstance(self.text, str) and isinstance(self.prefix, list):
             raise ValueError("one sentence has one prefix: give it as a string")
         return self
+
+    def _check_constraints(self, phrases: list[str] | list[list[str]]) -> None:
+        if self.text is None:
+            raise ValueError("constraints go with text")
+        if any(isinstance(one, str) != isinstance(self.text, str) for one in phrases):
+            raise ValueError("constraints are a list of phrases for one sentence, and a list of such lists for several")
+
+    @property
+    def phrases(self) -> list[str]:
+        """All that are required."""
+        return [phrase for one in self.constraints or [] for phrase in ([one] if isinstance(one, str) else one)]
 
     @property
     def options(self) -> dict[str, Any]:
@@ -182,6 +212,7 @@ class Hypothesis(BaseModel):
     source_tokens: list[str] | None = None
     source_text: tuple[int, int] | None = None
     alignment: list[tuple[int, int]] | None = None
+    missing: list[str] | None = Field(None, description="Required phrases that it lacks.")
     attention: list[list[float]] | None = None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import Response
@@ -48,7 +49,11 @@ async def _translated(served: Served, asked: TranslateRequest) -> list[Translati
     if asked.ids is not None:
         return await model.translate_ids_async(asked.ids, **asked.options, **asked.order)
     texts = [asked.text] if isinstance(asked.text, str) else asked.text or asked.tokens or []
-    return await model.translate_async(texts, prefix=asked.prefix, **asked.options, **asked.order)
+    one = isinstance(asked.text, str) and asked.constraints is not None
+    phrases: Any = [asked.constraints] if one else asked.constraints
+    return await model.translate_async(
+        texts, prefix=asked.prefix, constraints=phrases, glossary=asked.glossary, **asked.options, **asked.order
+    )
 
 
 def _fitting(served: Served, asked: TranslateRequest) -> Model:
@@ -58,7 +63,7 @@ def _fitting(served: Served, asked: TranslateRequest) -> Model:
         TfexportError: it cannot.
     """
     require_rows(served, asked.options)
-    require_one_line(text=asked.text, prefix=asked.prefix)
+    require_one_line(text=asked.text, prefix=asked.prefix, constraints=asked.phrases)
     return served.translator
 
 
@@ -67,7 +72,15 @@ async def _events(catalog: Catalog, asked: TranslateRequest) -> AsyncGenerator[b
     assert isinstance(asked.text, str)
     begun = False
     with catalog.use(asked.model, asked.pair) as served:
-        found = _fitting(served, asked).follow_async(asked.text, prefix=asked.prefix, **asked.options, **asked.order)
+        phrases: Any = asked.constraints
+        found = _fitting(served, asked).follow_async(
+            asked.text,
+            prefix=asked.prefix,
+            constraints=phrases,
+            glossary=asked.glossary,
+            **asked.options,
+            **asked.order,
+        )
         async with aclosing(found):
             try:
                 async for one in found:

@@ -12,8 +12,11 @@ const CHOSEN = {
   temperature: ["Temperature", "Of samples: below 1 likely tokens become likelier."],
   attention: ["Attention", "Show what each token attends to."],
 };
-// What the page itself says in each request.
-const OWN = ["text", "tokens", "ids", "stream", "model", "source", "target", "priority", "scores", "token_scores", "alignments"];
+// What the page itself says in each request, and what is no text or number.
+const OWN = [
+  ...["text", "tokens", "ids", "stream", "model", "source", "target", "priority", "scores", "token_scores", "alignments"],
+  ...["constraints", "glossary"],
+];
 const START = { beam: 4, nbest: 3, attention: true };
 
 // What an option needs of others to mean anything. The server refuses it otherwise; the page leaves it out and greys it.
@@ -28,6 +31,7 @@ const NEEDS = {
   seed: (given) => given.samples > 0,
   min_alternative_prob: (given) => given.alternatives > 0,
   early_stopping: (given) => given.profile === "hf",
+  keep_between: (given) => !(given.samples > 0) && !(given.alternatives > 0),
   force_eos: (given) => given.profile === "hf",
 };
 

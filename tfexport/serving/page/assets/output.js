@@ -5,6 +5,7 @@ import { textOf } from "./translator.js";
 // What a status of the server says where it comes without a message.
 const STATUSES = {
   length_limit: "It ended at the length limit.",
+  phrases_missing: "It lacks a required phrase.",
   too_long: "The line is too long for this model.",
   unknown_token: "The line has a token that the model does not know.",
   tokenizer_error: "The line cannot be split into tokens.",

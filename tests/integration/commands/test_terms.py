@@ -1,0 +1,64 @@
+"""Required phrases on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import Run, one_error
+
+
+def test_phrases_stand_after_tabs(decode: Run) -> None:
+    text = "de4 de5\twört7 wört8\twört9\nde6\nde7\twört30\n".encode()
+    both = [decode("--constraint-columns", "--beam", "4", "--constraint-order", o, stdin=text).lines for o in ORDERS]
+    for lines in both:
+        assert "wört7 wört8" in lines[0]
+        assert "wört9" in lines[0]
+        assert "wört30" in lines[2]
+        assert lines[1] == decode("--beam", "4", stdin=b"de6\n").lines[0]
+    assert both[0][0].index("wört8") < both[0][0].rindex("wört9")
+    one = decode("--constraint-columns", stdin=text)  # without a beam
+    assert "wört30" in one.lines[2]
+    streamed = decode("--constraint-columns", "--beam", "4", "--stream", stdin=text)
+    assert streamed.lines == both[1]
+
+
+ORDERS = ("ordered", "unordered")
+
+
+def test_a_glossary_and_marks(decode: Run, tmp_path: Path) -> None:
+    glossary = tmp_path / "glossary.tsv"
+    glossary.write_text("de4 de5\twört7\nde5\twört8\n", encoding="utf-8")
+    lines = decode("--glossary", glossary, "--beam", "4", stdin=b"de4 de5\nde6 de5\nde6\n").lines
+    assert "wört7" in lines[0]
+    assert "wört8" in lines[1]
+    assert lines[2] == decode("--beam", "4", stdin=b"de6\n").lines[0]
+    kept = decode("--keep-between", "[ ]", "--output-format", "jsonl", stdin=b"de4 [de5]\nde6\n")
+    assert json.loads(kept.lines[0])["status"] == "unknown_token"
+    kept = decode("--keep-between", "[ ]", "--input-format", "ids", "--output-format", "ids", stdin=b"[ 5 6 ] 3\n")
+    assert "5 6" in kept.lines[0]
+
+
+def test_a_line_without_room_is_told(decode: Run) -> None:
+    outcome = decode("--constraint-columns", "--max-length", "2", stdin="de4\twört7 wört8 wört9\n".encode())
+    assert outcome.code == 0
+    assert "line 1: phrases_missing: the output lacks" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["--constraint-columns", "--constraint-file", "x"], "both say which phrases"),
+        (["--constraint-columns", "--samples", "2"], "phrases are required of a beam search, and samples"),
+        (["--glossary", "nowhere"], "cannot read the glossary nowhere"),
+        (["--constraint-file", "nowhere"], "cannot read nowhere"),
+        (["--constraint-file", "-"], "two inputs cannot both be read from stdin"),
+        (["--glossary-case", "ignore"], "there is none"),
+        (["--keep-between", "[[]]"], "--keep-between is '[[]]'. Give two marks"),
+        (["--constraint-columns", "--alternatives", "2"], "phrases are required of a beam search, and alternatives"),
+    ],
+)
+def test_wrong_flags_are_named(decode: Run, flags: list[str], error: str) -> None:
+    assert error in one_error(decode(*flags, stdin=b"de4\n"))

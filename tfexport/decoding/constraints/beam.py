@@ -1,0 +1,144 @@
+"""Beam search with required phrases: an output may end when it has all of them.
+
+    candidates = the 2 * beam best continuations of the live hypotheses
+               + the best one of each live hypothesis
+               + of each live hypothesis those that begin or continue a phrase
+    candidates = the first 2 * beam of them, round-robin over banks              constraints/banks.py
+    live, finished: as in beam search
+
+The fullest bank always has a place, and one more phrase token each step: after as many steps as the phrases have tokens, a
+hypothesis has all of them, however unlikely, unless a rule gives one of these tokens probability 0. So phrases are met where
+the length limit has room for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfexport.decoding.attention_trace import AttentionTrace
+from tfexport.decoding.beam import BeamBatch, rank_continuations
+from tfexport.decoding.constraints.banks import allocated
+from tfexport.decoding.constraints.states import ConstraintState, first_state, missing_phrases
+from tfexport.decoding.hypothesis import Hypothesis, Phrase
+from tfexport.decoding.options import SearchOptions
+from tfexport.decoding.token_rules import LogProbs, TokenRules
+from tfexport.runtimes.base import Argmax, Best, Continuations, IntArray, Told
+
+Flags = NDArray[np.bool_]
+
+
+class ConstrainedBeamBatch(BeamBatch):
+    """A `BeamBatch` of sentences with required phrases.
+
+    A phrase that a rule never lets come is left out. Where the others have no room, the hypotheses that are farthest are
+    outputs. Both tell what they lack.
+
+    Args:
+        phrases: of each sentence.
+    """
+
+    def __init__(
+        self,
+        rules: TokenRules,
+        limits: IntArray,
+        options: SearchOptions,
+        trace: AttentionTrace | None,
+        phrases: Sequence[Sequence[Phrase]],
+    ):
+        super().__init__(rules, limits, options, trace)
+        self._phrases = phrases
+        self._lacks: set[int] = set()
+        """Sources whose hypotheses may lack phrases."""
+        self._states = [[self._first_state(index)] * options.beam for index in range(len(phrases))]
+        """Of the live hypotheses of each source."""
+
+    def _first_state(self, index: int) -> ConstraintState:
+        possible = [phrase.ids for phrase in self._phrases[index] if not self._rules.forbids(phrase.ids, index)]
+        if len(possible) < len(self._phrases[index]):
+            self._lacks.add(index)
+        return first_state(possible, self._options.constraint_order)
+
+    def outputs(self, indices: IntArray) -> list[list[Hypothesis]]:
+        found = super().outputs(indices)
+        for place, index in enumerate(indices.tolist()):
+            if index in self._lacks:
+                required, order = self._phrases[index], self._options.constraint_order
+                found[place] = [replace(one, missing=missing_phrases(one.ids, required, order)) for one in found[place]]
+        return found
+
+    def _best_live(self, found: Continuations) -> LogProbs:
+        # The first one is that of the fullest bank.
+        return np.asarray(found.log_probs[..., : self._beam].max(axis=-1))
+
+    def _continuations(self, told: Told, length: int) -> Continuations:
+        if self._length:
+            self._follow()
+        if isinstance(told, Best):  # the first token of every output is given
+            return super()._continuations(told, length)
+        assert not isinstance(told, Argmax)  # the rules ask for logits
+        log_probs = self._rules.log_probs(told, self._ask, length, self.sentences, self._history)
+        before_the_end = np.repeat(~self._met().ravel()[:, None], len(self._end_ids), axis=1)
+        ends = log_probs[:, self._end_ids]
+        log_probs[:, self._end_ids] = np.where(before_the_end, -np.inf, ends)
+        stuck = self._stuck(log_probs)
+        if stuck.any():
+            # Nothing but the end may come, at the limit or by a rule, and nothing has ended: so let it end as it is.
+            self._lacks.update(self.sentences[stuck].tolist())
+            given_up = stuck.repeat(self._beam)[:, None]
+            log_probs[:, self._end_ids] = np.where(before_the_end & ~given_up, -np.inf, ends)
+        best = self._rules.ranked(log_probs, self._n_candidates, length, self.sentences)
+        ranked = rank_continuations(self._log_probs, best, self._n_candidates)
+        for group in range(len(self.sentences)):
+            self._allocate(group, ranked, best, log_probs, length)
+        return self._narrowed(ranked)
+
+    def _follow(self) -> None:
+        """Advance the states by what the last step chose."""
+        tokens = self.tokens.reshape(-1, self._beam).tolist()
+        for index, parents, of_beam in zip(self.sentences.tolist(), self._parents.tolist(), tokens, strict=True):
+            states = self._states[index]
+            self._states[index] = [
+                states[parent].advance(token) for parent, token in zip(parents, of_beam, strict=True)
+            ]
+
+    def _met(self) -> Flags:
+        """Which live hypotheses have all phrases, [sentences, beam]."""
+        return np.array([[state.met for state in self._states[index]] for index in self.sentences.tolist()], dtype=bool)
+
+    def _stuck(self, log_probs: LogProbs) -> Flags:
+        """Which sentences have no finished hypothesis and no live one that may go on, [sentences]."""
+        goes_on = log_probs.max(axis=1).reshape(self._log_probs.shape) + self._log_probs > -np.inf
+        return np.asarray(~goes_on.any(axis=1) & (self._finished.count[self.sentences] == 0))
+
+    def _allocate(self, group: int, ranked: Continuations, best: Best, log_probs: LogProbs, length: int) -> None:
+        """Let the candidates of a sentence, which are its best continuations in `ranked`, share the beam by their banks."""
+        index, live = int(self.sentences[group]), np.flatnonzero(self._log_probs[group] > -np.inf)
+        states, first_row = self._states[index], group * self._beam
+        pairs = {*zip(ranked.parents[group].tolist(), ranked.tokens[group].tolist(), strict=True)}
+        pairs.update(zip(live.tolist(), best.ids[first_row + live, 0].tolist(), strict=True))
+        pairs.update((beam, token) for beam in live.tolist() for token in states[beam].next_tokens)
+        parents, tokens = np.array(sorted(pairs), dtype=np.int64).T
+        totals = self._log_probs[group, parents] + log_probs[first_row + parents, tokens]
+        after = [states[parent].advance(token) for parent, token in zip(parents.tolist(), tokens.tolist(), strict=True)]
+        kept = np.flatnonzero((totals > -np.inf) & self._may_stay(index, after, totals, length))
+        banks = np.array([after[place].bank for place in kept.tolist()], dtype=np.int64)
+        kept = kept[allocated(totals[kept], banks)][: ranked.tokens.shape[1]]
+        ranked.log_probs[group] = -np.inf  # where there are fewer
+        ranked.log_probs[group, : len(kept)] = totals[kept]
+        ranked.parents[group, : len(kept)], ranked.tokens[group, : len(kept)] = parents[kept], tokens[kept]
+
+    def _may_stay(self, index: int, after: Sequence[ConstraintState], totals: LogProbs, length: int) -> Flags:
+        """Which candidates may be outputs, if the limit ends the sentence now: those with all phrases, or if there are none
+        and were none, those that are farthest."""
+        if length < self._limits[index]:
+            return np.ones(len(after), dtype=bool)
+        met, possible = np.array([state.met for state in after], dtype=bool), totals > -np.inf
+        if (met & possible).any() or self._finished.count[index]:
+            return met
+        self._lacks.add(index)
+        banks = np.where(possible, [state.bank for state in after], -1)
+        return np.asarray(banks == banks.max())

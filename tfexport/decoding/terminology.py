@@ -1,0 +1,168 @@
+"""What outputs of a line have to say: phrases of its own, terms of a glossary, and marked text that is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import zip_longest
+
+from tfexport.decoding.glossary import Glossary
+from tfexport.decoding.hypothesis import Phrase, Source
+from tfexport.decoding.line_reader import Line, Piece, TargetReader, Unreadable, without_bom
+from tfexport.decoding.request_options import InputFormat
+from tfexport.errors import TfexportError
+
+MOST_SHOWN = 60
+"""Characters of a phrase in an error."""
+
+
+@dataclass(frozen=True)
+class Terminology:
+    """Reads the phrases of lines: the `terms` of a `Reader`.
+
+    Args:
+        target: reads them as ids.
+        columns: they stand in the input, after tabs.
+        phrases: of each line; None where they stand in the input, or there are none.
+        keep: the marks before and after text that is copied.
+    """
+
+    target: TargetReader
+    columns: bool = False
+    phrases: Iterable[Sequence[bytes]] | None = None
+    glossary: Glossary | None = None
+    keep: tuple[str, str] | None = None
+    _terms: dict[str, Phrase | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Forbidden phrases of the glossary that were read; None for one that no output can have."""
+
+    def require_format(self, format: InputFormat) -> None:
+        """Raises: TfexportError where sources come in another format than the glossary's."""
+        if self.glossary is not None and self.glossary.format != format:
+            raise TfexportError(f"the glossary is of {self.glossary.format}, and the input is {format}. Give text.")
+
+    def lines(self, pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[Line]:
+        """The lines of an input.
+
+        Args:
+            pairs: sources, and what outputs begin with; after them in the same line may be phrases.
+
+        Raises:
+            TfexportError: there are more lines of the input than of phrases, or fewer.
+        """
+        if self.phrases is not None:
+            for pair, phrases in zip_longest(pairs, self.phrases):
+                if pair is None or phrases is None:
+                    one, other = ("input", "phrases") if phrases is None else ("phrases", "input")
+                    raise TfexportError(f"there are more lines of the {one} than of the {other}. Give one for each.")
+                source, begins = pair
+                yield Line(source, begins, phrases)
+        elif self.columns:
+            for source, begins in pairs:
+                source, *phrases = source.split(b"\t")
+                begins, *more = begins.split(b"\t")
+                yield Line(source, begins, [*phrases, *more])
+        else:
+            yield from (Line(*pair) for pair in pairs)
+
+    def divided(self, raw: bytes) -> tuple[bytes, list[Piece]]:
+        """A source without its marks, and its pieces.
+
+        Raises:
+            Unreadable: a mark has no other.
+        """
+        text = raw.decode("utf-8", "replace")  # the reader of sources tells of what is not UTF-8
+        if self.keep is None:
+            return raw, [Piece(text, False)]
+        opens, closes = (mark.encode() for mark in self.keep)
+        rest, pieces, parts = raw, list[Piece](), list[bytes]()
+        while rest:
+            before, mark, rest = rest.partition(opens)
+            if opens != closes and closes in before:
+                raise Unreadable("invalid_phrases", f"{self.keep[1]!r} comes without {self.keep[0]!r} before it")
+            kept, end, rest = rest.partition(closes) if mark else (b"", b"", b"")
+            if mark and (not end or not kept.strip() or (opens != closes and opens in kept)):
+                message = f"{self.keep[0]!r} comes without text and {self.keep[1]!r} after it"
+                raise Unreadable("invalid_phrases", message)
+            parts += [before, kept]
+            pieces += [Piece(before.decode("utf-8", "replace"), False)]
+            pieces += [Piece(kept.decode("utf-8", "replace"), True)] * bool(mark)
+        return b"".join(parts), pieces
+
+    def applied(self, source: Source, pieces: Iterable[Piece], phrases: Iterable[bytes]) -> Source:
+        """A source whose outputs have its phrases.
+
+        Raises:
+            Unreadable: one of them cannot be an output of the model.
+        """
+        required = [self._phrase(phrase) for phrase in phrases if phrase.strip()]
+        never: list[str] = []
+        for piece in pieces:
+            if piece.is_kept:
+                required.append(self._copied(piece.text))
+                continue
+            for term in self.glossary.found_in(piece.text) if self.glossary else ():
+                required += [self._whole(self._phrase(term.required.encode()))] if term.required is not None else []
+                never += term.forbidden
+        forbidden = self._everywhere
+        if never:
+            forbidden = tuple(dict.fromkeys((*forbidden, *self._phrases_that_can_be(never))))
+        length, most = sum(len(phrase.ids) for phrase in required), self.target.config.max_target_length
+        if length > most:
+            raise Unreadable("invalid_phrases", f"its phrases have {length} ids, the model writes at most {most}")
+        parts = (
+            tokenizer.word_parts if (tokenizer := self.target.tokenizer) and any(p.is_whole for p in required) else None
+        )
+        return replace(source, required=tuple(required), forbidden=forbidden, word_parts=parts)
+
+    @cached_property
+    def _everywhere(self) -> tuple[Phrase, ...]:
+        return self._phrases_that_can_be(self.glossary.everywhere if self.glossary else ())
+
+    def _phrases_that_can_be(self, texts: Iterable[str]) -> tuple[Phrase, ...]:
+        return tuple(phrase for text in texts if (phrase := self._forbidden(text)) is not None)
+
+    def _phrase(self, raw: bytes) -> Phrase:
+        text = " ".join(raw.decode("utf-8", "replace").split())
+        called = f"the phrase {text[:MOST_SHOWN]!r}"
+        try:
+            ids = tuple(self.target.ids(raw, called))
+        except Unreadable as problem:
+            if problem.status != "empty":  # the line is not
+                raise
+            ids = ()
+        if not ids:
+            raise Unreadable("invalid_phrases", f"{called} has no tokens")
+        if self.target.config.eos_id in ids:
+            raise Unreadable("invalid_phrases", f"{called} has the end of outputs, id {self.target.config.eos_id}")
+        return Phrase(ids, text)
+
+    def _forbidden(self, text: str) -> Phrase | None:
+        """A phrase of the glossary; None where the vocabulary cannot write it, and so no output has it."""
+        if text not in self._terms:
+            try:
+                self._terms[text] = self._phrase(text.encode())
+            except Unreadable as problem:
+                if problem.status != "unknown_token":
+                    raise
+                self._terms[text] = None
+        return self._terms[text]
+
+    def _whole(self, phrase: Phrase) -> Phrase:
+        """A phrase that is no part of a longer word. What a word is can be told of text alone."""
+        return phrase._replace(is_whole=self.target.format == "text")
+
+    def _copied(self, text: str) -> Phrase:
+        """Text as a phrase that reads exactly so."""
+        phrase, tokenizer = self._phrase(text.encode()), self.target.tokenizer
+        if tokenizer is not None and self.target.format == "text":
+            written = tokenizer.decode(phrase.ids)
+            if "".join(written.split()) != "".join(text.split()):
+                message = f"{phrase.text!r} cannot be copied: the target vocabulary writes it as {written!r}"
+                raise Unreadable("unknown_token", message)
+        return self._whole(phrase)
+
+
+def phrases_in(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """The phrases of each line of a file, which tabs separate."""
+    return (line.rstrip(b"\r\n").split(b"\t") for line in without_bom(lines))

@@ -1,0 +1,54 @@
+"""Where words begin and end: by characters, and by the tokens of a vocabulary."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+_UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "BOPOMOFO", "TIBETAN")
+"""How Unicode names letters of scripts that put no spaces between words: each is a word of its own."""
+
+Kind = Literal["space", "mark", "run", "alone"]
+
+
+def kind_of(character: str) -> Kind:
+    """What a character is in a word: white space, a mark on the character before, part of a run, or a word of its own."""
+    if character.isspace():
+        return "space"
+    if unicodedata.category(character)[0] == "M":
+        return "mark"
+    if not (character.isalnum() or character == "_"):
+        return "alone"
+    return "alone" if not character.isascii() and unicodedata.name(character, "").startswith(_UNSPACED) else "run"
+
+
+@dataclass(frozen=True)
+class WordParts:
+    """The tokens of a vocabulary that are parts of words, as its decoder writes them."""
+
+    continuing: tuple[int, ...] = ()
+    """Ids whose letters or digits continue the word before, such as `ing` beside `▁going`."""
+    unfinished: tuple[int, ...] = ()
+    """Ids whose word goes on with the next token, such as `go@@`."""
+
+
+Decode = Callable[[Sequence[Sequence[int]]], list[str]]
+"""The texts of several sequences of ids."""
+
+
+def word_parts(decode: Decode, size: int) -> WordParts:
+    """The parts of words among the ids below `size`, found by decoding each beside a token that is a word."""
+    ids = range(size)
+    alone = decode([[index] for index in ids])
+    doubled = decode([[index, index] for index in ids])
+    words = (index for index in ids if alone[index].isalpha() and doubled[index] == f"{alone[index]} {alone[index]}")
+    word = next(words, None)
+    if word is None:
+        return WordParts()
+    text = alone[word]
+    after, before = decode([[word, index] for index in ids]), decode([[index, word] for index in ids])
+    continuing = (index for index in ids if kind_of(after[index].removeprefix(text)[:1] or " ") in ("run", "mark"))
+    unfinished = (index for index in ids if kind_of(before[index].removesuffix(text)[-1:] or " ") in ("run", "mark"))
+    return WordParts(tuple(continuing), tuple(unfinished))
