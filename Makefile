@@ -140,7 +140,7 @@ $(VENV)/export.done: pyproject.toml constraints.txt $(KERNELS)
 
 $(VENV)/dev.done: pyproject.toml constraints.txt $(KERNELS)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --editable '.[export,cpu,serve,tensorrt-rtx,train,spacy,dev]'
+	$(PIP) --editable '.[export,cpu,documents,serve,tensorrt-rtx,train,spacy,dev]'
 	touch $@
 
 $(VENV)/bench-serve.done: $(VENV)/dev.done

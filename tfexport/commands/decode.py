@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tfexport.commands.console import say, warned, with_progress
+from tfexport.commands.documents import decode_documents, require_documents
 from tfexport.commands.flags import BundleDir, Input, OutputFile, Resume
 from tfexport.commands.output import content_of, refuse_to_replace, writing
 from tfexport.commands.signature import Given, with_options
@@ -22,6 +23,7 @@ from tfexport.decoding.request_options import (
     RuntimeOptions,
     ShortlistOptions,
 )
+from tfexport.documents.options import InputDocumentOptions
 from tfexport.errors import TfexportError
 from tfexport.option import checked
 from tfexport.system.input_files import opened, require_one_stdin
@@ -47,6 +49,7 @@ def decode(
     prefixes: PrefixOptions,
     shortlist: ShortlistOptions,
     alignments: AlignmentOptions,
+    documents: InputDocumentOptions,
     runtime: RuntimeOptions,
     batches: BatchOptions,
     stream: Annotated[
@@ -62,9 +65,13 @@ def decode(
     from tfexport.bundle.watch import watched
     from tfexport.system.processes import return_freed_memory
 
-    request = Request(directory, source, formats, search, prefixes, shortlist, alignments, runtime, batches, stream)
+    request = Request(
+        directory, source, formats, search, prefixes, shortlist, alignments, documents, runtime, batches, stream
+    )
     refuse_to_replace(output, source, prefixes.prefix_file, shortlist.shortlist, alignments.unk_dictionary)
     request.check(to_file=output is not None)
+    if documents:
+        require_documents(request, resume=resume)
     with watched(directory) as watch, contextlib.ExitStack() as files:
         lines = files.enter_context(opened(source))
         prefix_file = prefixes.prefix_file
@@ -73,8 +80,12 @@ def decode(
         job = request.load(window=1 if stream or lines.isatty() else None)
         watch.loaded()
         return_freed_memory(now=True)  # what loading needed
-        with writing(output, job.identity(), resume=resume, window=job.window) as out:
+        # The lines of documents are of any number of sentences; whole windows of these are found again by themselves.
+        with writing(output, job.identity(), resume=resume, window=1 if documents else job.window) as out:
             job.print_notes()
+            if documents:
+                decode_documents(job, lines, out, watch)
+                return
             outputs = job.writer.reader(lines=prefix_lines) if prefixes else None
             if stream:
                 from tfexport.decoding.stream import shown, stream_lines
@@ -115,6 +126,7 @@ class Request:
     prefixes: PrefixOptions
     shortlist: ShortlistOptions
     alignments: AlignmentOptions
+    documents: InputDocumentOptions
     runtime: RuntimeOptions
     batches: BatchOptions
     stream: bool
@@ -158,7 +170,8 @@ class Request:
     def _given(self) -> dict[str, Any]:
         # Only jsonl has scores, and outputs with a prefix need the graph that computes them.
         scores = self.stream or self.formats.output_format == "jsonl" or bool(self.prefixes)
-        return {"scores": scores, "attention": bool(self.alignments), **self.search}
+        reads_attention = bool(self.alignments) or self.documents.markup is not None
+        return {"scores": scores, "attention": reads_attention, **self.search}
 
     def options(self, token_ids: Any) -> SearchOptions:
         """The search as the flags say it, with tokens as the vocabulary's ids."""
@@ -210,6 +223,7 @@ class Request:
         from tfexport.decoding.translate import Writer, with_alignments
 
         reader = Reader.of(bundle, self.formats.input_format)
+        reader = replace(reader, tells_tokens=self.documents.markup is not None)
         return with_alignments(self.alignments, reader, Writer.of(bundle, self.formats.output_format))
 
     def _shortlist(self, bundle: Bundle) -> Shortlist | None:
@@ -251,6 +265,7 @@ class Job:
             "precision": self.model.precision,
             "search": asdict(self.options),
             "input": [str(self.request.source), self.reader.format],
+            "documents": asdict(self.request.documents),
             "prefixes": content_of(prefixes.prefix_file) if prefixes.prefix_file else prefixes.prefix_column,
             "output": [self.writer.format, asked.alignments, asked.replace_unk, content_of(asked.unk_dictionary)],
             "shortlist": [content_of(listed.shortlist), listed.shortlist_first, listed.shortlist_best],
