@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tfexport.commands.console import say, warned, with_progress
-from tfexport.commands.documents import decode_documents, require_documents
+from tfexport.commands.documents import DocumentJob, require_documents
 from tfexport.commands.flags import BundleDir, Input, OutputFile, Resume
 from tfexport.commands.output import content_of, refuse_to_replace, writing
 from tfexport.commands.signature import Given, with_options
@@ -29,11 +29,13 @@ from tfexport.option import checked
 from tfexport.system.input_files import opened, require_one_stdin
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from tfexport.bundle.reader import Bundle
     from tfexport.decoding.generation_config import GenerationDefaults
-    from tfexport.decoding.line_reader import Reader
+    from tfexport.decoding.line_reader import Reader, TargetReader
     from tfexport.decoding.shortlist import Shortlist
-    from tfexport.decoding.translate import Writer
+    from tfexport.decoding.translate import Result, Writer
     from tfexport.decoding.workers import CpuSplit
     from tfexport.runtimes.base import Runtime
 
@@ -71,7 +73,15 @@ def decode(
     refuse_to_replace(output, source, prefixes.prefix_file, shortlist.shortlist, alignments.unk_dictionary)
     request.check(to_file=output is not None)
     if documents:
-        require_documents(request, resume=resume)
+        require_documents(
+            documents,
+            formats=formats,
+            search=search,
+            prefixes=prefixes,
+            alignments=alignments,
+            stream=stream,
+            resume=resume,
+        )
     with watched(directory) as watch, contextlib.ExitStack() as files:
         lines = files.enter_context(opened(source))
         prefix_file = prefixes.prefix_file
@@ -84,7 +94,8 @@ def decode(
         with writing(output, job.identity(), resume=resume, window=1 if documents else job.window) as out:
             job.print_notes()
             if documents:
-                decode_documents(job, lines, out, watch)
+                texts = DocumentJob(documents, job.reader, job.writer, job.model.capacity, job.window)
+                texts.write(watch.over(texts.results(lines, job.decode, done=out.done)), out)
                 return
             outputs = job.writer.reader(lines=prefix_lines) if prefixes else None
             if stream:
@@ -96,21 +107,7 @@ def decode(
                 for _ in warned(watch.over(shown(events, job.writer, out.file))):
                     pass
                 return
-            from tfexport.decoding.translate import translate
-
-            results = translate(
-                job.model,
-                job.reader,
-                lines,
-                job.options,
-                batch_size=batches.batch_size,
-                max_batch_tokens=batches.max_batch_tokens,
-                window=job.window,
-                workers=job.split.workers,
-                done=out.done,
-                outputs=outputs,
-                shortlist=job.shortlist,
-            )
+            results = job.decode(lines, out.done, outputs)
             for result in warned(with_progress(watch.over(results), "decoding lines")):
                 print(job.writer.line(result), file=out.file, flush=job.window == 1)
 
@@ -253,6 +250,24 @@ class Job:
     """Lines that are decoded together."""
     chose_split: bool
     """Whether workers or threads were chosen here, and not by the user."""
+
+    def decode(self, lines: Iterable[bytes], done: int, outputs: TargetReader | None = None) -> Iterator[Result]:
+        """The results of lines after so many that are done; see `translate`."""
+        from tfexport.decoding.translate import translate
+
+        return translate(
+            self.model,
+            self.reader,
+            lines,
+            self.options,
+            batch_size=self.request.batches.batch_size,
+            max_batch_tokens=self.request.batches.max_batch_tokens,
+            window=self.window,
+            workers=self.split.workers,
+            done=done,
+            outputs=outputs,
+            shortlist=self.shortlist,
+        )
 
     def identity(self) -> dict[str, Any]:
         """All that the output depends on: only a run of the same goes on with its file."""

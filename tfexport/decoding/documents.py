@@ -97,6 +97,11 @@ class Unit:
     """What is wrong with it, if there is nothing in it to translate."""
     message: str = ""
 
+    @property
+    def lines(self) -> list[bytes]:
+        """The segments as lines; an empty line where there are none, so that every unit has a result in time."""
+        return [segment.text.encode("utf-8", "surrogatepass") for segment in self.document.segments] or [b""]
+
 
 @dataclass(frozen=True)
 class SentenceResult:
@@ -119,6 +124,8 @@ class DocumentResult:
     sentences: tuple[SentenceResult, ...]
     offset: int = 0
     """Characters before the document, where the spans of the segments begin."""
+    alternatives: tuple[str, ...] = ()
+    """`text` with the next outputs of the sentences, where these have several; none comes twice."""
 
 
 Decode = Callable[[Iterable[bytes], int], Iterator[Result]]
@@ -143,7 +150,7 @@ def translate_units(
     passed: deque[bytes] = deque(maxlen=window)
     count = before = 0
     for unit in islice(stream, done):
-        lines = _lines(unit)
+        lines = unit.lines
         passed.extend(lines)
         count, before = count + 1, before + len(lines)
     if count < done:
@@ -155,7 +162,7 @@ def translate_units(
 
     def lines_of_units() -> Iterator[bytes]:
         for unit in stream:
-            lines = _lines(unit)
+            lines = unit.lines
             waiting.append((unit, len(lines)))
             yield from lines
 
@@ -171,21 +178,19 @@ def translate_units(
             found = []
 
 
-def _lines(unit: Unit) -> list[bytes]:
-    """The segments of a unit as lines; an empty line where there are none, so that every unit has a result in time."""
-    return [segment.text.encode("utf-8", "surrogatepass") for segment in unit.document.segments] or [b""]
-
-
 def result_of_unit(unit: Unit, found: Sequence[Result], writer: Writer, *, is_aligned: bool) -> DocumentResult:
     """What became of a unit whose segments have these results."""
     pairs = list(zip(unit.document.segments, found, strict=bool(unit.document.segments)))
-    translations = [
-        aligned_of(one, writer, segment.text, is_aligned=is_aligned) for segment, one in zip(segments, found)
+    ranks = max((len(one.hypotheses) for _, one in pairs), default=1)
+    versions = [
+        [aligned_of(one, writer, segment.text, is_aligned=is_aligned, rank=rank) for segment, one in pairs]
+        for rank in range(max(1, ranks))
     ]
-    text = unit.before + unit.document.text(translations) + unit.after
+    texts = [unit.before + unit.document.text(version) + unit.after for version in versions]
     sentences = tuple(SentenceResult(segment, one) for segment, one in pairs)
-    status, message = (unit.status, unit.message) if unit.message else _status(sentences, translations)
-    return DocumentResult(unit.line, status, message, text, sentences, len(unit.before))
+    status, message = (unit.status, unit.message) if unit.message else _status(sentences, versions[0])
+    others = tuple(dict.fromkeys(text for text in texts[1:] if text != texts[0]))
+    return DocumentResult(unit.line, status, message, texts[0], sentences, len(unit.before), others)
 
 
 def _status(sentences: Sequence[SentenceResult], translations: Sequence[Aligned | None]) -> tuple[str, str]:
@@ -212,14 +217,17 @@ def _shown(segment: Segment) -> str:
     return f"{text!r} (characters {segment.start} to {segment.end})"
 
 
-def aligned_of(result: Result, writer: Writer, text: str, *, is_aligned: bool) -> Aligned | None:
-    """The best output of a result as text; with `is_aligned` its tokens too, and what they attend to in the source `text`.
+def aligned_of(result: Result, writer: Writer, text: str, *, is_aligned: bool, rank: int = 0) -> Aligned | None:
+    """An output of a result as text; with `is_aligned` its tokens too, and what they attend to in the source `text`.
 
     None where there is no output, or the tokenizer cannot write it.
+
+    Args:
+        rank: of the output, from 0; the last one, where there are fewer.
     """
     if not result.hypotheses:
         return None
-    best, source = result.hypotheses[0], result.source
+    best, source = result.hypotheses[min(rank, len(result.hypotheses) - 1)], result.source
     words = writer.aligner.words(best, source)
     try:
         written = writer.text(best.ids, words)

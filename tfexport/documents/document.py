@@ -118,8 +118,10 @@ def document(
             def reads(first: int, to: int, run: Run = run) -> bool:
                 return fits(_model_text(_Place(run, first, to, False)))
 
-            found = pieces(shape, start, end, reads)
+            found = pieces(shape, start, end, reads, run.atoms)
             for first, to in found:
+                if run.marks and not has_words(_without_atoms(run, first, to)):
+                    continue
                 places.append(_Place(run, first, to, first == last))
                 is_piece.append(len(found) > 1)
                 last = to
@@ -137,8 +139,8 @@ def _spans(run: Run, shape: str, parts: Split, language: str | None, is_aligned:
     if not run.marks:
         return spans
     if not is_aligned:
-        spans = [part for span in spans for part in _between_marks(run, span)]
-    return [(start, end) for start, end in spans if has_words(_without_atoms(run, start, end))]
+        return [part for span in spans for part in _between_marks(run, span)]
+    return spans
 
 
 def _between_marks(run: Run, span: Span) -> list[Span]:

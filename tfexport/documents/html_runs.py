@@ -135,7 +135,7 @@ class _Reader(HTMLParser):
         """All pieces, with their ends; of texts in a row, one."""
         ends = [*(start for _, _, start, _ in self._begun[1:]), self._end]
         text = -1
-        for place, ((kind, name, start, kept), end) in enumerate(zip(self._begun, ends, strict=True), start=1):
+        for place, ((kind, name, start, kept), end) in enumerate(zip(self._begun, ends, strict=False), start=1):
             if kind == "text":
                 text = start if text < 0 else text
                 if place < len(self._begun) and self._begun[place][0] == "text":

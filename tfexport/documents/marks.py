@@ -41,7 +41,9 @@ def nodes_of(source: str, run: Run, start: int, end: int) -> tuple[list[Node], l
         mark = run.marks[index]
         is_within = start <= mark.start <= mark.end <= end if mark.kind == "atom" else start < mark.start < end
         is_alone = mark.kind in ("atom", "point") or run.marks[mark.partner].start == mark.start
-        is_enclosed = any(first < index < last for first, last in elements) and start <= mark.start <= end
+        is_enclosed = mark.kind != "atom" and any(
+            0 <= first < index < last < len(run.marks) for first, last in elements
+        )
         if index not in known and is_alone and (is_within or is_enclosed):
             chosen.append((index, index))
     marks = [run.marks[index] for index in touching if any(index in pair for pair in chosen)]
@@ -73,7 +75,11 @@ def _node(source: str, run: Run, pair: Range, start: int, length: int, at: list[
         raw = source[slice(*first.source)]
         if first.kind == "atom":
             literal = run.text[first.start : first.end]
-            return Node("", source=(at[first.start - start], at[first.end - start]), copied=raw, literal=literal)
+            is_spaced = run.text[first.start - 1 : first.start] in ("", " ") and run.text[
+                first.end : first.end + 1
+            ] in ("", " ")
+            node = Node("", source=(at[first.start - start], at[first.end - start]), copied=raw, literal=literal)
+            return replace(node, spaced=is_spaced)
         place = at[first.start - start]
         return Node(raw, source=(place, place), spaced=run.text[max(0, first.start - 1) : first.start + 1] == "  ")
     node = Node("", source=(0, length), begins=first is None, ends=last is None)

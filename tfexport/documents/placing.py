@@ -211,7 +211,10 @@ def _point(node: Node, within: Span, siblings: Sequence[Node], weights: Floats) 
     place = low + int(sums.argmax())
     for other in siblings:
         first, last = other.at
-        if other is not node and other.source[0] < other.source[1] and first < place < last:
+        if other.source[0] == other.source[1]:
+            continue
+        # Before what was open before the sentence there is no place, and none after what stays open.
+        if (first < place or other.begins) and (place < last or other.ends):
             place = first if node.source[0] <= other.source[0] else last
     return place, place
 

@@ -52,13 +52,17 @@ class Run:
         return place if self.origins is None else self.origins[place - 1][1]
 
     @property
+    def atoms(self) -> list[tuple[int, int]]:
+        """The characters that are kept as they are."""
+        return [(mark.start, mark.end) for mark in self.marks if mark.kind == "atom"]
+
+    @property
     def shape(self) -> str:
         """The text, with letters for what is kept as it is: no sentence ends there."""
         parts, done = [], 0
-        for mark in self.marks:
-            if mark.kind == "atom":
-                parts += [self.text[done : mark.start], "x" * (mark.end - mark.start)]
-                done = mark.end
+        for start, end in self.atoms:
+            parts += [self.text[done:start], "x" * (end - start)]
+            done = end
         return "".join([*parts, self.text[done:]]) if parts else self.text
 
     def within(self, start: int, end: int) -> list[int]:

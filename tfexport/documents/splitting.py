@@ -112,12 +112,12 @@ def _within_quotation(line: str, start: int, ends: Sequence[int]) -> Iterator[in
             last = place
 
 
-def pieces(text: str, start: int, end: int, fits: Callable[[int, int], bool]) -> list[Span]:
+def pieces(text: str, start: int, end: int, fits: Callable[[int, int], bool], whole: Sequence[Span] = ()) -> list[Span]:
     """`[start, end)` of a text, cut where it is too long: each piece fits, unless not even one character does.
 
     Args:
-        text: where it must not be cut it has letters alone.
         fits: whether the model reads a part.
+        whole: parts that are not cut, in order; what is too long of these is a piece of its own.
     """
     found, guess = [], 0
     while start < end:
@@ -125,6 +125,9 @@ def pieces(text: str, start: int, end: int, fits: Callable[[int, int], bool]) ->
         if longest < end:
             guess = longest - start
             longest = _cut(text, start, longest)
+            for first, last in whole:
+                if first < longest < last:
+                    longest = first if first > start else last
         first, last = trimmed(text, start, longest)
         if first < last:
             found.append((first, last))
