@@ -1,6 +1,6 @@
 """Random documents, taken apart and put together: nothing is lost, nothing comes twice, tags stay balanced.
 
-    python -m fuzz.documents --documents 10000
+python -m fuzz.documents --documents 10000
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import argparse
 from collections import Counter
 
 from tests.support.documents import backwards, gaps, is_balanced, noise, random_document, same, tags, taken_apart
-
 from tfexport.documents.html_runs import html_runs
 
 
@@ -43,7 +42,9 @@ def check(number: int) -> Counter[str]:
             assert new.count("https://a.b/c") >= text.count("https://a.b/c")
             assert new.count("](http://x.y 'T. U')") == text.count("](http://x.y 'T. U')")
             assert new.count("x. y\n```") == text.count("x. y\n```")
-    return Counter(documents=1, segments=len(parts), pieces=sum(one.is_piece for one in found.segments), characters=len(text))
+    return Counter(
+        documents=1, segments=len(parts), pieces=sum(one.is_piece for one in found.segments), characters=len(text)
+    )
 
 
 def main() -> None:
@@ -56,7 +57,9 @@ def main() -> None:
         try:
             counted += check(number)
         except Exception as error:
-            raise SystemExit(f"document {number}: {random_document(number)!r}: {type(error).__name__}: {error}") from error
+            raise SystemExit(
+                f"document {number}: {random_document(number)!r}: {type(error).__name__}: {error}"
+            ) from error
     print(", ".join(f"{count:,} {name}" for name, count in counted.items()))
 
 

@@ -12,13 +12,78 @@ from tfexport.documents.document import Document, Segment, document
 from tfexport.documents.options import Markup, Split
 from tfexport.documents.placing import Aligned
 
-WORDS = ("Ein", "Hund", "läuft", "z. B.", "Dr.", "schnell", "3.5", "„ja“", '"nein"', "e\u0301", "日本語", "שלום", "a\u200bb", "x")
-ENDS = (". ", "! ", "? ", "… ", ".\n", "。", ". \r\n", ".\n\n", ".\t", ".\x0c", ".\u2028", ".\x85", ", ", " -- ", ": ", "  ")
+WORDS = (
+    "Ein",
+    "Hund",
+    "läuft",
+    "z. B.",
+    "Dr.",
+    "schnell",
+    "3.5",
+    "„ja“",
+    '"nein"',
+    "e\u0301",
+    "日本語",
+    "שלום",
+    "a\u200bb",
+    "x",
+)
+ENDS = (
+    ". ",
+    "! ",
+    "? ",
+    "… ",
+    ".\n",
+    "。",
+    ". \r\n",
+    ".\n\n",
+    ".\t",
+    ".\x0c",
+    ".\u2028",
+    ".\x85",
+    ", ",
+    " -- ",
+    ": ",
+    "  ",
+)
 TAGS = ("b", "i", "a href='x?a=1&b'", "span class=y", "p", "li", "em", "code", "sup", "div")
-HTML = ("<br>", "<img src=a>", "<!-- c. C -->", "&amp;", "&nbsp;", "&uuml;", "</b>", "<i>", "<wbr>", "&lt;", "<![CDATA[ x ]]>")
+HTML = (
+    "<br>",
+    "<img src=a>",
+    "<!-- c. C -->",
+    "&amp;",
+    "&nbsp;",
+    "&uuml;",
+    "</b>",
+    "<i>",
+    "<wbr>",
+    "&lt;",
+    "<![CDATA[ x ]]>",
+)
 MARKDOWN = (
-    *("\n\n", "\n# ", "\n- ", "\n> ", "`a b`", "https://a.b/c", "[Ein *Hund*](http://x.y 'T. U')", "![x](y)", "<b>Hund</b>", "\\*"),
-    *("\n\n```\nx. y\n```\n\n", "\n\n| a | b |\n|---|---|\n| Ein Hund | c |\n\n", "  \n", "&amp;", "*", "_", "<br>", "~~Ein~~", "\n\n---\n\n"),
+    *(
+        "\n\n",
+        "\n# ",
+        "\n- ",
+        "\n> ",
+        "`a b`",
+        "https://a.b/c",
+        "[Ein *Hund*](http://x.y 'T. U')",
+        "![x](y)",
+        "<b>Hund</b>",
+        "\\*",
+    ),
+    *(
+        "\n\n```\nx. y\n```\n\n",
+        "\n\n| a | b |\n|---|---|\n| Ein Hund | c |\n\n",
+        "  \n",
+        "&amp;",
+        "*",
+        "_",
+        "<br>",
+        "~~Ein~~",
+        "\n\n---\n\n",
+    ),
 )
 
 

@@ -200,15 +200,18 @@ def _status(sentences: Sequence[SentenceResult], translations: Sequence[Aligned 
         first, more = failed[0].result, f"; {len(failed)} sentences" if len(failed) > 1 else ""
         status = "tokenizer_error" if first.hypotheses else first.status
         return status, f"{_shown(failed[0].segment)} is left as it is{more}: {first.message or status}"
+    cut = [one for one in sentences if one.segment.is_piece]
+    pieces = (
+        f"what the model cannot read at once was cut: {len(cut)} pieces, the first is {_shown(cut[0].segment)}"
+        if cut
+        else ""
+    )
     limited = [one for one in sentences if one.result.status != "ok"]
     if limited:
-        return limited[0].result.status, f"{_shown(limited[0].segment)}: {limited[0].result.message}"
-    cut = [one for one in sentences if one.segment.is_piece]
+        message = f"{_shown(limited[0].segment)}: {limited[0].result.message}"
+        return limited[0].result.status, f"{message}; {pieces}" if cut else message
     if cut:
-        message = (
-            f"what is longer than the model reads was cut: {len(cut)} pieces, the first is {_shown(cut[0].segment)}"
-        )
-        return "cut", message
+        return "cut", pieces
     return ("ok", "") if sentences else ("empty", "")
 
 

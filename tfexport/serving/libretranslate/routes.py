@@ -127,9 +127,12 @@ async def _translated(served: Served, texts: Sequence[str], asked: LibreRequest,
         **_options(served, asked.alternatives),
     )
     for number, one in enumerate(found):
-        if any(not sentence.translation.hypotheses for sentence in one.sentences):
-            place = "" if isinstance(asked.q, str) else f"q.{number}: "
-            raise TfexportError(f"{place}{one.message}.")
+        failed = [sentence for sentence in one.sentences if not sentence.translation.hypotheses]
+        if failed:  # left out, it would not be missed
+            place = "" if isinstance(asked.q, str) else f"q.{number}, "
+            first, reason = failed[0], failed[0].translation.message or failed[0].translation.status
+            shown = f"characters {first.start} to {first.end}, {first.source[:40]!r}"
+            raise TfexportError(f"{place}{shown} cannot be translated: {reason}.")
     return [[one.text, *one.alternatives] for one in found]
 
 
