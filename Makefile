@@ -77,6 +77,7 @@ fuzz: $(VENV)/dev.done
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.serving --requests $(REQUESTS) --http
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.http --requests $(REQUESTS)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.device_search
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.documents
 
 # Plants faults in bundles, with corrected checksums, and lists those that parity does not find; takes half an hour.
 faults: $(VENV)/dev.done

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -107,14 +107,18 @@ def place_all(nodes: Sequence[Node], aligned: Aligned, found: Sequence[Span], so
     best = np.zeros(len(found), np.int64)
     if words and found:
         best = np.array([weights[:, start:end].sum(axis=1) for start, end in words]).argmax(axis=0)
-    placer = _Placer(aligned.text, found, weights, [words[index] if words else (0, 0) for index in best])
+    starts, ends = ({span[side]: place for place, span in enumerate(found)} for side in (0, 1))
+    placer = _Placer(aligned.text, starts, ends, weights, [words[index] if words else (0, 0) for index in best])
     placer.place(nodes, (0, len(found)))
 
 
 @dataclass(frozen=True)
 class _Placer:
     text: str
-    units: Sequence[Span]
+    starts: Mapping[int, int]
+    """The unit that begins at a character."""
+    ends: Mapping[int, int]
+    """The unit that ends before a character."""
     weights: Floats
     """What each unit attends to, [units, characters of the source]."""
     aligned: Sequence[Span]
@@ -122,7 +126,7 @@ class _Placer:
 
     def place(self, nodes: Sequence[Node], within: Span) -> None:
         """Places for nodes, and for all that is in them, among the units `within`."""
-        free = np.zeros(len(self.units), bool)
+        free = np.zeros(len(self.weights), bool)
         free[within[0] : within[1]] = True
         # What has the most text chooses first; then what has none finds its place beside it.
         for node in sorted(nodes, key=lambda node: (node.copied is None, node.source[0] - node.source[1])):
@@ -138,9 +142,9 @@ class _Placer:
         start = self.text.find(node.literal) if node.literal else -1
         while start >= 0:
             end = start + len(node.literal)
-            inside = [place for place, unit in enumerate(self.units) if unit[0] >= start and unit[1] <= end]
-            if inside and self.units[inside[0]][0] == start and self.units[inside[-1]][1] == end and free[inside].all():
-                return inside[0], inside[-1] + 1
+            first, last = self.starts.get(start, -1), self.ends.get(end, -1)
+            if 0 <= first <= last and free[first : last + 1].all():
+                return first, last + 1
             start = self.text.find(node.literal, start + 1)
         return None
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -90,6 +91,7 @@ class RunBuilder:
         self._origins: list[tuple[int, int]] = []
         self._marks: list[Mark] = []
         self._opened: list[tuple[str, int]] = []
+        self._open: Counter[str] = Counter()
 
     def text(self, text: str, start: int, end: int) -> None:
         """Text that stands for `[start, end)` of the document: character by character, or as a whole."""
@@ -117,16 +119,17 @@ class RunBuilder:
     def open(self, name: str, start: int, end: int) -> None:
         """The opening tag of an element."""
         self._opened.append((name, len(self._marks)))
+        self._open[name] += 1
         self._add("point", start, end)  # until its end is found
 
     def close(self, name: str, start: int, end: int) -> None:
         """The closing tag of an element; it stays where it is, if nothing of this name is open."""
-        names = [opened for opened, _ in self._opened]
-        if name not in names:
+        if not self._open[name]:
             self._add("point", start, end)
             return
         while True:
             opened, place = self._opened.pop()
+            self._open[opened] -= 1
             if opened == name:
                 break
         first = self._marks[place]
