@@ -61,11 +61,6 @@ class Document:
             for place, cut in zip(places, is_piece, strict=True)
         ]
 
-    @property
-    def has_marks(self) -> bool:
-        """Whether tags have to be put into translations, for which these are aligned."""
-        return any(nodes_of(self.source, one.run, one.start, one.end)[0] for one in self._places)
-
     def text(self, translations: Sequence[Aligned | None]) -> str:
         """The text with these in the place of its segments, which stay where there is none."""
         parts: list[str] = []
