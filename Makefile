@@ -77,6 +77,7 @@ fuzz: $(VENV)/dev.done
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.serving --requests $(REQUESTS) --http
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.http --requests $(REQUESTS)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.device_search
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m fuzz.documents
 
 # Plants faults in bundles, with corrected checksums, and lists those that parity does not find; takes half an hour.
 faults: $(VENV)/dev.done
@@ -140,7 +141,7 @@ $(VENV)/export.done: pyproject.toml constraints.txt $(KERNELS)
 
 $(VENV)/dev.done: pyproject.toml constraints.txt $(KERNELS)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --editable '.[export,cpu,serve,tensorrt-rtx,train,spacy,dev]'
+	$(PIP) --editable '.[export,cpu,documents,serve,tensorrt-rtx,train,spacy,dev]'
 	touch $@
 
 $(VENV)/bench-serve.done: $(VENV)/dev.done

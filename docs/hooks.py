@@ -72,6 +72,7 @@ def keywords() -> str:
     """The options that functions of the Python API take as keyword arguments."""
     from tfexport.decoding.options import SearchOptions
     from tfexport.decoding.request_options import AlignmentOptions, BatchLimits, KeepOptions
+    from tfexport.documents.options import DocumentOptions
     from tfexport.exporter.options import BudgetOptions
     from tfexport.models.checkpoints.options import CheckpointOptions, ModelOptions, ReferenceOptions
     from tfexport.option import rows
@@ -83,6 +84,7 @@ def keywords() -> str:
             "`Model.translate`, `iterate`, `translate_ids`, `stream`, `translate_async` and `stream_async`",
             SearchOptions,
         ),
+        "Options of documents": ("`Model.translate_document`", DocumentOptions),
         "Options of alignments": (
             "`Model.translate`, `iterate`, `translate_ids` and `translate_async`",
             AlignmentOptions,

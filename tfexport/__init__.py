@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     __version__: str
     from tfexport.api.checkpoints import export, inspect, parity
     from tfexport.api.classifier import Classifier, load_classifier
+    from tfexport.api.documents import DocumentTranslation, SentenceTranslation
     from tfexport.api.model import Model, load
     from tfexport.api.results import Output, Translation
     from tfexport.config import ModelConfig
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "tfexport.api.checkpoints": ("export", "inspect", "parity"),
     "tfexport.api.classifier": ("Classifier", "load_classifier"),
+    "tfexport.api.documents": ("DocumentTranslation", "SentenceTranslation"),
     "tfexport.api.model": ("Model", "load"),
     "tfexport.api.results": ("Output", "Translation"),
     "tfexport.config": ("ModelConfig",),
@@ -73,6 +75,7 @@ __all__ = [
     "Comparison",
     "ConfigError",
     "DeadlineError",
+    "DocumentTranslation",
     "Exported",
     "Family",
     "Inspection",
@@ -83,6 +86,7 @@ __all__ = [
     "QueueFullError",
     "RuntimeUnavailable",
     "SearchOptions",
+    "SentenceTranslation",
     "Shortlist",
     "Step",
     "TfexportError",

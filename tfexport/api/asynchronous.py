@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, Self, overload
+from itertools import islice
+from typing import Any, Self, TypeVar, overload
 
 from numpy.typing import NDArray
 
@@ -21,9 +22,12 @@ from tfexport.api.arguments import (
     phrases_of_one,
     sources_of,
 )
+from tfexport.api.documents import DocumentTranslation, document_options, document_translation_of, texts_of
 from tfexport.api.line_decoder import LineDecoder, score_options
 from tfexport.api.results import Translation, translation_of
 from tfexport.bundle.reader import Bundle
+from tfexport.contract import ATTENTION_ROLES
+from tfexport.decoding.documents import DocumentMaker, Unit, result_of_unit
 from tfexport.decoding.glossary import Glossary
 from tfexport.decoding.line_reader import Reader, TargetReader
 from tfexport.decoding.options import SearchOptions
@@ -33,6 +37,7 @@ from tfexport.decoding.shortlist import Shortlist
 from tfexport.decoding.stream import Step, StepTexts, refuse_several
 from tfexport.decoding.terminology import Terminology
 from tfexport.decoding.translate import Result, Writer, read_window, result_of, scored, with_alignments
+from tfexport.documents.options import DocumentOptions
 from tfexport.errors import TfexportError, UnavailableError
 from tfexport.option import checked, with_keywords
 from tfexport.runtimes import require_workers
@@ -41,8 +46,13 @@ from tfexport.scheduling.metrics import Counters
 from tfexport.scheduling.options import ServingOptions
 from tfexport.scheduling.service import Outputs, Service
 
+Found = TypeVar("Found")
+
 MOST_KINDS = 100
 """Of options that are kept checked."""
+
+APART_HERE = 512
+"""Characters of markup that the event loop takes apart itself."""
 
 READ_HERE, WRITE_HERE = 4096, 1024
 """Bytes of text that the event loop splits into tokens itself, and output ids of which it makes text: more takes
@@ -94,6 +104,13 @@ class AsyncTranslation:
         """The scheduler has started, and takes requests. It takes none after a worker ended that cannot be replaced."""
         with self._service_lock:
             return self._service is not None and not self._service.is_closed
+
+    @property
+    def tells_attention(self) -> bool:
+        """Whether it can tell what tokens attend to: PyTorch can, and graphs that were exported for it."""
+        roles = {graph.role for graph in self._bundle.graphs if graph.precision == self._runtime.precision}
+        has_graphs = not roles.isdisjoint(ATTENTION_ROLES.values())
+        return self._runtime.name.startswith("torch") or (self._runtime.name == "ort-cpu" and has_graphs)
 
     def serving_metrics(self) -> dict[str, object]:
         """What the scheduler of `translate_async` counted: the fields of `tfexport.scheduling.metrics.Counters`."""
@@ -177,6 +194,41 @@ class AsyncTranslation:
         results = await self._results(lines, reader, outputs, shortlist, search, bulk=bulk, timeout=timeout)
         found = await _written(results, writer)
         return found[0] if isinstance(texts, str) else found
+
+    @with_keywords(DocumentOptions, SearchOptions, AlignmentOptions)
+    async def translate_documents_async(
+        self,
+        texts: Iterable[str],
+        *,
+        shortlist: Shortlist | None = None,
+        bulk: bool = False,
+        timeout: float | None = None,
+        **options: Any,
+    ) -> list[DocumentTranslation]:
+        """`translate_document` of several texts for an event loop; see `translate_async`.
+
+        Without graphs that tell attention, each part of a text between two tags is translated by itself.
+        """
+        asked, given = document_options(options)
+        is_aligned = asked.markup is not None and self.tells_attention
+        search, reader, writer = self._known(False, shortlist, "text", {**given, "attention": is_aligned})
+        maker = DocumentMaker.of(reader, self._runtime.capacity, asked, is_aligned=is_aligned)
+        sources = texts_of(texts)
+        is_long = sum(map(len, sources)) > (APART_HERE if asked.markup else READ_HERE)
+
+        def taken_apart() -> list[Unit]:
+            return [Unit(number, maker.document(text)) for number, text in enumerate(sources, start=1)]
+
+        units = await (asyncio.to_thread(taken_apart) if is_long else _at_once(taken_apart))
+        lines = [line for unit in units for line in unit.lines]
+        results = iter(await self._results(lines, reader, None, shortlist, search, bulk=bulk, timeout=timeout))
+
+        def put_together() -> list[DocumentTranslation]:
+            found = [list(islice(results, len(unit.lines))) for unit in units]
+            whole = [result_of_unit(*pair, writer, is_aligned=is_aligned) for pair in zip(units, found, strict=True)]
+            return [document_translation_of(one, writer) for one in whole]
+
+        return await (asyncio.to_thread(put_together) if is_long else _at_once(put_together))
 
     @with_keywords(SearchOptions, AlignmentOptions)
     async def translate_ids_async(
@@ -369,6 +421,10 @@ class AsyncTranslation:
     def _require_open(self) -> None:
         if self._is_closed:
             raise UnavailableError("this model was closed. Load it again.")
+
+
+async def _at_once(work: Callable[[], Found]) -> Found:
+    return work()
 
 
 async def _written(results: Sequence[Result], writer: Writer) -> list[Translation]:

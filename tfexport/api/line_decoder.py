@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tfexport.api.arguments import MOST_THREADS, count_of, glossary_of, group_of, require
+from tfexport.api.documents import DocumentTranslation, document_options, document_translation_of
 from tfexport.api.results import Translation, translation_of
 from tfexport.bundle.reader import Bundle
 from tfexport.config import ModelConfig
+from tfexport.decoding.documents import DocumentMaker, Unit, translate_units
 from tfexport.decoding.generation_config import options_with_defaults
 from tfexport.decoding.glossary import Glossary
 from tfexport.decoding.line_reader import Reader, TargetReader
@@ -19,7 +21,7 @@ from tfexport.decoding.request_options import AlignmentOptions, BatchLimits, Inp
 from tfexport.decoding.search import require_beam
 from tfexport.decoding.shortlist import Shortlist
 from tfexport.decoding.terminology import Terminology
-from tfexport.decoding.translate import Result, Writer, translate, with_alignments
+from tfexport.decoding.translate import Result, Writer, translate, window_size, with_alignments
 from tfexport.option import checked, declared
 from tfexport.runtimes import require_workers
 from tfexport.runtimes.base import Runtime
@@ -113,6 +115,44 @@ class LineDecoder:
             return (translation_of(finish(result), writer) for result in results)
 
         return decode
+
+    def documents(
+        self,
+        texts: Iterable[str],
+        shortlist: Shortlist | None,
+        batch_size: int,
+        workers: int,
+        given: Mapping[str, Any],
+    ) -> Iterator[DocumentTranslation]:
+        """The results of texts of many sentences; see `decoder`."""
+        batch_size, workers = count_of("batch_size", batch_size), count_of("workers", workers, maximum=MOST_THREADS)
+        asked, given = document_options(given)
+        limits = group_of(BatchLimits, given)
+        others = {name: value for name, value in given.items() if name not in declared(BatchLimits)}
+        alignments, options = self.search_of(False, shortlist, others)
+        require_workers(self.runtime.name, self.bundle, self.runtime.precision, workers)
+        reader, writer = with_alignments(alignments, Reader.of(self.bundle, "text"), Writer.of(self.bundle, "text"))
+        reader = replace(reader, tells_tokens=options.attention)
+        maker = DocumentMaker.of(reader, self.runtime.capacity, asked)
+        window = window_size(batch_size, workers)
+
+        def decode(lines: Iterable[bytes], done: int) -> Iterator[Result]:
+            return translate(
+                self.runtime,
+                reader,
+                lines,
+                options,
+                batch_size=batch_size,
+                max_batch_tokens=limits.max_batch_tokens,
+                window=window,
+                workers=workers,
+                done=done,
+                shortlist=shortlist,
+            )
+
+        units = (Unit(number, maker.document(text)) for number, text in enumerate(texts, start=1))
+        found = translate_units(units, decode, writer, window=window, is_aligned=asked.markup is not None)
+        return (document_translation_of(one, writer) for one in found)
 
     def search_of(
         self,

@@ -33,6 +33,7 @@ from tfexport.api.arguments import (
     sources_of,
 )
 from tfexport.api.asynchronous import AsyncTranslation
+from tfexport.api.documents import DocumentTranslation, texts_of
 from tfexport.api.line_decoder import require_shortlist, score_options
 from tfexport.api.results import Translation
 from tfexport.bundle.reader import Bundle, open_bundle
@@ -45,6 +46,7 @@ from tfexport.decoding.request_options import AlignmentOptions, BatchLimits, Glo
 from tfexport.decoding.shortlist import BEST, FIRST, Shortlist, read_shortlist
 from tfexport.decoding.stream import Step, Streamed, refuse_several, stream_lines
 from tfexport.decoding.translate import scored
+from tfexport.documents.options import DocumentOptions
 from tfexport.errors import TfexportError
 from tfexport.option import with_keywords
 from tfexport.runtimes import load_runtime
@@ -211,6 +213,52 @@ class Model(AsyncTranslation):
             yield from decode(lines, format, outputs)
 
         return results()
+
+    @overload
+    def translate_document(  # type: ignore[overload-overlap]
+        self,
+        texts: str,
+        *,
+        shortlist: Shortlist | None = None,
+        batch_size: int = 32,
+        workers: int = 1,
+        **options: Any,
+    ) -> DocumentTranslation: ...
+    @overload
+    def translate_document(
+        self,
+        texts: Iterable[str],
+        *,
+        shortlist: Shortlist | None = None,
+        batch_size: int = 32,
+        workers: int = 1,
+        **options: Any,
+    ) -> list[DocumentTranslation]: ...
+    @with_keywords(DocumentOptions, SearchOptions, AlignmentOptions, BatchLimits)
+    def translate_document(
+        self,
+        texts: str | Iterable[str],
+        *,
+        shortlist: Shortlist | None = None,
+        batch_size: int = 32,
+        workers: int = 1,
+        **options: Any,
+    ) -> DocumentTranslation | list[DocumentTranslation]:
+        """Translate texts of any length, sentence by sentence. What is around the sentences stays as it is.
+
+        Args:
+            texts: a text, or several, which share batches.
+            shortlist, batch_size, workers: as in `translate`.
+            options: `split` (sentences by default), `language` and `markup`, as flags of `tfexport decode`; and those of
+                `translate`. `markup` needs a bundle that was exported with `--alignments`.
+
+        Raises:
+            RuntimeUnavailable: a library that takes texts apart is not installed: pip install 'tfexport[documents]'.
+            TfexportError: as in `translate`. A sentence that cannot be translated raises nothing: it stays as it is, and
+                its status says what is wrong.
+        """
+        found = list(self._lines.documents(texts_of(texts), shortlist, batch_size, workers, options))
+        return found[0] if isinstance(texts, str) else found
 
     @with_keywords(SearchOptions, AlignmentOptions, BatchLimits)
     def translate_ids(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tfexport.commands.console import say, warned, with_progress
+from tfexport.commands.documents import DocumentJob, require_documents
 from tfexport.commands.flags import BundleDir, Input, OutputFile, Resume
 from tfexport.commands.output import content_of, refuse_to_replace, writing
 from tfexport.commands.signature import Given, with_options
@@ -24,18 +25,21 @@ from tfexport.decoding.request_options import (
     ShortlistOptions,
     TermOptions,
 )
+from tfexport.documents.options import InputDocumentOptions
 from tfexport.errors import TfexportError
 from tfexport.option import checked
 from tfexport.system.input_files import opened, require_one_stdin
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from tfexport.bundle.reader import Bundle
     from tfexport.decoding.generation_config import GenerationDefaults
     from tfexport.decoding.glossary import Glossary
-    from tfexport.decoding.line_reader import Reader
+    from tfexport.decoding.line_reader import Reader, TargetReader
     from tfexport.decoding.shortlist import Shortlist
     from tfexport.decoding.terminology import Terminology
-    from tfexport.decoding.translate import Writer
+    from tfexport.decoding.translate import Result, Writer
     from tfexport.decoding.workers import CpuSplit
     from tfexport.runtimes.base import Runtime
 
@@ -52,6 +56,7 @@ def decode(
     terms: TermOptions,
     shortlist: ShortlistOptions,
     alignments: AlignmentOptions,
+    documents: InputDocumentOptions,
     runtime: RuntimeOptions,
     batches: BatchOptions,
     stream: Annotated[
@@ -68,11 +73,22 @@ def decode(
     from tfexport.system.processes import return_freed_memory
 
     request = Request(
-        directory, source, formats, search, prefixes, terms, shortlist, alignments, runtime, batches, stream
+        directory, source, formats, search, prefixes, terms, shortlist, alignments, documents, runtime, batches, stream
     )
     read = (prefixes.prefix_file, terms.constraint_file, terms.glossary, shortlist.shortlist, alignments.unk_dictionary)
     refuse_to_replace(output, source, *read)
     request.check(to_file=output is not None)
+    if documents:
+        require_documents(
+            documents,
+            formats=formats,
+            search=search,
+            prefixes=prefixes,
+            terms=terms,
+            alignments=alignments,
+            stream=stream,
+            resume=resume,
+        )
     with watched(directory) as watch, contextlib.ExitStack() as files:
         lines = files.enter_context(opened(source))
         prefix_lines, phrase_lines = (
@@ -83,10 +99,15 @@ def decode(
         job = request.load(window=1 if stream or lines.isatty() else None)
         watch.loaded()
         return_freed_memory(now=True)  # what loading needed
-        with writing(output, job.identity(), resume=resume, window=job.window) as out:
+        # The lines of documents are of any number of sentences; whole windows of these are found again by themselves.
+        with writing(output, job.identity(), resume=resume, window=1 if documents else job.window) as out:
             job.print_notes()
-            outputs = job.writer.reader(lines=prefix_lines) if prefixes else None
             reader = replace(job.reader, terms=job.terminology(phrase_lines))
+            if documents:
+                texts = DocumentJob(documents, reader, job.writer, job.model.capacity, job.window)
+                texts.write(watch.over(texts.results(lines, partial(job.decode, reader), done=out.done)), out)
+                return
+            outputs = job.writer.reader(lines=prefix_lines) if prefixes else None
             if stream:
                 from tfexport.decoding.stream import shown, stream_lines
 
@@ -96,21 +117,7 @@ def decode(
                 for _ in warned(watch.over(shown(events, job.writer, out.file))):
                     pass
                 return
-            from tfexport.decoding.translate import translate
-
-            results = translate(
-                job.model,
-                reader,
-                lines,
-                job.options,
-                batch_size=batches.batch_size,
-                max_batch_tokens=batches.max_batch_tokens,
-                window=job.window,
-                workers=job.split.workers,
-                done=out.done,
-                outputs=outputs,
-                shortlist=job.shortlist,
-            )
+            results = job.decode(reader, lines, out.done, outputs)
             for result in warned(with_progress(watch.over(results), "decoding lines")):
                 print(job.writer.line(result), file=out.file, flush=job.window == 1)
 
@@ -127,6 +134,7 @@ class Request:
     terms: TermOptions
     shortlist: ShortlistOptions
     alignments: AlignmentOptions
+    documents: InputDocumentOptions
     runtime: RuntimeOptions
     batches: BatchOptions
     stream: bool
@@ -174,7 +182,8 @@ class Request:
     def _given(self) -> dict[str, Any]:
         # Only jsonl has scores, and outputs with a prefix or phrases need the graph that computes them.
         scores = self.stream or self.formats.output_format == "jsonl" or bool(self.prefixes) or bool(self.terms)
-        return {"scores": scores, "attention": bool(self.alignments), **self.search}
+        reads_attention = bool(self.alignments) or self.documents.markup is not None
+        return {"scores": scores, "attention": reads_attention, **self.search}
 
     def options(self, token_ids: Any) -> SearchOptions:
         """The search as the flags say it, with tokens as the vocabulary's ids."""
@@ -228,6 +237,7 @@ class Request:
         from tfexport.decoding.translate import Writer, with_alignments
 
         reader = Reader.of(bundle, self.formats.input_format)
+        reader = replace(reader, tells_tokens=self.documents.markup is not None)
         return with_alignments(self.alignments, reader, Writer.of(bundle, self.formats.output_format))
 
     def _glossary(self, reader: Reader) -> Glossary | None:
@@ -279,6 +289,26 @@ class Job:
         phrases = None if phrase_lines is None else phrases_in(phrase_lines)
         return Terminology(self.writer.reader(), asked.constraint_columns, phrases, self.glossary, asked.keep_between)
 
+    def decode(
+        self, reader: Reader, lines: Iterable[bytes], done: int, outputs: TargetReader | None = None
+    ) -> Iterator[Result]:
+        """The results of lines after so many that are done; see `translate`."""
+        from tfexport.decoding.translate import translate
+
+        return translate(
+            self.model,
+            reader,
+            lines,
+            self.options,
+            batch_size=self.request.batches.batch_size,
+            max_batch_tokens=self.request.batches.max_batch_tokens,
+            window=self.window,
+            workers=self.split.workers,
+            done=done,
+            outputs=outputs,
+            shortlist=self.shortlist,
+        )
+
     def identity(self) -> dict[str, Any]:
         """All that the output depends on: only a run of the same goes on with its file."""
         from tfexport.bundle.reader import MANIFEST, file_sha256
@@ -291,6 +321,7 @@ class Job:
             "precision": self.model.precision,
             "search": asdict(self.options),
             "input": [str(self.request.source), self.reader.format],
+            "documents": asdict(self.request.documents),
             "prefixes": content_of(prefixes.prefix_file) if prefixes.prefix_file else prefixes.prefix_column,
             "terms": [
                 content_of(terms.constraint_file) if terms.constraint_file else terms.constraint_columns,

@@ -90,7 +90,7 @@ class Writer:
 
     def _line(self, result: Result) -> str:
         if self.format == "jsonl":
-            return json_text(self._record(result), ensure_ascii=False)
+            return json_text(self.record(result), ensure_ascii=False)
         return "\t".join(self._one(hypothesis, result.source) for hypothesis in result.hypotheses)
 
     def _one(self, hypothesis: Hypothesis, source: Source | None) -> str:
@@ -147,7 +147,7 @@ class Writer:
 
     def score_record(self, result: Result) -> dict[str, object]:
         """What `tfexport score --json` tells of a line."""
-        record = self._record(result)
+        record = self.record(result)
         del record["hypotheses"]
         for found in result.hypotheses:
             tokens = {"tokens": self.tokenizer.tokens(found.ids)} if self.tokenizer else {}
@@ -155,7 +155,7 @@ class Writer:
             record |= {"log_prob": round(found.log_prob, 6), **tokens, "ids": list(found.ids), "token_log_probs": steps}
         return record
 
-    def _record(self, result: Result) -> dict[str, object]:
+    def record(self, result: Result) -> dict[str, object]:
         words = [self.aligner.words(hypothesis, result.source) for hypothesis in result.hypotheses]
         hypotheses = [
             {

@@ -17,7 +17,7 @@ from pathlib import Path
 from tfexport.api.classifier import Classifier, load_classifier
 from tfexport.api.model import Model, load
 from tfexport.bundle.reader import Bundle, open_bundle
-from tfexport.contract import ATTENTION_ROLES, short_name
+from tfexport.contract import short_name
 from tfexport.errors import TfexportError, UnavailableError
 from tfexport.scheduling.options import ServingOptions
 from tfexport.serving.record import note_model
@@ -163,11 +163,7 @@ class Served:
     @property
     def tells_attention(self) -> bool:
         """Whether it can tell what tokens attend to: PyTorch can, and graphs that were exported for it."""
-        if self.bundle.config.is_classifier:
-            return False
-        roles = {graph.role for graph in self.bundle.graphs if graph.precision == self.model.precision}
-        has_graphs = not roles.isdisjoint(ATTENTION_ROLES.values())
-        return self.runtime.startswith("torch") or (self.runtime == "ort-cpu" and has_graphs)
+        return isinstance(self.model, Model) and self.model.tells_attention
 
     def warm_up(self, workers: int, seconds: float = FIRST_SECONDS) -> None:
         """Let each worker answer a request, and load what reads and writes text: spaCy takes seconds.

@@ -25,7 +25,7 @@ class EndlessLine(TfexportError):
 
 
 class Lines(Iterator[bytes]):
-    """The lines of an open file with their newlines, none longer than `LONGEST_LINE` and one byte.
+    """The lines of an open file with their newlines, none longer than `longest` and one byte.
 
     Args:
         name: of the file, for messages.
@@ -33,6 +33,7 @@ class Lines(Iterator[bytes]):
 
     def __init__(self, file: BinaryIO, name: str):
         self._file, self._name = file, name
+        self.longest = LONGEST_LINE
         self._number = 0
         self._is_cut = False
 
@@ -40,11 +41,11 @@ class Lines(Iterator[bytes]):
         """Raises EndlessLine where a line does not end."""
         if self._is_cut:
             self._pass_over_the_rest()
-        line = self._file.readline(LONGEST_LINE + 1)
+        line = self._file.readline(self.longest + 1)
         if not line:
             raise StopIteration
         self._number += 1
-        self._is_cut = len(line) > LONGEST_LINE and not line.endswith(b"\n")
+        self._is_cut = len(line) > self.longest and not line.endswith(b"\n")
         return line
 
     def _pass_over_the_rest(self) -> None:

@@ -41,6 +41,17 @@ def test_a_glossary_and_marks(decode: Run, tmp_path: Path) -> None:
     assert "5 6" in kept.lines[0]
 
 
+def test_a_glossary_holds_for_each_sentence_of_a_line(decode: Run, tmp_path: Path) -> None:
+    glossary = tmp_path / "glossary.tsv"
+    glossary.write_text("de4\twört7\n", encoding="utf-8")
+    flags = ("--glossary", glossary, "--beam", "4")
+    line = decode("--split", "lines", *flags, stdin=b"  de4 de5  \n").lines[0]
+    assert line == f"  {decode(*flags, stdin=b'de4 de5').lines[0]}  "
+    assert "wört7" in line
+    error = one_error(decode("--split", "lines", "--constraint-columns", stdin=b"de4\n"))
+    assert "--glossary" in error
+
+
 def test_a_line_without_room_is_told(decode: Run) -> None:
     outcome = decode("--constraint-columns", "--max-length", "2", stdin="de4\twört7 wört8 wört9\n".encode())
     assert outcome.code == 0

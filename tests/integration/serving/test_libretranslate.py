@@ -109,15 +109,36 @@ def test_the_source_is_found_where_there_is_one(client: TestClient) -> None:
         ({"source": "xx"}, "xx is not supported"),
         ({"source": "de", "target": "fr"}, r"French \(fr\) is not available as a target language from German \(de\)"),
         (
-            {"q": f"{LINES[0]}\n\n{'de5 ' * 60}"},
-            r"^line 3 cannot be translated: \d+ ids",
+            {"q": f"{LINES[0]}\n\nde5 <pad>"},
+            "^characters 13 to 22, 'de5 <pad>' cannot be translated: it has the padding id",
         ),
-        ({"q": [LINES[0], "de5 " * 60]}, "q.1, line 1 cannot be translated"),
-        ({"q": f"<p>{LINES[0]}</p>{'de5 ' * 60}", "format": "html"}, "text 2, line 1 cannot be translated"),
+        ({"q": [LINES[0], "de5 <pad>"]}, "^q.1, characters 0 to 9, 'de5 <pad>'"),
+        ({"q": f"<p>{LINES[0]}</p>de5 &lt;pad>", "format": "html"}, "'de5 <pad>' cannot"),
     ],
 )
 def test_what_cannot_be_translated_is_an_error(client: TestClient, fields: dict[str, Any], error: str) -> None:
     assert re.search(error, refused(client, **fields)), refused(client, **fields)
+
+
+def test_long_texts_are_split_and_cut(client: TestClient, alone: Any) -> None:
+    split = " ".join(alone(f"{line.title()}.").text for line in LINES[:2])
+    assert ask(client, q=" ".join(f"{line.title()}." for line in LINES[:2]))["translatedText"] == split
+    pieces = ask(client, q=f"de5 {'de6 ' * 60}")["translatedText"]
+    assert len(pieces) > len(alone("de6 " * 10).text)
+
+
+@pytest.fixture(scope="module")
+def aligned_client(aligned_bundle: Path) -> Iterator[TestClient]:
+    with served.client({"de-en": aligned_bundle}, slots=16) as found:
+        yield found
+
+
+def test_with_attention_sentences_of_html_are_whole(aligned_client: TestClient, aligned_bundle: Path) -> None:
+    html = "<p>de5 <b>de9 de7</b> <code>de4</code> de11</p>"
+    model = tfexport.load(aligned_bundle, threads=1)
+    wanted = model.translate_document(html, markup="html", language="de")
+    assert [one.source for one in wanted.sentences] == ["de5 de9 de7 de4 de11"]
+    assert ask(aligned_client, q=html, format="html") == {"translatedText": wanted.text}
 
 
 def test_damaged_bodies_are_errors(client: TestClient) -> None:

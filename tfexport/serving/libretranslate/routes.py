@@ -1,27 +1,21 @@
 """The addresses of LibreTranslate: `/translate`, `/languages`, `/detect` and `/frontend/settings`. Clients work unchanged.
 
-A text has any number of lines, each of which is a sentence to the model.
+A text has any number of lines, and each of them any number of sentences.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from tfexport.api.results import Translation
 from tfexport.errors import TfexportError
 from tfexport.serving.catalog import Catalog, Served
 from tfexport.serving.fitting import require_rows
 from tfexport.serving.http.forms import fields_of
 from tfexport.serving.http.openapi import body_schema
-from tfexport.serving.libretranslate.documents import Document, PlainText, Sentence
-from tfexport.serving.libretranslate.html_text import Markup
 from tfexport.serving.libretranslate.languages import AUTO, languages, name_of, pairs, resolve
 from tfexport.serving.libretranslate.schemas import (
     Detected,
@@ -36,17 +30,12 @@ from tfexport.serving.libretranslate.schemas import (
 )
 from tfexport.serving.problems import PROBLEMS
 
-READ_HERE = 4096
-"""Characters of a text that the event loop takes apart itself."""
+MOST_INTERACTIVE = 4096
+"""Characters of a request that goes before bulk requests."""
 
-MOST_INTERACTIVE = 32
-"""Sentences of a request that goes before bulk requests."""
-
-HTML_HERE, MOST_HTML = 512, 32_768
-"""Characters of HTML that the event loop takes apart itself, and that a request may have. For what leaves many tags open the
-time of Python's parser grows with the square of the length: to seconds for this."""
-
-_HTML = ThreadPoolExecutor(1, "tfexport reads HTML")
+MOST_HTML = 32_768
+"""Characters of HTML that a request may have. For what leaves many tags open the time of Python's parser grows with the
+square of the length."""
 
 _TYPING_PAUSE = 500
 """Milliseconds: what LibreTranslate tells its page."""
@@ -62,16 +51,15 @@ def libretranslate_router(catalog: Catalog, *, needs_key: bool = False) -> APIRo
 
     @router.post("/translate", response_model=LibreResponse, openapi_extra=body_schema(LibreRequest.__name__))
     async def libre_translate(request: Request) -> Response:
-        """Translate text or HTML, line by line. Line breaks and white space stay. Forms have the same fields as JSON.
+        """Translate text or HTML, sentence by sentence. White space stays. Forms have the same fields as JSON.
 
-        A line that cannot be translated is an error that names it.
+        A sentence that is longer than the model reads is cut. One that cannot be translated is an error that names it.
         """
         asked: LibreRequest = read(LibreRequest, await fields_of(request))
         source, name = resolve(catalog, asked.source, asked.target)
         texts = [asked.q] if isinstance(asked.q, str) else asked.q
         with catalog.use(name) as served:
-            documents = await _taken_apart(texts, asked)
-            outputs = await _translated(served, documents, asked.alternatives)
+            outputs = await _translated(served, texts, asked, source)
         answer: dict[str, Any] = {"translatedText": [best for best, *_ in outputs]}
         if asked.alternatives:
             answer["alternatives"] = [others for _, *others in outputs]
@@ -122,41 +110,30 @@ def libretranslate_router(catalog: Catalog, *, needs_key: bool = False) -> APIRo
     return router
 
 
-async def _taken_apart(texts: Sequence[str], asked: LibreRequest) -> list[Document]:
-    """The texts as documents. HTML and long texts take a while, in which the event loop goes on."""
-
-    def documents() -> list[Document]:
-        kind = Markup if asked.format == "html" else PlainText
-        places = ["" if isinstance(asked.q, str) else f"q.{number}, " for number in range(len(texts))]
-        return [kind(text, place) for text, place in zip(texts, places, strict=True)]
-
-    size = sum(map(len, texts))
-    if asked.format == "text":
-        return await asyncio.to_thread(documents) if size > READ_HERE else documents()
-    if size > MOST_HTML:
-        raise TfexportError(f"the HTML has {size} characters, above {MOST_HTML}. Send it in several requests.")
-    return await asyncio.get_running_loop().run_in_executor(_HTML, documents) if size > HTML_HERE else documents()
-
-
-async def _translated(served: Served, documents: Sequence[Document], alternatives: int) -> list[list[str]]:
-    """Of each document its translation, and others after it.
+async def _translated(served: Served, texts: Sequence[str], asked: LibreRequest, source: str) -> list[list[str]]:
+    """Of each text its translation, and others after it.
 
     Raises:
         TfexportError: a sentence cannot be translated.
     """
-    options = _options(served, alternatives)
-    sentences = [sentence for document in documents for sentence in document.sentences]
-    texts = [one.text for one in sentences]
-    is_document = len(texts) > MOST_INTERACTIVE  # it is not to keep out those who wait for a sentence
-    found = await served.translator.translate_async(texts, bulk=is_document, **options) if texts else []
-    _require_all(sentences, found)
-
-    def written() -> list[list[str]]:
-        waiting = iter(found)
-        return [_versions(one, list(islice(waiting, len(one.sentences))), alternatives) for one in documents]
-
-    is_long = sum(map(len, texts)) > READ_HERE
-    return await asyncio.to_thread(written) if is_long else written()
+    size = sum(map(len, texts))
+    if asked.format == "html" and size > MOST_HTML:
+        raise TfexportError(f"the HTML has {size} characters, above {MOST_HTML}. Send it in several requests.")
+    found = await served.translator.translate_documents_async(
+        texts,
+        language=source,
+        markup="html" if asked.format == "html" else None,
+        bulk=size > MOST_INTERACTIVE,  # it is not to keep out those who wait for a sentence
+        **_options(served, asked.alternatives),
+    )
+    for number, one in enumerate(found):
+        failed = [sentence for sentence in one.sentences if not sentence.translation.hypotheses]
+        if failed:  # left out, it would not be missed
+            place = "" if isinstance(asked.q, str) else f"q.{number}, "
+            first, reason = failed[0], failed[0].translation.message or failed[0].translation.status
+            shown = f"characters {first.start} to {first.end}, {first.source[:40]!r}"
+            raise TfexportError(f"{place}{shown} cannot be translated: {reason}.")
+    return [[one.text, *one.alternatives] for one in found]
 
 
 def _options(served: Served, alternatives: int) -> dict[str, Any]:
@@ -167,19 +144,3 @@ def _options(served: Served, alternatives: int) -> dict[str, Any]:
     options = {"beam": width, "nbest": alternatives + 1}
     require_rows(served, options)
     return options
-
-
-def _require_all(sentences: Sequence[Sentence], found: Sequence[Translation]) -> None:
-    """Raises TfexportError where a sentence has no output: left out, it would not be missed."""
-    for sentence, one in zip(sentences, found, strict=True):
-        if not one.hypotheses:
-            raise TfexportError(f"{sentence.place} cannot be translated: {one.message or one.status}.")
-
-
-def _versions(document: Document, found: Sequence[Translation], alternatives: int) -> list[str]:
-    """The document with the best translations, then others with those of each next rank; none comes twice."""
-    versions = []
-    for rank in range(alternatives + 1):
-        ranked = [one.hypotheses[min(rank, len(one.hypotheses) - 1)].text for one in found]
-        versions.append(document.text(ranked))
-    return list(dict.fromkeys(versions))

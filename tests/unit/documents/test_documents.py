@@ -1,0 +1,211 @@
+"""Texts taken apart and put together: nothing is lost, and tags go with their words."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+
+from fuzz.documents import check
+from tests.support.documents import backwards, same, taken_apart
+from tfexport.documents.document import Document
+from tfexport.documents.markdown_runs import escaped
+from tfexport.documents.options import DocumentOptions, InputDocumentOptions, Markup
+from tfexport.documents.placing import Aligned
+from tfexport.errors import RuntimeUnavailable, TfexportError
+
+
+def texts(document: Document) -> list[str]:
+    return [one.text for one in document.segments]
+
+
+def reversed_words(text: str, markup: Markup | None = None, **options: int) -> str:
+    document = taken_apart(text, markup, **options)
+    return document.text([backwards(one) for one in document.segments])
+
+
+def unchanged(text: str, markup: Markup) -> str:
+    document = taken_apart(text, markup)
+    return document.text([same(one) for one in document.segments])
+
+
+@pytest.mark.parametrize("first", range(0, 600, 100))
+def test_random_documents(first: int) -> None:
+    for number in range(first, first + 100):
+        check(number)
+
+
+@pytest.mark.thorough
+def test_many_random_documents() -> None:
+    for number in range(10_000):
+        check(number)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("Dr. Maier kam um 3.5 Uhr. Er ging.", ["Dr. Maier kam um 3.5 Uhr.", "Er ging."]),
+        ("Das ist z. B. teuer, d. h. zu teuer. Nein!", ["Das ist z. B. teuer, d. h. zu teuer.", "Nein!"]),
+        ("\ufeffHallo.\r\n\r\n  Du?  \n", ["Hallo.", "Du?"]),
+        ("eins\fzwei\u2028drei\x85vier\x0bfünf", ["eins", "zwei", "drei", "vier", "fünf"]),
+        ("--- \n … \n\u200b\n!!!", []),
+        ("", []),
+        (" \t\n", []),
+        ("今日は。雨です。", ["今日は。", "雨です。"]),
+        ("שלום. מה שלומך?", ["שלום.", "מה שלומך?"]),
+    ],
+)
+def test_sentences(text: str, sentences: list[str]) -> None:
+    document = taken_apart(text)
+    assert texts(document) == sentences
+    assert [text[one.start : one.end] for one in document.segments] == sentences
+
+
+def test_a_lone_quotation_mark_ends_no_splitting() -> None:
+    text = f'Ein 5" Nagel. {"Ein Hund bellt laut. " * 40}Er sagt "Nein". Ende.'
+    assert len(taken_apart(text).segments) > 40
+
+
+def test_a_region_has_the_rules_of_its_language() -> None:
+    from tfexport.documents.splitting import sentence_spans
+
+    text = "Das kostet bzw. kostete viel. Nein."
+    assert len(sentence_spans(text, "sentences", "de_AT")) == len(sentence_spans(text, "sentences", "de")) == 2
+
+
+def test_what_is_too_long_is_cut_where_it_hurts_least() -> None:
+    text = "ein zwei drei, vier fünf sechs; sieben acht neun zehn elf"
+    assert texts(taken_apart(text, most=33)) == ["ein zwei drei, vier fünf sechs;", "sieben acht neun zehn elf"]
+    assert texts(taken_apart(text, most=28)) == ["ein zwei drei,", "vier fünf sechs;", "sieben acht neun zehn elf"]
+    assert texts(taken_apart("ein zwei drei", most=10)) == ["ein zwei", "drei"]
+    assert texts(taken_apart("abcdefgh", most=3)) == ["abc", "def", "gh"]
+    assert texts(taken_apart("abce\u0301f", most=4)) == ["abc", "e\u0301f"]
+    assert all(one.is_piece for one in taken_apart(text, most=33).segments)
+    assert not any(one.is_piece for one in taken_apart(text).segments)
+
+
+def test_a_line_of_a_megabyte() -> None:
+    text = "ein kurzer Satz, " * 60_000
+    found = taken_apart(text, most=500)
+    assert max(map(len, texts(found))) <= 500
+    assert len(found.segments) < 2.5 * len(text) / 500
+
+
+def test_what_touches_in_the_source_has_a_space_where_the_target_has_spaces() -> None:
+    document = taken_apart("今日は。雨です。")
+    assert document.text([Aligned("Today."), Aligned("It rains.")]) == "Today. It rains."
+    assert document.text([Aligned("今天。"), Aligned("下雨。")]) == "今天。下雨。"
+    assert taken_apart("abcdef", most=3).text([Aligned("ABC"), Aligned("DEF")]) == "ABCDEF"
+
+
+def test_what_has_no_translation_stays() -> None:
+    document = taken_apart(" Ein Hund. Zwei. ")
+    assert document.text([None, Aligned("Two.")]) == " Ein Hund. Two. "
+    document = taken_apart("<p>Ein <b>Hund</b> da. <i>Zwei</i> x.</p>", "html")
+    assert document.text([None, None]) == document.source
+
+
+@pytest.mark.parametrize(
+    ("html", "expected"),
+    [
+        ("<p>eins <b>zwei drei</b> vier</p>", "<p>vier <b>drei zwei</b> eins</p>"),
+        ("<p><b>eins</b> zwei</p>", "<p>zwei <b>eins</b></p>"),
+        ("<p><b>eins zwei</b></p>", "<p><b>zwei eins</b></p>"),
+        ("eins <i>zwei <b>drei</b></i> vier", "vier <i><b>drei</b> zwei</i> eins"),
+        ('a <a href="/x?a=1&b=2" Class="b  a" id=3>zwei</a> c', 'c <a href="/x?a=1&b=2" Class="b  a" id=3>zwei</a> a'),
+        ("eins <img alt='ein hund' src=x> zwei drei", "<img alt='ein hund' src=x> drei zwei eins"),
+        ("eins <code>a &lt; b</code> zwei", "zwei <code>a &lt; b</code> eins"),
+        ("eins <!-- c. d --> zwei", "<!-- c. d --> zwei eins"),
+        ("a &lt; &auml; &nbsp;b", "b ä &lt; a"),
+        ("eins\n  zwei", "zwei eins"),
+        ("eins<br>zwei drei", "eins<br>drei zwei"),
+        ("<pre>eins x\n  zwei</pre>", "<pre>x eins\n  zwei</pre>"),
+        ("<script>if (a<b && c) x. Y()</script>ja da", "<script>if (a<b && c) x. Y()</script>da ja"),
+        ("<style>a b{c:d}</style><template><p>x y</p></template>",) * 2,
+        ("<textarea>a b\nc d</textarea>", "<textarea>b a\nd c</textarea>"),
+        ("<p translate=no>x <b>y</b></p>z a", "<p translate=no>x <b>y</b></p>a z"),
+        ("<p>eins a<p>zwei b", "<p>a eins<p>b zwei"),
+        ("<![CDATA[ x y ]]>a b", "<![CDATA[ x y ]]>b a"),
+        ("", ""),
+    ],
+)
+def test_html(html: str, expected: str) -> None:
+    assert unchanged(html, "html").split() == html.replace("&auml;", "ä").split()
+    assert reversed_words(html, "html") == expected
+
+
+@pytest.mark.parametrize("html", ["eins</b> zwei <i>drei", "<b>eins, <i>zwei</b> drei</i>", "<b>" * 50 + "eins zwei"])
+def test_tags_that_are_not_balanced_stay_wherever(html: str) -> None:
+    assert sorted(re.findall("<[^>]*>", reversed_words(html, "html"))) == sorted(re.findall("<[^>]*>", html))
+
+
+def test_without_attention_tags_end_segments() -> None:
+    document = taken_apart("<p>Ein <b>Hund</b> bellt <code>a b</code> laut.</p>", "html", aligned=False)
+    assert texts(document) == ["Ein", "Hund", "bellt", "laut."]
+    new = document.text([Aligned(one.text.upper()) for one in document.segments])
+    assert new == "<p>EIN <b>HUND</b> BELLT <code>a b</code> LAUT.</p>"
+
+
+@pytest.mark.parametrize(
+    ("markdown", "expected"),
+    [
+        ("# ein *zwei drei*", "# *drei zwei* ein"),
+        ("> ein **zwei**\n> drei", "> drei **zwei** ein"),
+        ("ein [zwei](http://a.b/c?d=e 'T. u') drei", "drei [zwei](http://a.b/c?d=e 'T. u') ein"),
+        ("ein [zwei][r] drei\n\n[r]: http://x.y 'Z. a'\n", "drei [zwei][r] ein\n\n[r]: http://x.y 'Z. a'\n"),
+        ("ein `a. b` zwei", "zwei `a. b` ein"),
+        ("ein https://a.b/c?d zwei", "zwei https://a.b/c?d ein"),
+        ("ein <https://a.b/c> zwei", "zwei <https://a.b/c> ein"),
+        ("ein ![x *y*](z.png) zwei", "![x *y*](z.png) zwei ein"),
+        ("- [ ] ein zwei\n- [x] drei vier", "- [ ] zwei ein\n- [x] vier drei"),
+        ("| a b | c |\n|--|--|\n| *d e* f | g \\| h |\n", "| b a | c |\n|--|--|\n| f *e d* | h \\| g |\n"),
+        ("```\na b. c d\n```\n", "```\na b. c d\n```\n"),
+        ("    a b. c d\n", "    a b. c d\n"),
+        ("---\ntitle: a b\n---\nc d", "---\ntitle: a b\n---\nd c"),
+        ("<div>\na <i>b</i>\n</div>\n", "<div>\n<i>b</i> a\n</div>\n"),
+        ("ein <b>zwei drei</b> vier", "vier <b>drei zwei</b> ein"),
+        ("ein <kbd>a b</kbd> vier", "vier <kbd>a b</kbd> ein"),
+        ("ein  \nzwei a", "ein  \na zwei"),
+        ("a\n\n***\n\nb c", "a\n\n***\n\nc b"),
+        ("", ""),
+    ],
+)
+def test_markdown(markdown: str, expected: str) -> None:
+    assert unchanged(markdown, "markdown").split() == markdown.replace("> drei", "drei").split()
+    assert reversed_words(markdown, "markdown") == expected
+
+
+def test_letters_of_markup_that_are_text_stay_text() -> None:
+    assert reversed_words("a <b", "html") == "&lt;b a"
+    assert reversed_words("5\\* a", "markdown") == "a 5*"
+    assert reversed_words("5 \\*a\\* b", "markdown") == "b \\*a\\* 5"
+
+
+@pytest.mark.parametrize("text", ["snake_case a", "a & b", "[1] a", "2 * 3", "a < b", "Haus!", "x~y"])
+def test_what_reads_as_text_has_no_backslashes(text: str) -> None:
+    assert escaped(text) == text
+
+
+@pytest.mark.parametrize("text", ["*a*", "[a](b)", "<b>", "# a", "1. a", "&lt;", "`a`", "a | b", "- a", "**a** b"])
+def test_what_reads_as_markup_has_backslashes(text: str) -> None:
+    assert escaped(text) != text
+    words = "".join("".join(texts(taken_apart(escaped(text), "markdown"))).split())
+    assert words.replace("\\", "") == "".join(text.split()).replace("\\", "")
+
+
+def test_options_that_cannot_be_used() -> None:
+    with pytest.raises(TfexportError, match="is no code"):
+        DocumentOptions(split="sentences", language="../x")
+    with pytest.raises(TfexportError, match="Add --split sentences"):
+        DocumentOptions(language="de")
+    assert InputDocumentOptions(markup="html").is_whole
+    assert not InputDocumentOptions(markup="html", column="2").is_whole
+    assert not InputDocumentOptions()
+
+
+@pytest.mark.parametrize(("library", "markup"), [("sentencex", None), ("pyromark", "markdown")])
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, library: str, markup: Markup | None) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(RuntimeUnavailable, match=r"tfexport\[documents\]"):
+        taken_apart("Ein Hund.", markup)

@@ -1,0 +1,90 @@
+"""Texts of many sentences, for the Python API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tfexport.api.arguments import group_of, require
+from tfexport.api.results import Translation, translation_of
+from tfexport.decoding.documents import DocumentResult
+from tfexport.decoding.translate import Writer
+from tfexport.documents.options import DocumentOptions
+from tfexport.errors import TfexportError
+from tfexport.option import declared
+
+
+@dataclass(frozen=True)
+class SentenceTranslation:
+    """A sentence of a document."""
+
+    start: int
+    """Its characters in the document, `[start, end)`."""
+    end: int
+    source: str
+    """What was translated: without markup."""
+    is_piece: bool
+    """It is a part of a sentence that is longer than the model reads."""
+    translation: Translation
+    """What `Model.translate` gives for `source`."""
+
+
+@dataclass(frozen=True)
+class DocumentTranslation:
+    """What became of a document; `str()` of it is its text."""
+
+    text: str
+    """The document with translations in the place of its sentences. What has none stays as it is."""
+    status: str
+    """`ok`; `cut` where a sentence was longer than the model reads; `empty` where there is nothing to translate; else that
+    of the first sentence that has another status."""
+    message: str
+    """What is wrong, in words; empty where nothing is."""
+    sentences: tuple[SentenceTranslation, ...]
+    """In the order of the document. All characters between them are copied."""
+    alternatives: tuple[str, ...] = ()
+    """With `nbest`: the document with the second output of each sentence, with the third, and so on; none comes twice."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def document_options(given: Mapping[str, Any]) -> tuple[DocumentOptions, dict[str, Any]]:
+    """How a document is taken apart, by sentences if nothing else is said, and the options of its sentences.
+
+    Raises:
+        TfexportError: one of them cannot be used.
+    """
+    own = declared(DocumentOptions)
+    asked = group_of(DocumentOptions, {"split": "sentences", **{k: v for k, v in given.items() if v is not None}})
+    others = {name: value for name, value in given.items() if name not in own}
+    return asked, {**others, "attention": True} if asked.markup else others
+
+
+def texts_of(texts: Any) -> list[str]:
+    """Raises: TfexportError where these are not one or several strings."""
+    several = [texts] if isinstance(texts, str) else texts
+    if isinstance(several, bytes | Mapping) or not isinstance(several, Iterable):
+        raise TfexportError(f"texts is {texts!r:.60}. Give a string, or a list of strings.")
+    found = list(several)
+    for text in found:
+        if text is None:
+            raise TfexportError("texts has None. Give strings.")
+        require(str, "texts", text, "Give a string, or a list of strings.")
+    return found
+
+
+def document_translation_of(found: DocumentResult, writer: Writer) -> DocumentTranslation:
+    """What the API gives of a document."""
+    sentences = tuple(
+        SentenceTranslation(
+            one.segment.start,
+            one.segment.end,
+            one.segment.text,
+            one.segment.is_piece,
+            translation_of(one.result, writer),
+        )
+        for one in found.sentences
+    )
+    return DocumentTranslation(found.text, found.status, found.message, sentences, found.alternatives)

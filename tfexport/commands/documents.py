@@ -1,0 +1,107 @@
+"""`tfexport decode` of texts with many sentences per line, with columns, or with markup."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tfexport.commands.console import say, warned, with_progress
+from tfexport.errors import TfexportError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tfexport.commands.output import Output
+    from tfexport.decoding.documents import Decode, DocumentResult
+    from tfexport.decoding.line_reader import Reader
+    from tfexport.decoding.request_options import AlignmentOptions, FormatOptions, PrefixOptions, TermOptions
+    from tfexport.decoding.translate import Writer
+    from tfexport.documents.options import InputDocumentOptions
+    from tfexport.runtimes.base import Capacity
+    from tfexport.system.input_files import Lines
+
+
+def require_documents(
+    asked: InputDocumentOptions,
+    *,
+    formats: FormatOptions,
+    search: Mapping[str, Any],
+    prefixes: PrefixOptions,
+    terms: TermOptions,
+    alignments: AlignmentOptions,
+    stream: bool,
+    resume: bool,
+) -> None:
+    """Raises TfexportError where a flag has no meaning for a text of many sentences."""
+    flag = _flag(asked)
+    if prefixes:
+        raise TfexportError(f"a prefix is that of one sentence, and {flag} splits lines. Leave one of them out.")
+    if terms.constraint_columns or terms.constraint_file is not None:
+        raise TfexportError(f"phrases of a line are those of one sentence, and {flag} splits lines. Give a --glossary.")
+    if stream:
+        raise TfexportError(f"--stream writes the tokens of one sentence per line. Leave it or {flag} out.")
+    for name, format in (("input", formats.input_format), ("output", formats.output_format)):
+        if format in ("tokens", "ids"):
+            raise TfexportError(f"{flag} reads and writes text. Leave --{name}-format {format} out.")
+    if resume and asked.is_whole:
+        raise TfexportError("with --markup the input is one document, and --resume goes on after lines. Leave it out.")
+    if formats.output_format == "jsonl":
+        return
+    if alignments.alignments is not None:
+        raise TfexportError(f"with {flag} an alignment is that of a sentence. Add --output-format jsonl.")
+    several = [name for name in ("nbest", "samples") if int(search.get(name) or 1) > 1]
+    several += ["alternatives"] * bool(search.get("alternatives"))
+    if several:
+        raise TfexportError(
+            f"with {flag} a line is put together from the best output of each sentence, and --{several[0]} gives others. "
+            "Add --output-format jsonl, which has those of each sentence."
+        )
+
+
+def _flag(asked: InputDocumentOptions) -> str:
+    given = {"--split": asked.split, "--markup": asked.markup, "--column": asked.column}
+    return next(name for name, value in given.items() if value is not None)
+
+
+@dataclass(frozen=True)
+class DocumentJob:
+    """A run of `decode` over texts of many sentences."""
+
+    asked: InputDocumentOptions
+    reader: Reader
+    writer: Writer
+    capacity: Capacity
+    window: int
+    """Sentences that are decoded together."""
+
+    def results(self, lines: Lines, decode: Decode, *, done: int) -> Iterator[DocumentResult]:
+        """What becomes of the units of the input after so many that are done.
+
+        Raises:
+            TfexportError: the bundle has no vocabularies, or the input cannot be read.
+        """
+        from tfexport.decoding.document_input import units_of
+        from tfexport.decoding.documents import DocumentMaker, translate_units
+
+        asked = self.asked
+        if self.reader.format != "text" or self.writer.tokenizer is None:
+            raise TfexportError(
+                f"{_flag(asked)} needs vocabularies, which read and write text. Export again with --src-vocab."
+            )
+        maker = DocumentMaker.of(self.reader, self.capacity, asked)
+        if asked.parts == "sentences" and maker.language is None:
+            say("note: sentences are split by the rules of English; --language CODE says another language")
+        units = units_of(lines, maker, asked.column, is_whole=asked.is_whole)
+        is_aligned = asked.markup is not None
+        return translate_units(units, decode, self.writer, window=self.window, done=done, is_aligned=is_aligned)
+
+    def write(self, results: Iterator[DocumentResult], out: Output) -> None:
+        """Write each unit, with a newline where it is a line."""
+        from tfexport.decoding.documents import document_record
+        from tfexport.system.json_text import json_text
+
+        for one in warned(with_progress(results, "decoding lines")):
+            text, end = one.text, "" if self.asked.is_whole else "\n"
+            if self.writer.format == "jsonl":
+                text, end = json_text(document_record(one, self.writer), ensure_ascii=False), "\n"
+            print(text, file=out.file, end=end, flush=self.window == 1)

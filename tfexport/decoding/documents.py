@@ -1,0 +1,282 @@
+"""Texts of many sentences: taken apart, decoded sentence by sentence in full batches, and put together again.
+
+A sentence is decoded as if it stood alone. Sentences of many texts share the windows of `translate`, so that memory depends
+on the window and on the longest text, not on the input.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice, repeat
+from typing import Any
+
+from tfexport.decoding.line_reader import Reader, Unreadable, most_bytes
+from tfexport.decoding.stream import GrowingText
+from tfexport.decoding.translate import Result, Writer
+from tfexport.documents.document import Document, Segment, document
+from tfexport.documents.options import DocumentOptions
+from tfexport.documents.placing import Aligned
+from tfexport.errors import TfexportError
+from tfexport.runtimes.base import Capacity
+from tfexport.text.tokenizer_parts import PanicError
+from tfexport.text.tokenizers import LONGEST_WORD
+
+_FARTHEST = 40
+"""Characters between a token of a source and the next: what is farther away is another of the same letters."""
+
+
+@dataclass(frozen=True)
+class DocumentMaker:
+    """Takes texts apart for a model.
+
+    Args:
+        language: of the source, as a code; None where nobody knows it.
+        is_aligned: translations will have attention, so that tags can move with words.
+    """
+
+    reader: Reader
+    capacity: Capacity
+    options: DocumentOptions
+    language: str | None
+    is_aligned: bool = True
+
+    @classmethod
+    def of(
+        cls, reader: Reader, capacity: Capacity, options: DocumentOptions, *, is_aligned: bool = True
+    ) -> DocumentMaker:
+        """For a reader; where the options have no language, it is that of the reader's tokenizer."""
+        known = reader.tokenizer.spacy_language if reader.tokenizer else None
+        return cls(reader, capacity, options, options.language or known, is_aligned)
+
+    def document(self, text: str) -> Document:
+        """A text, taken apart.
+
+        Raises:
+            RuntimeUnavailable: a library that it needs is not installed.
+            TfexportError: it cannot be read.
+        """
+        return document(
+            text,
+            parts=self.options.parts,
+            language=self.language,
+            fits=self._fits,
+            markup=self.options.markup,
+            is_aligned=self.is_aligned,
+        )
+
+    def _fits(self, text: str) -> bool:
+        """Whether the model reads a text as a whole, as far as its length goes."""
+        most = min(self.reader.config.max_source_length, self.capacity.source)
+        tokenizer = self.reader.tokenizer
+        more = 2 + (len(tokenizer.before) + len(tokenizer.after) + len(tokenizer.prefix) if tokenizer else 0)
+        if text.isascii() and len(text) + more <= min(most, LONGEST_WORD):  # an id is at least a byte
+            return True
+        raw = text.encode("utf-8", "surrogatepass")
+        if len(raw) > most_bytes(most):
+            return False
+        try:
+            return len(self.reader.ids(raw)) <= most
+        except Unreadable as problem:
+            return problem.status != "too_long"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What becomes one output: a line, or a whole document."""
+
+    line: int
+    """Of the input, where it begins, from 1."""
+    document: Document
+    before: str = ""
+    """What stands before the document in the output, as other columns do."""
+    after: str = ""
+    status: str = "ok"
+    """What is wrong with it, if there is nothing in it to translate."""
+    message: str = ""
+
+    @property
+    def lines(self) -> list[bytes]:
+        """The segments as lines; an empty line where there are none, so that every unit has a result in time."""
+        return [segment.text.encode("utf-8", "surrogatepass") for segment in self.document.segments] or [b""]
+
+
+@dataclass(frozen=True)
+class SentenceResult:
+    """What became of a segment."""
+
+    segment: Segment
+    result: Result
+
+
+@dataclass(frozen=True)
+class DocumentResult:
+    """What became of a unit."""
+
+    line: int
+    status: str
+    """`ok`; `cut` where a sentence was longer than the model reads; else that of the first sentence that has another."""
+    message: str
+    text: str
+    """With what is around the document."""
+    sentences: tuple[SentenceResult, ...]
+    offset: int = 0
+    """Characters before the document, where the spans of the segments begin."""
+    alternatives: tuple[str, ...] = ()
+    """`text` with the next outputs of the sentences, where these have several; none comes twice."""
+
+
+Decode = Callable[[Iterable[bytes], int], Iterator[Result]]
+"""Lines, and how many of them are done, to a result for each other one, as `translate` gives them."""
+
+
+def translate_units(
+    units: Iterable[Unit], decode: Decode, writer: Writer, *, window: int = 1, done: int = 0, is_aligned: bool = False
+) -> Iterator[DocumentResult]:
+    """Decode the segments of units, and yield a result for each unit, in order.
+
+    Args:
+        window: segments that are decoded together. A run that goes on begins with a whole window, so that its segments meet
+            the batches that they would have met.
+        done: units whose results are there already.
+        is_aligned: tags are put into translations.
+
+    Raises:
+        TfexportError: there are fewer units than are `done`.
+    """
+    stream = iter(units)
+    passed: deque[bytes] = deque(maxlen=window)
+    count = before = 0
+    for unit in islice(stream, done):
+        lines = unit.lines
+        passed.extend(lines)
+        count, before = count + 1, before + len(lines)
+    if count < done:
+        raise TfexportError(
+            f"the input has {count} lines, and {done} are done: it is another input. Begin anew without --resume."
+        )
+    again = before % window
+    waiting: deque[tuple[Unit, int]] = deque()
+
+    def lines_of_units() -> Iterator[bytes]:
+        for unit in stream:
+            lines = unit.lines
+            waiting.append((unit, len(lines)))
+            yield from lines
+
+    begun = list(passed)[len(passed) - again :]
+    results = decode(chain(repeat(b"", before - again), begun, lines_of_units()), before - again)
+    found: list[Result] = []
+    for result in islice(results, again, None):
+        found.append(result)
+        unit, size = waiting[0]
+        if len(found) == size:
+            waiting.popleft()
+            yield result_of_unit(unit, found, writer, is_aligned=is_aligned)
+            found = []
+
+
+def result_of_unit(unit: Unit, found: Sequence[Result], writer: Writer, *, is_aligned: bool) -> DocumentResult:
+    """What became of a unit whose segments have these results."""
+    pairs = list(zip(unit.document.segments, found, strict=bool(unit.document.segments)))
+    ranks = max((len(one.hypotheses) for _, one in pairs), default=1)
+    versions = [
+        [aligned_of(one, writer, segment.text, is_aligned=is_aligned, rank=rank) for segment, one in pairs]
+        for rank in range(max(1, ranks))
+    ]
+    texts = [unit.before + unit.document.text(version) + unit.after for version in versions]
+    sentences = tuple(SentenceResult(segment, one) for segment, one in pairs)
+    status, message = (unit.status, unit.message) if unit.message else _status(sentences, versions[0])
+    others = tuple(dict.fromkeys(text for text in texts[1:] if text != texts[0]))
+    return DocumentResult(unit.line, status, message, texts[0], sentences, len(unit.before), others)
+
+
+def _status(sentences: Sequence[SentenceResult], translations: Sequence[Aligned | None]) -> tuple[str, str]:
+    pairs = list(zip(sentences, translations, strict=True))
+    failed = [one for one, new in pairs if new is None]
+    if failed:
+        first, more = failed[0].result, f"; {len(failed)} sentences" if len(failed) > 1 else ""
+        status = "tokenizer_error" if first.hypotheses else first.status
+        return status, f"{_shown(failed[0].segment)} is left as it is{more}: {first.message or status}"
+    cut = [one for one in sentences if one.segment.is_piece]
+    pieces = (
+        f"what the model cannot read at once was cut: {len(cut)} pieces, the first is {_shown(cut[0].segment)}"
+        if cut
+        else ""
+    )
+    limited = [one for one in sentences if one.result.status != "ok"]
+    if limited:
+        message = f"{_shown(limited[0].segment)}: {limited[0].result.message}"
+        return limited[0].result.status, f"{message}; {pieces}" if cut else message
+    if cut:
+        return "cut", pieces
+    return ("ok", "") if sentences else ("empty", "")
+
+
+def _shown(segment: Segment) -> str:
+    text = segment.text if len(segment.text) <= 30 else f"{segment.text[:30]}..."
+    return f"{text!r} (characters {segment.start} to {segment.end})"
+
+
+def aligned_of(result: Result, writer: Writer, text: str, *, is_aligned: bool, rank: int = 0) -> Aligned | None:
+    """An output of a result as text; with `is_aligned` its tokens too, and what they attend to in the source `text`.
+
+    None where there is no output, or the tokenizer cannot write it.
+
+    Args:
+        rank: of the output, from 0; the last one, where there are fewer.
+    """
+    if not result.hypotheses:
+        return None
+    best, source = result.hypotheses[min(rank, len(result.hypotheses) - 1)], result.source
+    words = writer.aligner.words(best, source)
+    try:
+        written = writer.text(best.ids, words)
+        if not is_aligned or best.attention is None or source is None or source.tokens is None:
+            return Aligned(written)
+        growing = GrowingText(
+            lambda ids: writer.text(ids, {place: word for place, word in words.items() if place < len(ids)}),
+            writer.tokenizer,
+        )
+        targets, start = [], 0
+        for place, index in enumerate(best.ids, start=1):
+            end = start + len(growing.add(index, last=place == len(best.ids)))
+            targets.append((start, end))
+            start = end
+    except PanicError as error:
+        logging.getLogger(__name__).warning("warning: %r: tokenizer_error: %s", text[:30], error)
+        return None
+    own = slice(source.tokens.start, source.tokens.end)
+    sources = _spans_of(source.tokens.words[own], text)
+    return Aligned(written, targets, sources, best.attention[: len(targets), own])
+
+
+def _spans_of(words: Sequence[str], text: str) -> list[tuple[int, int]]:
+    """The characters of `text` that each token is; none for those that are written differently."""
+    found, done, folded = [], 0, text.lower()
+    if len(folded) != len(text):
+        folded = text
+    for word in words:
+        plain = word.strip("\u2581\u0120 ").removesuffix("@@")
+        for shape, within in ((plain, text), (plain.lower(), folded)):
+            start = within.find(shape, done, done + len(shape) + _FARTHEST) if shape else -1
+            if start >= 0:
+                done = start + len(shape)
+                break
+        found.append((done if start < 0 else start, done))
+    return found
+
+
+def document_record(result: DocumentResult, writer: Writer) -> dict[str, Any]:
+    """What `jsonl` tells of a unit."""
+    sentences = []
+    for one in result.sentences:
+        about = {"start": one.segment.start + result.offset, "end": one.segment.end + result.offset}
+        piece = {"piece": True} if one.segment.is_piece else {}
+        told = writer.record(one.result)
+        del told["line"]
+        sentences.append({**about, "source": one.segment.text, **piece, **told})
+    message = {"message": result.message} if result.message else {}
+    return {"line": result.line, "status": result.status, **message, "text": result.text, "sentences": sentences}

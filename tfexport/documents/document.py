@@ -1,0 +1,192 @@
+"""A text as segments, which are translated one by one, and the text again with their translations.
+
+Segments stand in the order of the text and do not overlap. All that is in none of them is copied, character by character.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+
+from tfexport.documents.html_runs import html_runs
+from tfexport.documents.joining import glue
+from tfexport.documents.markdown_runs import markdown_runs
+from tfexport.documents.marks import collapsed, nodes_of
+from tfexport.documents.options import Markup, Split
+from tfexport.documents.placing import Aligned, Node, place_all, rendered, units
+from tfexport.documents.runs import Run
+from tfexport.documents.splitting import Span, has_words, pieces, sentence_spans, trimmed
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What is translated at once."""
+
+    start: int
+    """Its characters in the text, `[start, end)`."""
+    end: int
+    text: str
+    """What the model reads: without markup."""
+    is_piece: bool
+    """A part of a sentence that is longer than the model reads."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a segment is: `[start, end)` of a run."""
+
+    run: Run
+    start: int
+    end: int
+    touches: bool
+    """Nothing stands between the segment before it and this one."""
+
+
+class Document:
+    """A text that was taken apart; `document` makes one.
+
+    Args:
+        source: the text.
+        places: of its segments, in order.
+        is_piece: of each, whether it is a piece of a sentence.
+    """
+
+    def __init__(self, source: str, places: Sequence[_Place], is_piece: Sequence[bool]):
+        self.source = source
+        self._places = places
+        self.segments = [
+            Segment(place.run.begin(place.start), place.run.end(place.end), _model_text(place), cut)
+            for place, cut in zip(places, is_piece, strict=True)
+        ]
+
+    def text(self, translations: Sequence[Aligned | None]) -> str:
+        """The text with these in the place of its segments, which stay where there is none."""
+        parts: list[str] = []
+        done, last = 0, ""
+        skipped: list[Span] = []
+        for segment, place, new in zip(self.segments, self._places, translations, strict=True):
+            if new is None:
+                last = ""
+                continue
+            nodes, consumed = nodes_of(self.source, place.run, place.start, place.end)
+            skipped += [mark.source for mark in consumed]
+            parts += _copied(self.source, done, segment.start, skipped)
+            if place.touches and last:
+                parts.append(_between(place, last, new.text))
+            parts.append(_with_marks(new, nodes, segment, place.run))
+            done, last = segment.end, new.text
+            skipped = [mark.source for mark in consumed if mark.source[0] >= done]
+        parts += _copied(self.source, done, len(self.source), skipped)
+        return "".join(parts)
+
+
+def document(
+    source: str,
+    *,
+    parts: Split,
+    language: str | None,
+    fits: Callable[[str], bool],
+    markup: Markup | None = None,
+    is_aligned: bool = True,
+) -> Document:
+    """Take a text apart.
+
+    Args:
+        parts: what a segment is.
+        language: of the text, as a code.
+        fits: whether the model reads a text.
+        is_aligned: translations will be aligned, so that tags may stand within segments; otherwise tags end them.
+
+    Raises:
+        RuntimeUnavailable: a library that it needs is not installed.
+        TfexportError: the HTML cannot be read.
+    """
+    places: list[_Place] = []
+    is_piece: list[bool] = []
+    for run in _runs(source, markup):
+        shape = run.shape
+        last = -1
+        for start, end in _spans(run, shape, parts, language, is_aligned):
+
+            def reads(first: int, to: int, run: Run = run) -> bool:
+                return fits(_model_text(_Place(run, first, to, False)))
+
+            found = pieces(shape, start, end, reads, run.atoms)
+            for first, to in found:
+                if run.marks and not has_words(_without_atoms(run, first, to)):
+                    continue
+                places.append(_Place(run, first, to, first == last))
+                is_piece.append(len(found) > 1)
+                last = to
+    return Document(source, places, is_piece)
+
+
+def _runs(source: str, markup: Markup | None) -> list[Run]:
+    if markup is None:
+        return [Run(source)]
+    return html_runs(source) if markup == "html" else markdown_runs(source)
+
+
+def _spans(run: Run, shape: str, parts: Split, language: str | None, is_aligned: bool) -> list[Span]:
+    spans = sentence_spans(shape, parts, language)
+    if not run.marks:
+        return spans
+    if not is_aligned:
+        return [part for span in spans for part in _between_marks(run, span)]
+    return spans
+
+
+def _between_marks(run: Run, span: Span) -> list[Span]:
+    """The parts of a sentence between its marks."""
+    start, found = span[0], []
+    for place in run.within(*span):
+        mark = run.marks[place]
+        found.append((start, max(start, mark.start)))
+        start = max(start, mark.end)
+    return [trimmed(run.text, *part) for part in [*found, (start, max(start, span[1]))] if part[0] < part[1]]
+
+
+def _without_atoms(run: Run, start: int, end: int) -> str:
+    parts, done = [], start
+    for place in run.within(start, end):
+        mark = run.marks[place]
+        if mark.kind == "atom":
+            parts.append(run.text[done : mark.start])
+            done = max(done, mark.end)
+    return "".join([*parts, run.text[done:end]])
+
+
+def _model_text(place: _Place) -> str:
+    text = place.run.text[place.start : place.end]
+    return text if place.run.origins is None else collapsed(text)[0]
+
+
+def _copied(source: str, start: int, end: int, skipped: Sequence[Span]) -> Iterator[str]:
+    """`[start, end)` of a text without what stands elsewhere now."""
+    for first, last in sorted(skipped):
+        if start <= first and last <= end:
+            yield source[start:first]
+            start = last
+    yield source[start:end]
+
+
+def _between(place: _Place, left: str, right: str) -> str:
+    """What stands between two translations whose sources touch: nothing, where these are parts of one word."""
+    before, after = place.run.text[place.start - 1], place.run.text[place.start]
+    is_word = before.isalnum() and after.isalnum() and glue(before, after) != ""
+    return "" if is_word else glue(left, right)
+
+
+def _with_marks(new: Aligned, nodes: Sequence[Node], segment: Segment, run: Run) -> str:
+    """A translation as the document has it."""
+    if not nodes:
+        return run.escape(new.text)
+    found = units(new)
+    place_all(nodes, new, found, segment.text)
+    parts = rendered(new.text, nodes, found)
+    return "".join(
+        run.escape("".join(part for _, part in group)) if is_text else "".join(part for _, part in group)
+        for is_text, group in groupby((one for one in parts if one[1]), key=itemgetter(0))
+    )

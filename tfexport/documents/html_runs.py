@@ -1,0 +1,194 @@
+"""Runs of text in HTML, as Python's parser finds them. All that is in no run is copied."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from itertools import accumulate
+
+from tfexport.documents.runs import Run, RunBuilder
+from tfexport.errors import TfexportError
+
+UNTRANSLATED = frozenset({"code", "kbd", "math", "samp", "script", "style", "svg", "template", "var"})
+"""Elements whose text is no language."""
+
+PREFORMATTED = frozenset({"pre", "textarea"})
+"""Elements in which line breaks are seen. Elsewhere they are white space, as a browser shows them."""
+
+INLINE = frozenset(
+    {"a", "abbr", "acronym", "b", "bdi", "bdo", "big", "cite", "code", "data", "del", "dfn", "em", "font", "i", "img"}
+    | {
+        "ins",
+        "kbd",
+        "label",
+        "mark",
+        "math",
+        "q",
+        "rb",
+        "rp",
+        "rt",
+        "ruby",
+        "s",
+        "samp",
+        "small",
+        "span",
+        "strike",
+        "strong",
+    }
+    | {"sub", "sup", "svg", "time", "tt", "u", "var", "wbr"}
+)
+"""Elements that may stand within a sentence. All others end it."""
+
+VOID = frozenset(
+    {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr"}
+)
+"""Elements that have no closing tag."""
+
+COMMENT = "img"
+"""What comments count as: they end no sentence."""
+
+_REFERENCE = re.compile(r"&(?:#[0-9]{1,8}|#[xX][0-9a-fA-F]{1,8}|[A-Za-z][A-Za-z0-9]{0,40});?")
+
+
+def html_runs(source: str, start: int = 0, end: int | None = None) -> list[Run]:
+    """The runs of `[start, end)` of a document.
+
+    Raises:
+        TfexportError: the parser cannot read it.
+    """
+    part = source[start:end]
+    reader = _Reader(part, start)
+    try:
+        reader.feed(part)
+        reader.close()
+    except AssertionError as error:
+        raise TfexportError(f"the HTML cannot be read: {error}. Correct it, or give it as text.") from error
+    return _Runs(source).of(reader.spans())
+
+
+def escaped(text: str) -> str:
+    """Text as HTML has it."""
+    return html.escape(text, quote=False).replace("\xa0", "&nbsp;")
+
+
+def add_html_text(run: RunBuilder, source: str, start: int, end: int) -> None:
+    """Add text of a document, with the characters that its references stand for."""
+    done = start
+    for found in _REFERENCE.finditer(source, start, end):
+        letters = html.unescape(found.group())
+        if letters == found.group():
+            continue
+        run.text(source[done : found.start()], done, found.start())
+        run.text(letters, found.start(), found.end())
+        done = found.end()
+    run.text(source[done:end], done, end)
+
+
+Piece = tuple[str, str, int, int, bool]
+"""Kind (open, close, point or text), name, `[from, to)` in the document, and whether it says that it is not translated."""
+
+
+class _Reader(HTMLParser):
+    """The pieces of a document, one behind the other."""
+
+    def __init__(self, part: str, offset: int):
+        super().__init__(convert_charrefs=False)
+        self._end = offset + len(part)
+        self._lines = list(accumulate((len(line) + 1 for line in part.split("\n")), initial=offset))
+        self._begun: list[tuple[str, str, int, bool]] = []
+
+    def _add(self, kind: str, name: str = "", *, kept: bool = False) -> None:
+        line, column = self.getpos()
+        self._begun.append((kind, name, self._lines[line - 1] + column, kept))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        said = next((value for name, value in attrs if name == "translate"), None)
+        self._add("point" if tag in VOID else "open", tag, kept=(said or "").strip().lower() == "no")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._add("point" if tag in VOID else "close", tag)
+
+    def handle_data(self, data: str) -> None:
+        self._add("text")
+
+    def handle_charref(self, name: str) -> None:
+        self._add("text")
+
+    def handle_entityref(self, name: str) -> None:
+        self._add("text")
+
+    def handle_comment(self, data: str) -> None:
+        self._add("point", COMMENT)
+
+    def unknown_decl(self, data: str) -> None:
+        self._add("point", COMMENT)
+
+    def handle_decl(self, decl: str) -> None:
+        self._add("point")
+
+    def handle_pi(self, data: str) -> None:
+        self._add("point")
+
+    def spans(self) -> Iterator[Piece]:
+        """All pieces, with their ends; of texts in a row, one."""
+        ends = [*(start for _, _, start, _ in self._begun[1:]), self._end]
+        text = -1
+        for place, ((kind, name, start, kept), end) in enumerate(zip(self._begun, ends, strict=False), start=1):
+            if kind == "text":
+                text = start if text < 0 else text
+                if place < len(self._begun) and self._begun[place][0] == "text":
+                    continue
+                start, text = text, -1
+            yield kind, name, start, end, kept and kind == "open"
+
+
+class _Runs:
+    """Puts runs together from pieces."""
+
+    def __init__(self, source: str):
+        self._source = source
+        self._found: list[Run] = []
+        self._preformatted = 0
+        self._run = RunBuilder()
+
+    def of(self, pieces: Iterator[Piece]) -> list[Run]:
+        """The runs of pieces, in order."""
+        for kind, name, start, end, kept in pieces:
+            if kept or (kind == "open" and name in UNTRANSLATED):
+                self._keep(name, start, end, pieces)
+            elif kind == "text":
+                add_html_text(self._run, self._source, start, end)
+            elif name not in INLINE:
+                if name in PREFORMATTED:
+                    self._preformatted = max(0, self._preformatted + (1 if kind == "open" else -1))
+                self._end()
+            elif kind == "point":
+                self._run.point(start, end)
+            else:
+                add = self._run.open if kind == "open" else self._run.close
+                add(name, start, end)
+        self._end()
+        return self._found
+
+    def _keep(self, name: str, start: int, end: int, pieces: Iterator[Piece]) -> None:
+        """An element as it is, to its end, or to that of the document."""
+        depth, inner, last = 1, end, end
+        for kind, other, begin, last, _ in pieces:
+            inner = last
+            if other == name and kind in ("open", "close"):
+                depth += 1 if kind == "open" else -1
+                if not depth:
+                    inner = begin
+                    break
+        if name not in INLINE:
+            self._end()
+            return
+        text = html.unescape(re.sub(r"<[^>]*>", "", self._source[end:inner]))
+        self._run.atom(" ".join(text.split()), start, last)
+
+    def _end(self) -> None:
+        if self._run.has_text:
+            self._found.append(self._run.run(escaped))
+        self._run = RunBuilder(breaks=bool(self._preformatted))

@@ -1,0 +1,216 @@
+"""Runs of text in Markdown (CommonMark with tables, strikethrough and task lists), as pulldown-cmark finds them.
+
+All that is in no run is copied: code blocks, addresses of links, the marks of headings, lists and quotations.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator
+from itertools import accumulate, pairwise
+from typing import Any
+
+from tfexport.documents.html_runs import COMMENT, INLINE, UNTRANSLATED, VOID, html_runs
+from tfexport.documents.runs import Run, RunBuilder
+from tfexport.system.imports import import_failure
+
+_ELEMENTS = frozenset({"Emphasis", "Strong", "Strikethrough", "Link"})
+"""What has text within a sentence, and marks around it."""
+
+_BLOCKS = frozenset({"CodeBlock", "HtmlBlock", "MetadataBlock"})
+
+Event = tuple[str, str, Any, int, int]
+"""What it is, the name of the element that it begins or ends, what there is to know of it, and its characters."""
+
+_ADDRESS = re.compile(r"(?:https?://|www\.)[^\s<>]*[^\s<>.,;:!?'\")\]]")
+_TAG = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9-]*)")
+_SPECIAL = re.compile(r"[\\`*_\[\]<>&~#|]|^\s*(?:[-+=]|\d+[.)])")
+_TO_ESCAPE = re.compile(r"[\\`*_\[\]<~|]|&(?=#?\w+;)|^\s*\d*(?P<first>[-+=>#.)])")
+_FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n.*?^(?:---|\.\.\.)[ \t]*\r?$", re.DOTALL | re.MULTILINE)
+
+
+def markdown_runs(source: str) -> list[Run]:
+    """The runs of a document; YAML at its beginning is none.
+
+    Raises:
+        RuntimeUnavailable: pyromark is not installed.
+    """
+    front = _FRONT_MATTER.match(source)
+    start = front.end() if front else 0
+    return _Runs(source, start).of(_events(source[start:]))
+
+
+def escaped(text: str) -> str:
+    """Text as Markdown has it, with backslashes where it would be read as something else."""
+    if not _SPECIAL.search(text) or (_reads_as_text(text) and "|" not in text):
+        return text
+    return _TO_ESCAPE.sub(_with_backslash, text)
+
+
+def _with_backslash(found: re.Match[str]) -> str:
+    place = found.start("first") if found["first"] else found.start()
+    return f"{found.string[found.start() : place]}\\{found.string[place : found.end()]}"
+
+
+def _reads_as_text(text: str) -> bool:
+    """Whether a line of Markdown is no more than the text that it looks like."""
+    events = [event for event, _, _ in _events(text)]
+    inner = events[1:-1]
+    is_paragraph = bool(inner) and events[0] == {"Start": "Paragraph"}
+    return (
+        is_paragraph
+        and all(isinstance(one, dict) and "Text" in one for one in inner)
+        and ("".join(one["Text"] for one in inner) == text.strip())
+    )
+
+
+def _events(text: str) -> Iterator[tuple[Any, int, int]]:
+    """What the parser finds in a text, with its characters `[from, to)`."""
+    try:
+        import pyromark
+    except ImportError as error:
+        absent = "Markdown is read by pyromark, which is not installed: pip install 'tfexport[documents]'."
+        raise import_failure(error, "pyromark", absent) from error
+    read = pyromark.Options
+    options = read.ENABLE_TABLES | read.ENABLE_STRIKETHROUGH | read.ENABLE_TASKLISTS
+    found = pyromark.events_with_range(text, options=options)
+    if text.isascii():
+        yield from ((event, place["start"], place["end"]) for event, place in found)
+        return
+    starts = list(accumulate(len(letter.encode("utf-8", "surrogatepass")) for letter in text))
+    for event, place in found:  # in bytes
+        yield event, bisect_right(starts, place["start"]), bisect_right(starts, place["end"])
+
+
+class _Runs:
+    """Puts runs together from events.
+
+    Args:
+        offset: characters of the document before those of the events.
+    """
+
+    def __init__(self, source: str, offset: int):
+        self._source, self._offset = source, offset
+        self._found: list[Run] = []
+        self._run = RunBuilder()
+        self._done = offset
+        """What of the document was read."""
+
+    def of(self, events: Iterator[tuple[Any, int, int]]) -> list[Run]:
+        """The runs of events, in order."""
+        waiting = deque((*_named(event), start + self._offset, end + self._offset) for event, start, end in events)
+        while waiting:
+            kind, name, about, start, end = waiting.popleft()
+            if kind == "Start" and name in _BLOCKS:
+                self._block(name, _inner(waiting, name))
+            elif kind == "Start" and name == "Image":
+                _inner(waiting, name)
+                self._run.point(start, end)
+            elif kind == "Start" and name == "Link" and about["link_type"] in ("Autolink", "Email"):
+                self._run.atom("".join(str(text) for _, _, text, _, _ in _inner(waiting, name)), start, end)
+            elif kind == "Start" and name in _ELEMENTS:
+                self._run.open(name, start, self._begin(waiting[0][3]) if waiting[0][0] != "End" else end)
+            elif kind == "End" and name in _ELEMENTS:
+                self._run.close(name, max(self._done, start), end)
+            elif kind in ("Start", "End", "Rule", "HardBreak"):
+                self._end()
+            elif kind == "InlineHtml":
+                self._tag(start, end, waiting)
+            else:
+                self._inline(kind, about, start, end)
+            self._done = start if kind == "Start" and name not in (*_BLOCKS, "Image") else end
+        self._end()
+        return self._found
+
+    def _begin(self, start: int) -> int:
+        """Where text begins that may have a backslash before it, which its event does not have."""
+        return start - (start - 1 >= self._done and self._source[start - 1] == "\\")
+
+    def _inline(self, kind: str, about: Any, start: int, end: int) -> None:
+        if kind == "Text":
+            self._text(str(about), self._begin(start), start, end)
+        elif kind == "SoftBreak":
+            self._run.text(" ", start, end)
+        elif kind == "Code":
+            self._run.atom(" ".join(str(about).split()), start, end)
+        else:  # a box of a task list and the like
+            self._run.point(start, end)
+
+    def _text(self, text: str, begin: int, start: int, end: int) -> None:
+        if len(text) != end - start:  # a reference, such as &amp;
+            self._run.text(text, begin, end)
+            return
+        if begin < start:
+            self._run.text(text[:1], begin, start + 1)
+            text, start = text[1:], start + 1
+        done = 0
+        for address in _ADDRESS.finditer(text):
+            self._run.text(text[done : address.start()], start + done, start + address.start())
+            self._run.atom(address.group(), start + address.start(), start + address.end())
+            done = address.end()
+        self._run.text(text[done:], start + done, end)
+
+    def _tag(self, start: int, end: int, waiting: deque[Event]) -> None:
+        """A tag of HTML within text."""
+        tag = _TAG.match(self._source, start)
+        name = tag[2].lower() if tag else COMMENT
+        if name not in INLINE:
+            self._end()
+        elif tag is None or name in VOID:
+            self._run.point(start, end)
+        elif tag[1]:
+            self._run.close(name, start, end)
+        elif name in UNTRANSLATED:
+            inner = []
+            while waiting and waiting[0][0] not in ("Start", "End"):
+                kind, _, about, _, last = waiting.popleft()
+                end = last
+                if kind == "InlineHtml" and self._source[last - len(name) - 3 : last].lower() == f"</{name}>":
+                    break
+                inner.append(str(about or " "))
+            self._run.atom(" ".join("".join(inner).split()), start, end)
+            self._done = end
+        else:
+            self._run.open(name, start, end)
+
+    def _block(self, name: str, inner: list[Event]) -> None:
+        """A block of something else than Markdown."""
+        self._end()
+        lines = [(start, end) for kind, _, _, start, end in inner if kind == "Html"]
+        if name != "HtmlBlock" or not lines:
+            return
+        if all(end == start for (_, end), (start, _) in pairwise(lines)):
+            lines = [(lines[0][0], lines[-1][1])]
+        for start, end in lines:
+            self._found += html_runs(self._source, start, end)
+
+    def _end(self) -> None:
+        if self._run.has_text:
+            self._found.append(self._run.run(escaped))
+        self._run = RunBuilder()
+
+
+def _named(event: Any) -> tuple[str, str, Any]:
+    """What an event is, the name of the element that it begins or ends, and what there is to know of it."""
+    if isinstance(event, str):
+        return event, "", None
+    [(kind, about)] = event.items()
+    if isinstance(about, dict) and kind in ("Start", "End"):
+        [(name, about)] = about.items()
+        return kind, name, about
+    return kind, about if kind in ("Start", "End") else "", about
+
+
+def _inner(waiting: deque[Event], name: str) -> list[Event]:
+    """The events up to the end of an element, which is taken away too."""
+    found: list[Event] = []
+    depth = 1
+    while waiting:
+        event = waiting.popleft()
+        depth += (event[1] == name) * ((event[0] == "Start") - (event[0] == "End"))
+        if not depth:
+            break
+        found.append(event)
+    return found

@@ -1,0 +1,103 @@
+"""The marks of a run that move with the words of a sentence, as nodes that `placing` finds places for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tfexport.documents.placing import Node
+from tfexport.documents.runs import Mark, Run
+
+Range = tuple[int, int]
+"""The places of the first and the last mark of an element among the marks of its run; -1 or their number where the element
+begins before the sentence or ends after it."""
+
+
+def collapsed(text: str) -> tuple[str, list[int]]:
+    """Text with single spaces, and of each place in `text` the place in that."""
+    letters: list[str] = []
+    places: list[int] = []
+    for letter in text:
+        if letter == " " and letters[-1:] == [" "]:
+            places.append(len(letters) - 1)
+            continue
+        places.append(len(letters))
+        letters.append(letter)
+    return "".join(letters), [*places, len(letters)]
+
+
+def nodes_of(source: str, run: Run, start: int, end: int) -> tuple[list[Node], list[Mark]]:
+    """The marks that move with the words of `[start, end)` of a run, as a tree, and all of them in order.
+
+    Others stay where they are: those of elements that hold the whole sentence, and what stands at its ends.
+    """
+    touching = run.within(start, end)
+    if not touching:
+        return [], []
+    text, at = collapsed(run.text[start:end])
+    elements = [found for index in touching if (found := _element(run, index, start, end))]
+    known = {index for element in elements for index in element}
+    chosen = list(elements)
+    for index in touching:
+        mark = run.marks[index]
+        is_within = start <= mark.start <= mark.end <= end if mark.kind == "atom" else start < mark.start < end
+        is_alone = mark.kind in ("atom", "point") or run.marks[mark.partner].start == mark.start
+        is_enclosed = mark.kind != "atom" and any(
+            0 <= first < index < last < len(run.marks) for first, last in elements
+        )
+        if index not in known and is_alone and (is_within or is_enclosed):
+            chosen.append((index, index))
+    marks = [run.marks[index] for index in touching if any(index in pair for pair in chosen)]
+    return _tree([(pair, _node(source, run, pair, start, len(text), at)) for pair in sorted(chosen, key=_order)]), marks
+
+
+def _element(run: Run, index: int, start: int, end: int) -> Range | None:
+    """The element whose first mark in a sentence this is, if it holds a part of the sentence."""
+    mark = run.marks[index]
+    if mark.partner < 0:
+        return None
+    other = run.marks[mark.partner]
+    if mark.kind == "close":
+        return (-1, index) if other.start < start < mark.start < end else None
+    if not start <= mark.start < min(end, other.start):
+        return None
+    if other.start > end:
+        return (index, len(run.marks)) if mark.start > start else None
+    return None if (mark.start, other.start) == (start, end) else (index, mark.partner)
+
+
+def _order(pair: Range) -> tuple[int, int]:
+    return pair[0], -pair[1]
+
+
+def _node(source: str, run: Run, pair: Range, start: int, length: int, at: list[int]) -> Node:
+    first, last = (run.marks[index] if 0 <= index < len(run.marks) else None for index in pair)
+    if first is last and first is not None:
+        raw = source[slice(*first.source)]
+        if first.kind == "atom":
+            literal = run.text[first.start : first.end]
+            is_spaced = run.text[first.start - 1 : first.start] in ("", " ") and run.text[
+                first.end : first.end + 1
+            ] in ("", " ")
+            node = Node("", source=(at[first.start - start], at[first.end - start]), copied=raw, literal=literal)
+            return replace(node, spaced=is_spaced)
+        place = at[first.start - start]
+        return Node(raw, source=(place, place), spaced=run.text[max(0, first.start - 1) : first.start + 1] == "  ")
+    node = Node("", source=(0, length), begins=first is None, ends=last is None)
+    if first is not None:
+        node = replace(node, before=source[slice(*first.source)], source=(at[first.start - start], node.source[1]))
+    if last is not None:
+        node = replace(node, after=source[slice(*last.source)], source=(node.source[0], at[last.start - start]))
+    return node
+
+
+def _tree(found: list[tuple[Range, Node]]) -> list[Node]:
+    """Nodes under those that hold them."""
+    roots: list[Node] = []
+    opened: list[tuple[int, Node]] = []
+    for (first, last), node in found:
+        while opened and opened[-1][0] < first:
+            opened.pop()
+        (opened[-1][1].children if opened else roots).append(node)
+        if first != last:
+            opened.append((last, node))
+    return roots

@@ -1,0 +1,148 @@
+"""Text between two ends of blocks, as a reader sees it, and the tags within it.
+
+<p>Ein <b>Hund</b> läuft.</p>   has the run  Ein Hund läuft.  with the marks <b> before 4 and </b> before 8.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal["open", "close", "point", "atom"]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What stands in a run and is not translated."""
+
+    kind: Kind
+    start: int
+    """In the characters of the run. Of a tag, the character that it stands before."""
+    end: int
+    """As `start`, but of an atom: its text is `[start, end)` of the run."""
+    source: tuple[int, int]
+    """The characters of the document that it is."""
+    partner: int = -1
+    """Of an opening mark the place of the closing one among the marks of the run, and the other way round."""
+
+
+@dataclass
+class Run:
+    """Text of a document that sentences are found in.
+
+    Args:
+        origins: of each character, the characters of the document that it stands for; None where those are its own.
+        marks: in the order of the document.
+    """
+
+    text: str
+    origins: Sequence[tuple[int, int]] | None = None
+    marks: list[Mark] = field(default_factory=list)
+    escape: Callable[[str], str] = str
+    """Writes text as the document has it."""
+
+    def begin(self, place: int) -> int:
+        """Where the character at a place begins in the document."""
+        return place if self.origins is None else self.origins[place][0]
+
+    def end(self, place: int) -> int:
+        """Where the character before a place ends in the document."""
+        return place if self.origins is None else self.origins[place - 1][1]
+
+    @property
+    def atoms(self) -> list[tuple[int, int]]:
+        """The characters that are kept as they are."""
+        return [(mark.start, mark.end) for mark in self.marks if mark.kind == "atom"]
+
+    @property
+    def shape(self) -> str:
+        """The text, with letters for what is kept as it is: no sentence ends there."""
+        parts, done = [], 0
+        for start, end in self.atoms:
+            parts += [self.text[done:start], "x" * (end - start)]
+            done = end
+        return "".join([*parts, self.text[done:]]) if parts else self.text
+
+    def within(self, start: int, end: int) -> list[int]:
+        """Places of the marks that touch `[start, end]`."""
+        first = bisect_left(self.marks, start, key=lambda mark: mark.start)
+        found = []
+        for place in range(max(0, first - 1), len(self.marks)):
+            if self.marks[place].start > end:
+                break
+            if self.marks[place].end >= start:
+                found.append(place)
+        return found
+
+
+class RunBuilder:
+    """Puts a run together, from the text and the tags of a document in their order.
+
+    Args:
+        breaks: line breaks of the text are seen, rather than white space.
+    """
+
+    def __init__(self, *, breaks: bool = False):
+        self._breaks = breaks
+        self._letters: list[str] = []
+        self._origins: list[tuple[int, int]] = []
+        self._marks: list[Mark] = []
+        self._opened: list[tuple[str, int]] = []
+        self._open: Counter[str] = Counter()
+
+    def text(self, text: str, start: int, end: int) -> None:
+        """Text that stands for `[start, end)` of the document: character by character, or as a whole."""
+        if not self._breaks:
+            text = "".join(" " if letter.isspace() and letter != "\xa0" else letter for letter in text)
+        is_same = len(text) == end - start
+        for place, letter in enumerate(text):
+            self._letters.append(letter)
+            self._origins.append((start + place, start + place + 1) if is_same else (start, end))
+
+    def point(self, start: int, end: int) -> None:
+        """What has no text."""
+        self._add("point", start, end)
+
+    def atom(self, text: str, start: int, end: int) -> None:
+        """Text that is not translated."""
+        if not text:
+            self.point(start, end)
+            return
+        place = len(self._letters)
+        self._letters += [" " if letter.isspace() else letter for letter in text]
+        self._origins += [(start, end)] * len(text)
+        self._marks.append(Mark("atom", place, place + len(text), (start, end)))
+
+    def open(self, name: str, start: int, end: int) -> None:
+        """The opening tag of an element."""
+        self._opened.append((name, len(self._marks)))
+        self._open[name] += 1
+        self._add("point", start, end)  # until its end is found
+
+    def close(self, name: str, start: int, end: int) -> None:
+        """The closing tag of an element; it stays where it is, if nothing of this name is open."""
+        if not self._open[name]:
+            self._add("point", start, end)
+            return
+        while True:
+            opened, place = self._opened.pop()
+            self._open[opened] -= 1
+            if opened == name:
+                break
+        first = self._marks[place]
+        self._marks[place] = Mark("open", first.start, first.end, first.source, len(self._marks))
+        self._add("close", start, end, place)
+
+    def run(self, escape: Callable[[str], str]) -> Run:
+        """What was put together."""
+        return Run("".join(self._letters), self._origins, self._marks, escape)
+
+    @property
+    def has_text(self) -> bool:
+        return bool(self._letters)
+
+    def _add(self, kind: Kind, start: int, end: int, partner: int = -1) -> None:
+        self._marks.append(Mark(kind, len(self._letters), len(self._letters), (start, end), partner))

@@ -1,0 +1,164 @@
+"""Where sentences begin and end, and where a sentence may be cut that is longer than a model reads."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from tfexport.documents.options import Split
+from tfexport.system.imports import import_failure
+
+Span = tuple[int, int]
+"""Characters of a text, `[from, to)`."""
+
+LONGEST_QUOTATION = 300
+"""Characters. sentencex splits nothing between two quotation marks or brackets, so that a lone mark would make one sentence
+of everything up to the next one. What is longer is split as if it had none."""
+
+LINE_BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+"""What `str.splitlines` splits at."""
+
+_LINE = re.compile(f"[^{LINE_BREAKS}]+")
+_QUOTES = "\"'“”„‚‘’‛«»‹›「」『』()[]{}（）【】"
+_WITHOUT_QUOTES = str.maketrans(dict.fromkeys(_QUOTES, " "))
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_BOM = "\ufeff"
+
+_CUTS = (
+    re.compile(r"[.!?…]+[\"'”’“»)\]]*(?=\s)|[。！？؟।]+[」』”]*"),
+    re.compile(r"[;:,،؛—–]+(?=\s)|[、，；：]+"),
+    re.compile(r"(?=\s)"),
+)
+"""Where a sentence is cut, best first: where one ends within it, at its clauses, between words."""
+
+_SHORTEST = 3
+"""A piece is at least a third of the longest that fits, so that a clause is not cut right behind its beginning."""
+
+
+def has_words(text: str) -> bool:
+    """Whether there is a letter or a digit. A model would make something up for a lone comma or a row of dashes."""
+    return any(letter.isalnum() for letter in text)
+
+
+def sentence_spans(text: str, split: Split, language: str | None) -> list[Span]:
+    """What is translated at once: the sentences of a text, or its lines, without the white space around them.
+
+    None goes over a line break. What has no letter and no digit is in none of them.
+
+    Raises:
+        RuntimeUnavailable: sentences are asked for, and sentencex is not installed.
+    """
+    ends = _sentence_splitter(language) if split == "sentences" else lambda line: [len(line)]
+    found = []
+    for line in _LINE.finditer(text):
+        start = line.start()
+        for end in ends(line.group()):
+            first, last = trimmed(text, start, line.start() + end)
+            if has_words(text[first:last]):
+                found.append((first, last))
+            start = line.start() + end
+    return found
+
+
+def trimmed(text: str, start: int, end: int) -> Span:
+    """`[start, end)` without the white space at its ends, and without the byte order mark of the text."""
+    if start == 0 and text.startswith(_BOM):
+        start = 1
+    part = text[start:end]
+    first = start + len(part) - len(part.lstrip())
+    return first, max(first, start + len(part.rstrip()))
+
+
+def _sentence_splitter(language: str | None) -> Callable[[str], list[int]]:
+    """What tells the ends of the sentences of a line, in a language."""
+    try:
+        import sentencex
+    except ImportError as error:
+        absent = (
+            "sentences are split by sentencex, which is not installed: pip install 'tfexport[documents]', or split "
+            "lines alone."
+        )
+        raise import_failure(error, "sentencex", absent) from error
+    code = re.split("[-_]", language or "en")[0].lower()
+
+    def bounds(line: str) -> list[int]:
+        found: list[dict[str, Any]] = sentencex.get_sentence_boundaries(code, line)
+        return [one["end_index"] for one in found]
+
+    def ends(line: str) -> list[int]:
+        plain, start = _SURROGATE.sub("\ufffd", line), 0
+        found: list[int] = []
+        for end in bounds(plain):
+            if end - start > LONGEST_QUOTATION:
+                found += _within_quotation(plain, start, bounds(plain[start:end].translate(_WITHOUT_QUOTES)))
+            found.append(end)
+            start = end
+        return found
+
+    return ends
+
+
+def _within_quotation(line: str, start: int, ends: Sequence[int]) -> Iterator[int]:
+    """Ends of sentences in a part of a line that begins at `start`: a mark that opens a quotation goes with what follows."""
+    last = start
+    for end in ends[:-1]:
+        place = start + end
+        while place > last and not line[place - 1].isspace():
+            place -= 1
+        if place > last:
+            yield place
+            last = place
+
+
+def pieces(text: str, start: int, end: int, fits: Callable[[int, int], bool], whole: Sequence[Span] = ()) -> list[Span]:
+    """`[start, end)` of a text, cut where it is too long: each piece fits, unless not even one character does.
+
+    Args:
+        fits: whether the model reads a part.
+        whole: parts that are not cut, in order; what is too long of these is a piece of its own.
+    """
+    found, guess = [], 0
+    while start < end:
+        longest = _longest(start, end, guess, fits)
+        if longest < end:
+            guess = longest - start
+            longest = _cut(text, start, longest)
+            for first, last in whole:
+                if first < longest < last:
+                    longest = first if first > start else last
+        first, last = trimmed(text, start, longest)
+        if first < last:
+            found.append((first, last))
+        start = longest
+    return found
+
+
+def _longest(start: int, end: int, guess: int, fits: Callable[[int, int], bool]) -> int:
+    """The end of the longest part from `start` that fits; one character where none does."""
+    if fits(start, end):
+        return end
+    low, high, place = start + 1, end, start + guess  # pieces are of about one length
+    while high - low > 1:
+        if not low < place < high:
+            place = min(start + 2 * (low - start), (low + high) // 2)
+        if fits(start, place):
+            low = place
+        else:
+            high = place
+        place = 0
+    return low
+
+
+def _cut(text: str, start: int, longest: int) -> int:
+    """The best place to cut a text, at `longest` at the latest."""
+    shortest = start + max(1, (longest - start) // _SHORTEST)
+    for pattern in _CUTS:
+        places = [found.end() for found in pattern.finditer(text, shortest, longest + 1) if found.end() <= longest]
+        if places:
+            return places[-1]
+    place = longest
+    while place > shortest and place < len(text) and unicodedata.combining(text[place]):
+        place -= 1
+    return place
