@@ -13,7 +13,6 @@ Run = Mapping[str, Any]
 
 STYLES = {
     OURS: ("#000000", "*"),
-    f"{OURS}, 32 slots": ("#cc79a7", "P"),
     "tfexport, LitServe": ("#0072b2", "s"),
     "ctranslate2, LitServe": ("#d55e00", "o"),
     "transformers, LitServe": ("#009e73", "^"),

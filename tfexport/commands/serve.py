@@ -19,6 +19,9 @@ from tfexport.system.processes import usable_cpus
 MAX_WAIT = 1.0
 """Seconds that a request may wait for its first step in a server: what people who type accept. Not a measured optimum."""
 
+CPU_SLOTS = 32
+"""Of each worker on a CPU. In load tests it kept the limits of latency at higher rates than 64 (docs/results/serve.md)."""
+
 
 @with_options
 def serve(
@@ -60,7 +63,9 @@ def serve(
 
 def server_defaults(runtime: str) -> dict[str, Any]:
     """Of the options of a scheduler, those whose defaults differ from Python's: a server has the machine for itself."""
-    return {"max_wait": MAX_WAIT, "workers": usable_cpus() if runtime == "ort-cpu" else 1}
+    if runtime == "ort-cpu":  # more slots answer no more requests there, and each step takes longer
+        return {"max_wait": MAX_WAIT, "workers": usable_cpus(), "slots": CPU_SLOTS}
+    return {"max_wait": MAX_WAIT, "workers": 1}
 
 
 def about_workers(config: ModelConfig, options: ServingOptions) -> str:

@@ -25,6 +25,7 @@ class ServingOptions(Options):
         minimum=1,
         maximum=MOST_AT_ONCE,
         help="Rows that a worker decodes at once: hypotheses of all its sentences.",
+        default_text="64; `tfexport serve` on a CPU: 32",
         panel=_BATCHES,
     )
     cache_tokens: int = option(

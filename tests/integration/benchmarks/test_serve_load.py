@@ -126,7 +126,7 @@ def test_a_run_that_is_ended_leaves_no_server(tmp_path: Path) -> None:
         "import sys; from pathlib import Path; from benchmarks.serve_load import __main__ as test; "
         "test.prepare = lambda folder: [folder / 'small']; test.saturate = lambda *_: 1.0; sys.exit(test.main())"
     )
-    flags = ["--folder", str(tmp_path / "models"), "--systems", "32 slots", "--seconds", "60", "--only", "small, int8"]
+    flags = ["--folder", str(tmp_path / "models"), "--systems", OURS, "--seconds", "60", "--only", "small, int8"]
     command = [sys.executable, "-c", script, *flags, "--out", str(tmp_path / "out.json")]
     ended = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert ended.stderr is not None
