@@ -101,7 +101,7 @@ class Manifest:
             raise TfexportError(f"{output.manifest.uri} is damaged. Begin anew in another folder.") from error
         if found := _differences(before, record):
             raise TfexportError(
-                f"{output.folder.uri} has another run: {'; '.join(found[:5])}. Use what it was begun with, or another folder."
+                f"{output.folder.uri} has another run: {'; '.join(found[:5])}. Go on with that, or give another folder."
             )
 
 

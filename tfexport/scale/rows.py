@@ -35,17 +35,9 @@ def _column(table: pa.Table, name: str) -> list[object]:
         found = found.cast(found.type.value_type)
     if pa.types.is_null(found.type):
         return [None] * len(found)
-    # As bytes: damaged files have strings that are not UTF-8.
-    return list(
-        found.cast(pa.large_string() if pa.types.is_string_view(found.type) else found.type)
-        .cast(_binary(found))
-        .to_pylist()
-    )
-
-
-def _binary(found: pa.ChunkedArray) -> pa.DataType:
-    small = pa.types.is_string(found.type) or pa.types.is_binary(found.type)
-    return pa.binary() if small else pa.large_binary()
+    # As bytes: damaged files have strings that are not UTF-8. Each kind of strings has its own kind of bytes.
+    kinds = {pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view(), pa.string(): pa.binary()}
+    return list(found.cast(kinds.get(found.type, found.type)).to_pylist())
 
 
 def _stripped(line: bytes) -> bytes:
@@ -104,11 +96,13 @@ def _records(table: pa.Table, source: CorpusFormat) -> list[dict[str, Any]]:
         return [_plain(record) for record in table.to_pylist()]
     raw: list[bytes] = table[RAW].to_pylist()
     if source == "text":
-        return [{"text": _stripped(line).decode("utf-8", "replace")} for line in raw]
-    return [
-        record if (record := _record(line)) is not None else {WHOLE: _stripped(line).decode("utf-8", "replace")}
-        for line in raw
-    ]
+        return [{"text": _plain_text(line)} for line in raw]
+    records = [_record(line) for line in raw]
+    return [{WHOLE: _plain_text(line)} if found is None else found for line, found in zip(raw, records, strict=True)]
+
+
+def _plain_text(line: bytes) -> str:
+    return _stripped(line).decode("utf-8", "replace")
 
 
 def _json_bytes(record: dict[str, Any]) -> bytes:
@@ -131,7 +125,7 @@ def _plain(value: Any) -> Any:
 
 def _parquet(table: pa.Table, added: dict[str, list[Any]], source: CorpusFormat) -> bytes:
     if source != "parquet":
-        raw = [_stripped(line).decode("utf-8", "replace") for line in table[RAW].to_pylist()]
+        raw = [_plain_text(line) for line in table[RAW].to_pylist()]
         table = pa.table({"text" if source == "text" else WHOLE: pa.array(raw, pa.large_string())})
     kept = [clear_of(name, (*ADDED, *table.column_names)) if name in ADDED else name for name in table.column_names]
     arrays = {name: pa.array(_encodable(values), arrow_type(name)) for name, values in added.items()}

@@ -1,8 +1,8 @@
 """A run over a corpus with Ray Data: files -> shards -> actors -> files.
 
-A task for each input file reads shards, and a pool of actors translates and writes them. A shard is one row of the dataset, so
-that it stays whole however Ray cuts blocks. An output file takes its name when it is complete, and its name tells which rows it
-has: what is written twice is written over itself, and what is missing is seen at the end.
+A task for each input file reads shards, and a pool of actors translates and writes them. A shard is one row of the
+dataset, so that it stays whole however Ray cuts blocks. An output file takes its name when it is complete, and its name
+tells which rows it has: what is written twice is written over itself, and what is missing is seen at the end.
 """
 
 from __future__ import annotations

@@ -49,9 +49,9 @@ class Translator:
             batch_format="pyarrow", batch_size=4096, num_cpus=1, concurrency=8,
         )
 
-    It takes tables of PyArrow, dictionaries of arrays (the default of Ray Data) and data frames of pandas, and gives back what
-    it got with more columns: `text`, `status`, `message`, `score`, and `nbest` where several hypotheses are asked for. A column
-    of the batch with one of these names is renamed to `input_NAME`.
+    It takes tables of PyArrow, dictionaries of arrays (the default of Ray Data) and data frames of pandas, and gives
+    back what it got with more columns: `text`, `status`, `message`, `score`, and `nbest` where several hypotheses are
+    asked for. A column of the batch with one of these names is renamed to `input_NAME`.
 
     Args:
         bundle: the folder, on the machine of the actor.

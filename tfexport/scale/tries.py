@@ -1,7 +1,7 @@
 """Shards whose worker ended: what was under way is known by empty files that were left.
 
-A worker marks a shard before it decodes it, and removes the mark when it has written it. A shard that was left twice is decoded
-row by row, each marked. A row that was left three times is set aside.
+A worker marks a shard before it decodes it, and removes the mark after that. A shard that was left twice is decoded row
+by row, each marked. A row that was left three times is set aside.
 
 tries/part-…/shard-9f3c       a try of the whole shard
 tries/part-…/row-17-9f3c      a try of row 17 of it alone
