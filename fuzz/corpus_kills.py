@@ -3,8 +3,8 @@
     python -m fuzz.corpus_kills BUNDLE TEXT --kills 20
 
 SIGKILL goes to an actor, which Ray starts again, or to the driver with all of its processes, after which the run is resumed.
-At the end every row has to be there once, with the text of `tfexport decode`. Some rows end the process that decodes them: they
-have to be set aside, and no other row. Needs `tfexport[ray]`.
+At the end every row has to be there once, with the text of `tfexport decode`. Some rows end the process that decodes
+them: they have to be set aside, and no other row. Needs `tfexport[ray]`.
 """
 
 from __future__ import annotations
