@@ -155,7 +155,8 @@ def _dataset(
     )
     # Readers wait for disks, and reserve no CPU: else a machine of N CPUs would have room for N - 1 actors.
     reading = {"manifest": manifest, "done": done}
-    shards = files.map_batches(read_files, fn_kwargs=reading, batch_size=1, num_cpus=0, concurrency=READERS)
+    readers = ray.data.TaskPoolStrategy(size=min(READERS, len(manifest.inputs)))
+    shards = files.map_batches(read_files, fn_kwargs=reading, batch_size=1, num_cpus=0, compute=readers)
     return shards.map_batches(
         ShardTranslator,
         fn_constructor_args=(manifest, output, column, bundle, dict(options)),
@@ -170,6 +171,7 @@ def _dataset(
 def _quiet() -> dict[str, Any]:
     import logging
 
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
     return {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
 
 
