@@ -157,7 +157,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     began = time.monotonic()
-    lines = options.text.read_text(encoding="utf-8").splitlines()[: options.rows]
+    every = options.text.read_text(encoding="utf-8").splitlines()
+    lines = [every[number % len(every)] for number in range(options.rows)]
     deadly = set(random.Random(options.seed).sample(range(len(lines)), options.deadly))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from pyarrow import ArrowException
 from pyarrow import fs as arrow_fs
@@ -69,11 +70,14 @@ class Place:
         return str(self._found[1])
 
     def __truediv__(self, name: str) -> Place:
-        return Place(f"{self.uri}/{name}")
+        return self.at(f"{self.path}/{name}")
 
     def at(self, path: str) -> Place:
         """Another path of the same file system."""
-        return Place(path if self.is_local else f"{self.uri.removesuffix(self.path)}{path}")
+        if self.is_local:
+            return Place(path)
+        body, sign, options = self.uri.partition("?")  # as in s3://bucket/folder?region=eu-north-1
+        return Place(f"{body.removesuffix(quote(self.path))}{quote(path)}{sign}{options}")
 
     def stamp(self) -> Stamp | None:
         """Of a file; None where there is none."""
@@ -155,16 +159,17 @@ def inputs(given: list[str]) -> list[Place]:
 
 def _matching(given: str) -> Iterator[Place]:
     place = Place.of(given)
-    if place.stamp() is not None:  # also where its name has characters of globs
+    if not place.is_local and "*" in given:  # no URI has it, and `?` begins its options
+        body, sign, options = given.partition("?")
+        folder = body.partition("*")[0].rpartition("/")[0]
+        start = Place(f"{folder}{sign}{options}")
+        pattern = f"{start.path}{body[len(folder) :]}"
+        yield from (start.at(path) for path in _walk(start, start.path) if fnmatch.fnmatchcase(path, pattern))
+    elif place.stamp() is not None:  # also where its name has characters of globs
         yield place
     elif place.is_local and any(sign in given for sign in _WILD):
         for name in glob.glob(place.uri, recursive=True):
             yield from _files(Place(name))
-    elif any(sign in place.path for sign in _WILD):
-        start = posixpath.dirname(place.path[: min(place.path.find(s) for s in _WILD if s in place.path)])
-        for path in _walk(place, start):
-            if fnmatch.fnmatchcase(path, place.path):
-                yield place.at(path)
     else:
         yield from _files(place)
 

@@ -141,6 +141,11 @@ def test_inputs_are_paths_globs_and_folders(tmp_path: Path) -> None:
     assert found(".") == ["a.txt", "b.txt", "[x].txt", "d.txt", "c.jsonl"]
     assert found("below/[x].txt") == ["[x].txt"]
     assert [one.path for one in inputs([f"file://{tmp_path}/*.txt"])] == [f"{tmp_path}/a.txt", f"{tmp_path}/b.txt"]
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "a b" / "c d.txt").touch()
+    (place,) = inputs([f"file://{tmp_path}/a%20b"])
+    assert place.path == f"{tmp_path}/a b/c d.txt"
+    assert (Place.of(f"file://{tmp_path}") / "a b" / "c d.txt").stamp() is not None
     for wrong, about in ((["none.txt"], "there is no file"), (["a.txt", "*.txt"], "given twice")):
         with pytest.raises(TfexportError, match=about):
             found(*wrong)
