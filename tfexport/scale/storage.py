@@ -164,7 +164,7 @@ def _matching(given: str) -> Iterator[Place]:
         folder = body.partition("*")[0].rpartition("/")[0]
         start = Place(f"{folder}{sign}{options}")
         pattern = f"{start.path}{body[len(folder) :]}"
-        yield from (start.at(path) for path in _walk(start, start.path) if fnmatch.fnmatchcase(path, pattern))
+        yield from (start.at(path) for path in _walk(start, start.path) if _matches(path, pattern))
     elif place.stamp() is not None:  # also where its name has characters of globs
         yield place
     elif place.is_local and any(sign in given for sign in _WILD):
@@ -172,6 +172,11 @@ def _matching(given: str) -> Iterator[Place]:
             yield from _files(Place(name))
     else:
         yield from _files(place)
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """Whether a path is one of a glob: as on this machine, only `**` goes into folders."""
+    return fnmatch.fnmatchcase(path, pattern) and ("**" in pattern or path.count("/") == pattern.count("/"))
 
 
 def _files(place: Place) -> Iterator[Place]:
