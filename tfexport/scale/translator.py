@@ -93,7 +93,10 @@ class Translator:
         marked: dict[int, Row] = {}
         decoded = self._decoder(place, singly)(_lines(values, marked), "text", None)
         for number, found in enumerate(decoded):
-            yield marked.pop(number, None) or Row(found.status, found.message, found.hypotheses)
+            if number in marked:
+                yield marked.pop(number)
+            else:
+                yield Row(found.status, found.message, found.hypotheses)
 
     def _decoder(self, place: str, singly: bool = False) -> Any:
         search = dict(self._search)
