@@ -8,8 +8,6 @@ tfexport corpus  whole files in, whole files out, with resume
 
 from __future__ import annotations
 
-from importlib import import_module
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -21,5 +19,7 @@ __all__ = ["Translator"]
 
 def __getattr__(name: str) -> Any:
     if name == "Translator":
-        return import_module("tfexport.scale.translator").Translator
+        from tfexport.scale.translator import Translator  # when it is used: the command line needs the options alone
+
+        return Translator
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
