@@ -81,7 +81,7 @@ class Run:
         if deadly:
             (folder / "hook").mkdir()
             (folder / "hook" / "sitecustomize.py").write_text(textwrap.dedent(HOOK), encoding="utf-8")
-            paths.insert(0, str(folder / "hook"))
+            paths.insert(0, str(folder / "hook"))  # Ray starts workers with it
         self._environment["PYTHONPATH"] = os.pathsep.join(paths)
         self.killed: Counter[str] = Counter()
 

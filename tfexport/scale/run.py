@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -39,32 +40,51 @@ class Done:
 
 
 def read_files(batch: Mapping[str, Any], manifest: Manifest, done: set[Shard]) -> Iterator[pa.Table]:
-    """The shards of input files that are not done, each as one row, in Arrow's stream format: a function for Ray Data."""
+    """The shards of input files that are not done, each as one row, in Arrow's stream format: a function for Ray Data.
+
+    Errors are rows too: Ray tells of exceptions in its own words, and drops what they came from.
+    """
     for file in map(int, batch["file"]):
-        for shard, table in read_shards(manifest.inputs[file], file, manifest.rows_per_shard, done):
-            sink = pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, table.schema) as stream:
-                stream.write_table(table)
-            data = pa.array([sink.getvalue().to_pybytes()], pa.large_binary())
-            yield pa.table({"file": [file], "first": [shard.first], "rows": [shard.rows], "data": data})
+        try:
+            for shard, table in read_shards(manifest.inputs[file], file, manifest.rows_per_shard, done):
+                sink = pa.BufferOutputStream()
+                with pa.ipc.new_stream(sink, table.schema) as stream:
+                    stream.write_table(table)
+                yield _row(shard, sink.getvalue().to_pybytes())
+        except TfexportError as error:
+            yield _row(Shard(file, 0, 0), error=str(error))
+
+
+def _row(shard: Shard, data: bytes = b"", *, error: str = "") -> pa.Table:
+    numbers = {"file": [shard.file], "first": [shard.first], "rows": [shard.rows]}
+    return pa.table({**numbers, "data": pa.array([data], pa.large_binary()), "error": [error]})
 
 
 class ShardTranslator:
-    """Translates and writes shards: what an actor is."""
+    """Translates and writes shards: what an actor is. The first shard loads the bundle."""
 
     def __init__(self, manifest: Manifest, output: Output, column: str, bundle: str, options: Mapping[str, Any]):
         self._manifest, self._output, self._column = manifest, output, column
-        self._translator = Translator(bundle, **options)
+        self._bundle, self._options = bundle, options
+
+    @cached_property
+    def _translator(self) -> Translator:
+        return Translator(self._bundle, **self._options)
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        found = []
-        for row in batch.to_pylist():
-            shard = Shard(row["file"], row["first"], row["rows"])
+        return pa.Table.from_pylist([self._done(row) for row in batch.to_pylist()])
+
+    def _done(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        shard, error, statuses = Shard(row["file"], row["first"], row["rows"]), row["error"], {}
+        try:
             statuses = self.write(shard, row["data"]) if shard.rows else {}
-            found.append(
-                {"file": shard.file, "first": shard.first, "rows": shard.rows, "statuses": json.dumps(statuses)}
-            )
-        return pa.Table.from_pylist(found)
+        except TfexportError as problem:
+            error = str(problem)
+        except OSError as problem:
+            about = problem.strerror or str(problem)
+            error = f"cannot write {self._output.part(shard).uri}: {about}. Make room, then go on with --resume."
+        numbers = {"file": shard.file, "first": shard.first, "rows": shard.rows}
+        return {**numbers, "statuses": json.dumps(statuses), "error": error}
 
     def write(self, shard: Shard, data: bytes) -> dict[str, int]:
         """Write a shard, if nobody has done so; returns the number of its rows of each status."""
@@ -99,16 +119,16 @@ def run(
         options: of the `Translator`.
 
     Raises:
-        TfexportError: an input cannot be read, or a part is missing at the end.
-        OSError: an output cannot be written.
+        TfexportError: an input cannot be read, an output cannot be written, or a part is missing at the end.
     """
     output.remove_partial()
     done = output.done()
     with ThreadPoolExecutor(16) as pool:
         yield from map(Done, sorted(done), pool.map(lambda shard: read_counts(output, shard), sorted(done)))
     totals: dict[int, int] = {}
-    results = _dataset(manifest, output, column, bundle, options, cluster, done).iter_rows()
-    for row in _without_ray(results):
+    for row in _dataset(manifest, output, column, bundle, options, cluster, done).iter_rows():
+        if row["error"]:
+            raise TfexportError(row["error"])
         shard = Shard(row["file"], row["first"], row["rows"])
         if shard.rows:
             yield Done(shard, json.loads(row["statuses"]))
@@ -171,8 +191,7 @@ def _dataset(
 def _quiet() -> dict[str, Any]:
     import logging
 
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
-    return {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
+    return {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
 def _room(resources: Mapping[str, float], threads: int, gpus: float) -> int:
@@ -181,19 +200,6 @@ def _room(resources: Mapping[str, float], threads: int, gpus: float) -> int:
     if room < 1:
         raise TfexportError("the cluster has no room for an actor. Ask for fewer --threads or --gpus.")
     return int(room)
-
-
-def _without_ray(rows: Iterator[Any]) -> Iterator[Any]:
-    """The rows; an error of ours without the many that Ray puts around it."""
-    try:
-        yield from rows
-    except Exception as error:
-        seen: BaseException | None = error
-        while seen is not None:
-            if isinstance(seen, TfexportError | OSError) and type(seen).__module__.startswith(("tfexport", "builtins")):
-                raise seen from error
-            seen = getattr(seen, "cause", None) or seen.__cause__ or seen.__context__
-        raise
 
 
 def inputs_of(places: list[Any], column: str) -> list[Input]:

@@ -72,6 +72,21 @@ def test_bad_rows_are_counted(tiny_bundle: Path, tmp_path: Path) -> None:
     assert found[2]["more"] == 1
 
 
+def test_what_cannot_be_written_is_one_line_and_the_run_goes_on(tiny_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
+    given = (tmp_path / "in.txt", "-o", tmp_path / "out", "--resume")
+    part = tmp_path / "out" / "part-00000-000000000064-64.txt"
+    part.mkdir(parents=True)  # a file cannot take the name
+    done = corpus(tiny_bundle, *given)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"error: cannot write {part}: ")
+    part.rmdir()
+    assert corpus(tiny_bundle, *given).returncode == 0
+    content = b"".join(part.read_bytes() for part in sorted((tmp_path / "out").glob("part-*")))
+    wanted = [one.text for one in tfexport.load(tiny_bundle, threads=1).translate(LINES, max_length=12)]
+    assert content.decode("utf-8").splitlines() == wanted
+
+
 def test_an_error_in_a_worker_is_one_line(tiny_bundle: Path, tmp_path: Path) -> None:
     path = tmp_path / "in.parquet"
     parquet.write_table(pa.table({"text": [os.urandom(8).hex() for _ in range(5000)]}), path, use_dictionary=False)
