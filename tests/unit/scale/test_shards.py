@@ -95,7 +95,7 @@ def test_a_file_that_is_changed_is_an_error(tmp_path: Path) -> None:
     with (tmp_path / "a.txt").open("ab") as file:
         file.write(b"more\n")
     with pytest.raises(TfexportError, match=r"a\.txt was changed"):
-        list(reading)
+        next(reading)  # no shard of what may be another file
 
 
 def test_broken_parquet_is_named(tmp_path: Path) -> None:
