@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT")
 """That end a command."""
 
+_EXTRAS = {"lightning": "train", "sacrebleu": "train", "onnxruntime": "cpu", "pyarrow": "ray", "ray": "ray"}
+"""What to install for a module that is missing."""
+
 
 def main() -> NoReturn:
     """Run the command line; errors of ours become one line on stderr."""
@@ -98,7 +101,9 @@ def _explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, TfexportError):
         return text, 2
     if isinstance(error, ModuleNotFoundError):
-        extra = {"lightning": "train", "sacrebleu": "train", "onnxruntime": "cpu"}.get(error.name or "", "export")
+        extra = {"lightning": "train", "sacrebleu": "train", "onnxruntime": "cpu", "pyarrow": "ray", "ray": "ray"}.get(
+            error.name or "", "export"
+        )
         return f"this command needs {error.name}, which is not installed: pip install 'tfexport[{extra}]'.", 2
     if isinstance(error, ImportError):
         return f"a library is installed and cannot be imported: {text}. Install it again.", 2

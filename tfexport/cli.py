@@ -10,6 +10,7 @@ from tfexport.commands.attend import attend
 from tfexport.commands.bench import bench
 from tfexport.commands.build import build
 from tfexport.commands.classify import classify
+from tfexport.commands.corpus import corpus
 from tfexport.commands.decode import decode
 from tfexport.commands.demo import demo
 from tfexport.commands.export import export
@@ -45,6 +46,7 @@ for command in (
     triton,
     serve,
     decode,
+    corpus,
     score,
     attend,
     classify,

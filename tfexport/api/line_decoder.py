@@ -80,6 +80,7 @@ class LineDecoder:
         finish: Callable[[Result], Result] = lambda result: result,
         live: bool = False,
         terms: Terminology | None = None,
+        window: int | None = None,
     ) -> Callable[[Iterable[bytes], InputFormat, TargetReader | None], Iterator[Translation]]:
         """What decodes lines of a format, all arguments checked.
 
@@ -89,6 +90,7 @@ class LineDecoder:
             finish: is applied to each result.
             live: lines come one after the other, and no result waits for the next.
             terms: what outputs have to say.
+            window: lines that are read before any is decoded; see `translate`.
         """
         batch_size, workers = count_of("batch_size", batch_size), count_of("workers", workers, maximum=MOST_THREADS)
         limits = group_of(BatchLimits, given)
@@ -107,6 +109,7 @@ class LineDecoder:
                 options,
                 batch_size=batch_size,
                 max_batch_tokens=limits.max_batch_tokens,
+                window=window,
                 workers=workers,
                 outputs=outputs,
                 shortlist=shortlist,

@@ -1,0 +1,97 @@
+"""`Translator` on batches, as Ray Data gives them; Ray itself is not needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tfexport
+from tests.support.tiny import SRC_VOCAB
+from tfexport.errors import TfexportError
+from tfexport.scale import Translator
+
+LINES = [" ".join(f"de{4 + (n * 7 + place * 3) % (SRC_VOCAB - 4)}" for place in range(1 + n % 9)) for n in range(40)]
+SEARCH: dict[str, Any] = {"beam": 3, "max_length": 12}
+
+
+@pytest.fixture(scope="module")
+def wanted(tiny_bundle: Path) -> list[str]:
+    return [found.text for found in tfexport.load(tiny_bundle, threads=1).translate(LINES, **SEARCH)]
+
+
+@pytest.fixture(scope="module")
+def translator(tiny_bundle: Path) -> Translator:
+    return Translator(tiny_bundle, text_column="de", **SEARCH)
+
+
+def test_dictionaries_of_arrays(translator: Translator, wanted: list[str]) -> None:
+    batch = {"de": np.array(LINES, dtype=object), "n": np.arange(40), "score": np.ones(40)}
+    found = translator(batch)
+    assert list(found) == ["de", "n", "input_score", "text", "status", "message", "score"]
+    assert found["text"].tolist() == wanted
+    assert set(found["status"]) <= {"ok", "length_limit"}
+    assert (found["score"] < 0).all()
+
+
+def test_tables(translator: Translator, wanted: list[str]) -> None:
+    pa = pytest.importorskip("pyarrow")
+    found = translator(pa.table({"text": range(40), "de": LINES}))
+    assert found.column_names == ["input_text", "de", "text", "status", "message", "score"]
+    assert found["text"].to_pylist() == wanted
+
+
+def test_data_frames(translator: Translator, wanted: list[str]) -> None:
+    pandas = pytest.importorskip("pandas")
+    found = translator(pandas.DataFrame({"de": [*LINES, None], "text": 1}))
+    assert found["text"].tolist() == [*wanted, ""]
+    assert found["status"].tolist()[-1] == "null"
+    assert "input_text" in found
+
+
+def test_bad_rows_are_marked_and_the_others_decoded(translator: Translator, wanted: list[str]) -> None:
+    bad = [None, 3, b"\xff", "", "de4 " * 100_000, "\ud800", float("nan")]
+    rows = list(translator.translate([*LINES[:20], *bad, *LINES[20:]]))
+    marked = ["null", "not_text", "invalid_utf8", "empty", "too_long", "invalid_utf8", "null"]
+    assert [row.status for row in rows[20:27]] == marked
+    assert [row.text for row in (*rows[:20], *rows[27:])] == wanted
+
+
+def test_row_by_row_is_the_same_and_reads_no_further(translator: Translator, wanted: list[str]) -> None:
+    read = []
+
+    class Values(list[object]):
+        def __iter__(self) -> Any:
+            for number, line in enumerate(LINES):
+                read.append(number)
+                yield line
+
+    rows = translator.translate(Values(), singly=True)
+    found = []
+    for number in range(len(LINES)):
+        found.append(next(rows).text)
+        assert read[-1] == number
+    assert found == wanted
+
+
+def test_samples_depend_on_the_place(tiny_bundle: Path) -> None:
+    sampler = Translator(tiny_bundle, samples=2, max_length=12, seed=3)
+
+    def drawn(place: str, **given: bool) -> list[str]:
+        return [row.text for row in sampler.translate(LINES, place, **given)]
+
+    assert drawn("0:0") == drawn("0:0") == drawn("0:0", singly=True)
+    assert drawn("0:0") != drawn("0:40")
+    found = sampler({"text": np.array(LINES, dtype=object)})
+    assert [len(one) for one in found["nbest"]] == [2] * len(LINES)
+    assert found["input_text"].tolist() == LINES
+
+
+def test_what_cannot_be_used_is_an_error(translator: Translator, tiny_bundle: Path) -> None:
+    with pytest.raises(TfexportError, match="no column 'de'"):
+        translator({"fr": np.array(["a"])})
+    for wrong in ({"beem": 4}, {"beam": 0}, {"threads": 0}, {"batch_size": "x"}, {"precision": "fp8"}, {"nbest": 9}):
+        with pytest.raises(TfexportError):
+            Translator(tiny_bundle, **wrong)

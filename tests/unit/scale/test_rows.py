@@ -1,0 +1,103 @@
+"""Rows: what is marked, and what is written beside the columns of the input."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+
+pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'tfexport[ray]'")
+
+from pyarrow import parquet  # noqa: E402
+
+from tfexport.api.results import Output  # noqa: E402
+from tfexport.scale.options import CorpusFormat  # noqa: E402
+from tfexport.scale.rows import texts, written  # noqa: E402
+from tfexport.scale.shards import RAW, Shard  # noqa: E402
+from tfexport.scale.translator import Row, clear_of, marked_row  # noqa: E402
+
+
+def ok(*said: str) -> Row:
+    return Row("ok", "", tuple(Output(text, (), (), -0.5, -1.0, True) for text in said))
+
+
+def lines(*given: bytes) -> Any:
+    return pa.table({RAW: pa.array(given, pa.large_binary())})
+
+
+def json_rows(table: Any, rows: list[Row], source: CorpusFormat, *, several: bool = False) -> list[Any]:
+    content = written(Shard(2, 10, len(rows)), table, rows, source=source, output="jsonl", several=several)
+    return [json.loads(line) for line in content.splitlines()]
+
+
+def parquet_rows(table: Any, rows: list[Row], source: CorpusFormat) -> Any:
+    content = written(Shard(2, 10, len(rows)), table, rows, source=source, output="parquet", several=True)
+    return parquet.read_table(io.BytesIO(content))
+
+
+def statuses(found: list[object]) -> list[str | None]:
+    return [row.status if (row := marked_row(value)) else None for value in found]
+
+
+def test_texts_of_json_lines() -> None:
+    table = lines(b'{"t": "a"}\n', b'{"t": null}', b'{"t": 3}', b"{}", b"[1]", b"{", b'{"t": "\xff"}', b"[" * 9999)
+    found = texts(table, "jsonl", "t")
+    assert found[0] == "a"
+    bad = ["null", "not_text", "null", "invalid_json", "invalid_json", "invalid_utf8", "invalid_json"]
+    assert statuses(found) == [None, *bad]
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "string_view", "binary", "large_binary", "binary_view"])
+def test_texts_of_parquet(kind: str) -> None:
+    array = pa.array(["ä", None, ""], getattr(pa, kind)())
+    assert texts(pa.table({"t": array}), "parquet", "t") == ["ä".encode(), None, b""]
+
+
+def test_texts_of_a_dictionary_and_of_a_damaged_string() -> None:
+    assert texts(pa.table({"t": pa.array(["a", "a"]).dictionary_encode()}), "parquet", "t") == [b"a", b"a"]
+    damaged = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")])
+    assert texts(pa.table({"t": damaged}), "parquet", "t") == [b"\xff"]
+
+
+def test_other_columns_are_kept() -> None:
+    table = pa.table({"de": ["x", "y"], "id": [7, 8], "when": pa.array([0, 1], pa.date32()), "raw": [b"\0", None]})
+    found = json_rows(table, [ok("X"), Row("empty")], "parquet")
+    assert found[0] == {
+        **{"id": "2:10", "text": "X", "status": "ok", "message": "", "score": -0.5},
+        **{"de": "x", "input_id": 7, "when": "1970-01-01", "raw": "AA=="},
+    }
+    assert (found[1]["id"], found[1]["text"], found[1]["score"]) == ("2:11", "", None)
+    whole = parquet_rows(table, [ok("X", "Z"), Row("empty")], "parquet")
+    added = ["id", "text", "status", "message", "score", "nbest"]
+    assert whole.column_names == [*added, "de", "input_id", "when", "raw"]
+    assert whole["when"].type == pa.date32()
+    assert [one["text"] for one in whole["nbest"][0].as_py()] == ["X", "Z"]
+
+
+def test_json_lines_are_kept() -> None:
+    table = lines(b'{"text": "x", "input_text": 1, "more": {"a": [2]}}\n', b"broken \xff\n")
+    found = json_rows(table, [ok("X"), Row("invalid_json", "no")], "jsonl")
+    assert found[0] | {"id": "", "score": 0} == {
+        **{"id": "", "text": "X", "status": "ok", "message": "", "score": 0},
+        **{"input_input_text": "x", "input_text": 1, "more": {"a": [2]}},
+    }
+    assert found[1]["input_json"] == "broken �"
+    whole = parquet_rows(table, [ok("X"), Row("invalid_json", "no")], "jsonl")
+    assert json.loads(whole["input_json"][0].as_py())["more"] == {"a": [2]}
+
+
+def test_half_a_pair_of_surrogates_is_written() -> None:
+    (found,) = json_rows(lines(rb'{"text": "\ud800"}'), [Row("invalid_utf8")], "jsonl")
+    assert found["input_text"] == "\ud800"
+
+
+def test_text_has_a_line_for_each_row() -> None:
+    table = lines(b"a\n", b"b\n", b"c\n")
+    rows = [ok("A", "B"), Row("empty"), ok("C\nD")]
+    assert written(Shard(0, 0, 3), table, rows, source="text", output="text", several=True) == b"A\tB\n\nC D\n"
+
+
+def test_names_stay_apart() -> None:
+    assert clear_of("text", ("text", "input_text")) == "input_input_text"

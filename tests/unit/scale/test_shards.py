@@ -1,0 +1,151 @@
+"""Shards: every row of a file is in one of them, whatever was done before."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+
+import pytest
+
+pa = pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install 'tfexport[ray]'")
+
+from pyarrow import parquet  # noqa: E402
+
+from tfexport.errors import TfexportError  # noqa: E402
+from tfexport.scale import shards  # noqa: E402
+from tfexport.scale.shards import RAW, Input, Shard, gaps, read_shards  # noqa: E402
+from tfexport.scale.storage import Place, inputs  # noqa: E402
+
+
+def source(path: Path) -> Input:
+    return Input.of(Place.of(str(path)))
+
+
+def ranges(path: Path, rows: int = 4, done: frozenset[Shard] = frozenset()) -> list[tuple[int, int]]:
+    return [(shard.first, shard.rows) for shard, _ in read_shards(source(path), 0, rows, done)]
+
+
+def raw(path: Path, rows: int = 4) -> list[bytes]:
+    return [line for _, table in read_shards(source(path), 0, rows) if len(table) for line in table[RAW].to_pylist()]
+
+
+@pytest.mark.parametrize("shard", [Shard(0, 0, 1), Shard(123456, 10**13, 16384)])
+def test_names_tell_the_rows(shard: Shard) -> None:
+    assert [Shard.parse(shard.name(format)) for format in ("parquet", "jsonl", "text")] == [shard] * 3
+    assert Shard.parse(f".{shard.name('text')}.1f.partial") is None
+
+
+def test_lines_of_text(tmp_path: Path) -> None:
+    lines = [f"line {number}\r\n".encode() for number in range(10)] + [b"\xff no newline"]
+    (tmp_path / "a.txt").write_bytes(b"".join(lines))
+    assert ranges(tmp_path / "a.txt") == [(0, 4), (4, 4), (8, 3), (11, 0)]
+    assert raw(tmp_path / "a.txt") == lines
+
+
+def test_an_empty_file_has_no_shard_but_an_end(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").touch()
+    assert ranges(tmp_path / "a.txt") == [(0, 0)]
+
+
+def test_all_members_of_a_gzip_file_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"a\nb\n") + gzip.compress(b"c\n"))
+    assert raw(tmp_path / "a.txt.gz") == [b"a\n", b"b\n", b"c\n"]
+
+
+def test_a_cut_gzip_file_is_an_error_and_no_end(tmp_path: Path) -> None:
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(os.urandom(5000).hex().encode())[:-500])
+    with pytest.raises(TfexportError, match="cannot read"):
+        raw(tmp_path / "a.txt.gz")
+
+
+def test_large_rows_end_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "MOST_BYTES", 100)
+    (tmp_path / "a.txt").write_bytes(b"x\n" * 2 + b"y" * 1000 + b"\n" + b"z\n" * 5)
+    assert ranges(tmp_path / "a.txt") == [(0, 3), (3, 4), (7, 1), (8, 0)]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.parquet"])
+def test_what_is_done_is_passed_over(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if name.endswith("txt"):
+        path.write_bytes(b"".join(b"%d\n" % number for number in range(14)))
+        every = [(0, 4), (4, 4), (8, 4), (12, 2), (14, 0)]
+    else:
+        parquet.write_table(pa.table({"text": [str(number) for number in range(14)]}), path, row_group_size=6)
+        every = [(0, 4), (4, 2), (6, 4), (10, 2), (12, 2), (14, 0)]
+    assert ranges(path) == every
+    for chosen in range(2 ** (len(every) - 1)):
+        there = [one for place, one in enumerate(every[:-1]) if chosen >> place & 1]
+        rest = ranges(path, done=frozenset(Shard(0, *one) for one in there))
+        assert sorted([*there, *rest]) == every
+
+
+def test_row_groups_give_their_rows(tmp_path: Path) -> None:
+    table = pa.table({"text": [f"t{number}" for number in range(1000)], "n": range(1000)})
+    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=300)
+    found = [rows for shard, rows in read_shards(source(tmp_path / "a.parquet"), 0, 128) if shard.rows]
+    assert pa.concat_tables(found).equals(table)
+
+
+def test_a_file_that_is_changed_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"a\n" * 10)
+    reading = read_shards(source(tmp_path / "a.txt"), 0, 4)
+    next(reading)
+    with (tmp_path / "a.txt").open("ab") as file:
+        file.write(b"more\n")
+    with pytest.raises(TfexportError, match=r"a\.txt was changed"):
+        next(reading)  # no shard of what may be another file
+
+
+def test_broken_parquet_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"text": [os.urandom(8).hex() for _ in range(5000)]}), path, use_dictionary=False)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100])
+    with pytest.raises(TfexportError, match=r"cannot read .*a\.parquet as parquet"):
+        source(path).require_column("text")
+    path.write_bytes(whole[:4] + bytes(3000) + whole[3004:])
+    source(path).require_column("text")
+    with pytest.raises(TfexportError, match=r"cannot read .*a\.parquet as parquet"):
+        list(read_shards(source(path), 0, 100))
+
+
+def test_columns_are_checked(tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"text": ["a"], "n": [1]}), tmp_path / "a.parquet")
+    source(tmp_path / "a.parquet").require_column("text")
+    for name, about in (("x", "no column 'x'"), ("n", "has int64, no text")):
+        with pytest.raises(TfexportError, match=about):
+            source(tmp_path / "a.parquet").require_column(name)
+
+
+def test_gaps_and_overlaps_are_found() -> None:
+    parts = {Shard(0, 0, 4), Shard(0, 4, 2), Shard(1, 0, 3)}
+    assert gaps(parts, {0: 6, 1: 3}) == []
+    assert gaps(parts, {0: 7, 1: 3}) == ["input 0 has 7 rows, its parts 6"]
+    assert gaps(parts - {Shard(0, 0, 4)}, {0: 6})
+    assert gaps(parts | {Shard(0, 2, 2)}, {0: 6})
+    assert gaps(parts, {0: 6, 1: 3, 2: 1})
+
+
+def test_inputs_are_paths_globs_and_folders(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.txt", "c.jsonl", "below/d.txt", "_SUCCESS", ".hidden", "below/[x].txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+
+    def found(*given: str) -> list[str]:
+        return [Path(one.uri).name for one in inputs([str(tmp_path / name) for name in given])]
+
+    assert found("*.txt") == ["a.txt", "b.txt"]
+    assert found("c.jsonl", "a.txt") == ["c.jsonl", "a.txt"]
+    assert found(".") == ["a.txt", "b.txt", "[x].txt", "d.txt", "c.jsonl"]
+    assert found("below/[x].txt") == ["[x].txt"]
+    assert [one.path for one in inputs([f"file://{tmp_path}/*.txt"])] == [f"{tmp_path}/a.txt", f"{tmp_path}/b.txt"]
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "a b" / "c d.txt").touch()
+    (place,) = inputs([f"file://{tmp_path}/a%20b"])
+    assert place.path == f"{tmp_path}/a b/c d.txt"
+    assert (Place.of(f"file://{tmp_path}") / "a b" / "c d.txt").stamp() is not None
+    for wrong, about in ((["none.txt"], "there is no file"), (["a.txt", "*.txt"], "given twice")):
+        with pytest.raises(TfexportError, match=about):
+            found(*wrong)

@@ -1,0 +1,175 @@
+"""What a run is: all that its output depends on. Only the same run goes on with its files.
+
+OUT/part-00000-000000000000-16384.parquet   a shard, under its name when it is complete
+OUT/_tfexport/run.json                      the manifest
+OUT/_tfexport/done/part-….json              what was counted of a shard
+OUT/_tfexport/tries/part-…/                 shards that are under way; see `tries.py`
+OUT/_tfexport/summary.json                  the run is complete
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tfexport.bundle.reader import MANIFEST, file_sha256, open_bundle
+from tfexport.decoding.generation_config import options_with_defaults
+from tfexport.decoding.line_reader import Reader
+from tfexport.decoding.options import SearchOptions
+from tfexport.decoding.request_options import RuntimeOptions
+from tfexport.decoding.translate import Writer
+from tfexport.errors import TfexportError
+from tfexport.option import declared
+from tfexport.scale.options import CorpusFormat, CorpusOptions
+from tfexport.scale.shards import Input, Shard
+from tfexport.scale.storage import Place
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A run."""
+
+    bundle: str
+    """sha256 of the bundle's own manifest, which has those of its files."""
+    options: Mapping[str, Any]
+    """Those that the output depends on, JSON-ready."""
+    output_format: CorpusFormat
+    rows_per_shard: int
+    inputs: Sequence[Input]
+
+    @classmethod
+    def of(
+        cls,
+        directory: Path,
+        given: Mapping[str, Any],
+        corpus: CorpusOptions,
+        inputs: Sequence[Input],
+        format: CorpusFormat,
+    ) -> Manifest:
+        """The manifest of a run with a bundle, whose options and vocabularies are checked.
+
+        Args:
+            given: options of the `Translator`.
+            format: of the output.
+
+        Raises:
+            TfexportError: the bundle or an option cannot be used.
+        """
+        bundle = open_bundle(directory)
+        Reader.of(bundle, "text")
+        writer = Writer.of(bundle, "text")
+        search = {name: value for name, value in given.items() if name in declared(SearchOptions)}
+        options, _ = options_with_defaults(search, bundle.generation_config, bundle.config, writer.token_ids)
+        chosen = {name: given.get(name) for name in declared(RuntimeOptions)}
+        about = {"text_column": corpus.text_column, **chosen, "search": asdict(options)}
+        return cls(file_sha256(directory / MANIFEST), about, format, corpus.rows_per_shard, inputs)
+
+    def record(self) -> dict[str, Any]:
+        """As JSON has it."""
+        inputs = [{"uri": one.place.uri, "format": one.format, **asdict(one.stamp)} for one in self.inputs]
+        return {"version": VERSION, "bundle": self.bundle, "options": dict(self.options)} | {
+            "output_format": self.output_format,
+            "rows_per_shard": self.rows_per_shard,
+            "inputs": inputs,
+        }
+
+    def begin(self, output: Output, *, resume: bool) -> None:
+        """Write the manifest, or compare it with that of the run before.
+
+        Raises:
+            TfexportError: the folder has another run, or this one and it is not to be resumed, or other files.
+        """
+        record = json.loads(json.dumps(self.record()))
+        if output.manifest.stamp() is None:
+            if any(Shard.parse(name) for name in output.folder.names()):
+                raise TfexportError(f"{output.folder.uri} has parts of no run that is known. Give an empty folder.")
+            output.make()
+            output.manifest.write(json.dumps(record, indent=1).encode())
+            return
+        if not resume:
+            raise TfexportError(
+                f"{output.folder.uri} has a run already. Add --resume to go on with it, or give another folder."
+            )
+        try:
+            before = json.loads(output.manifest.read())
+        except ValueError as error:
+            raise TfexportError(f"{output.manifest.uri} is damaged. Begin anew in another folder.") from error
+        if found := _differences(before, record):
+            raise TfexportError(
+                f"{output.folder.uri} has another run: {'; '.join(found[:5])}. Go on with that, or give another folder."
+            )
+
+
+@dataclass(frozen=True)
+class Output:
+    """The folder of a run."""
+
+    folder: Place
+    format: CorpusFormat
+
+    @property
+    def _own(self) -> Place:
+        return self.folder / "_tfexport"
+
+    @property
+    def manifest(self) -> Place:
+        return self._own / "run.json"
+
+    @property
+    def summary(self) -> Place:
+        return self._own / "summary.json"
+
+    @property
+    def tries(self) -> Place:
+        return self._own / "tries"
+
+    def part(self, shard: Shard) -> Place:
+        return self.folder / shard.name(self.format)
+
+    def counts(self, shard: Shard) -> Place:
+        """What was counted of a shard."""
+        return self._own / "done" / f"{shard.name(self.format)}.json"
+
+    def make(self) -> None:
+        for folder in (self.folder, self._own, self._own / "done", self.tries):
+            folder.make()
+
+    def done(self) -> set[Shard]:
+        """The shards that are complete."""
+        return {shard for name in self.folder.names() if (shard := Shard.parse(name)) is not None}
+
+    def remove_partial(self) -> None:
+        """Remove what killed processes have left half-written. Nothing may write meanwhile."""
+        for folder in (self.folder, self._own, self._own / "done"):
+            for name in folder.names():
+                if name.startswith(".") and name.endswith(".partial"):
+                    (folder / name).remove()
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], where: str = "") -> list[str]:
+    """What two records have not in common, in words."""
+    found = []
+    for name in [*before, *(name for name in now if name not in before)]:
+        old, new = before.get(name), now.get(name)
+        if old == new:
+            continue
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found += _differences(old, new, f"{where}{name} ")
+        elif name == "inputs" and isinstance(old, list) and isinstance(new, list):
+            found += _different_inputs(old, new)
+        elif name == "bundle":
+            found.append("its bundle is another")
+        else:
+            found.append(f"its {where}{name} is {old!r}, not {new!r}")
+    return found
+
+
+def _different_inputs(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[str]:
+    if [one["uri"] for one in old] != [one["uri"] for one in new]:
+        return [f"it has {len(old)} inputs, which are not the {len(new)} that are given"]
+    return [f"{one['uri']} was changed since" for one, other in zip(old, new, strict=True) if one != other]

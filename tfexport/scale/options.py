@@ -1,0 +1,72 @@
+"""Options of a run over a corpus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tfexport.decoding.request_options import BatchLimits
+from tfexport.option import MOST_AT_ONCE, Options, option
+
+_CORPUS, _CLUSTER = "Corpus", "Cluster"
+
+CorpusFormat = Literal["parquet", "jsonl", "text"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusOptions(Options):
+    """What is read and written."""
+
+    text_column: str = option(
+        "text", help="The column that has the text; of files of text it is `text`.", panel=_CORPUS
+    )
+    output_format: CorpusFormat | None = option(
+        None, help="Format of the output files.", default_text="that of the input", panel=_CORPUS
+    )
+    rows_per_shard: int = option(
+        16_384,
+        minimum=1,
+        maximum=1 << 24,
+        help="Largest number of rows in an output file. A run that ends loses at most this much work of each actor.",
+        panel=_CORPUS,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslatorBatches(BatchLimits):
+    """How an actor decodes."""
+
+    batch_size: int = option(32, minimum=1, maximum=MOST_AT_ONCE, help="Sentences in a batch.", panel=_CLUSTER)
+    threads: int = option(
+        1, minimum=1, maximum=256, help="CPU threads of each actor; Ray reserves as many CPUs.", panel=_CLUSTER
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions(Options):
+    """Where actors run."""
+
+    address: str | None = option(
+        None,
+        metavar="ADDRESS",
+        help="The Ray cluster, as in ray://head:10001 or auto.",
+        default_text="a new one on this machine",
+        panel=_CLUSTER,
+    )
+    actors: int | None = option(
+        None,
+        minimum=1,
+        maximum=MOST_AT_ONCE,
+        help="Actors: each loads the bundle.",
+        default_text="as many as the CPUs, or GPUs, have room for",
+        panel=_CLUSTER,
+    )
+    gpus: float = option(
+        0.0, minimum=0, maximum=8, help="GPUs of each actor; 0.5 for two actors on each.", panel=_CLUSTER
+    )
+    buffer_mib: int = option(
+        512,
+        minimum=1,
+        help="MiB of input that may wait for actors, in the object store of Ray.",
+        panel=_CLUSTER,
+    )

@@ -1,0 +1,220 @@
+"""A run over a corpus with Ray Data: files -> shards -> actors -> files.
+
+A task for each input file reads shards, and a pool of actors translates and writes them. A shard is one row of the
+dataset, so that it stays whole however Ray cuts blocks. An output file takes its name when it is complete, and its name
+tells which rows it has: what is written twice is written over itself, and what is missing is seen at the end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from tfexport.errors import TfexportError
+from tfexport.scale.manifest import Manifest, Output
+from tfexport.scale.options import ClusterOptions
+from tfexport.scale.rows import texts, written
+from tfexport.scale.shards import Input, Shard, gaps, read_shards
+from tfexport.scale.translator import Translator
+from tfexport.scale.tries import Tries, translated
+
+READERS = 4
+"""Files that are read at once. They need less than a CPU: decoding takes far longer."""
+SHARDS_OF_AN_ACTOR = 2
+"""That are there for each: one waits while another is decoded."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A shard that was written."""
+
+    shard: Shard
+    statuses: Mapping[str, int]
+
+
+def read_files(batch: Mapping[str, Any], manifest: Manifest, done: set[Shard]) -> Iterator[pa.Table]:
+    """The shards of input files that are not done, each as one row, in Arrow's stream format: a function for Ray Data.
+
+    Errors are rows too: Ray tells of exceptions in its own words, and drops what they came from.
+    """
+    for file in map(int, batch["file"]):
+        try:
+            for shard, table in read_shards(manifest.inputs[file], file, manifest.rows_per_shard, done):
+                sink = pa.BufferOutputStream()
+                with pa.ipc.new_stream(sink, table.schema) as stream:
+                    stream.write_table(table)
+                yield _row(shard, sink.getvalue().to_pybytes())
+        except TfexportError as error:
+            yield _row(Shard(file, 0, 0), error=str(error))
+
+
+def _row(shard: Shard, data: bytes = b"", *, error: str = "") -> pa.Table:
+    numbers = {"file": [shard.file], "first": [shard.first], "rows": [shard.rows]}
+    return pa.table({**numbers, "data": pa.array([data], pa.large_binary()), "error": [error]})
+
+
+class ShardTranslator:
+    """Translates and writes shards: what an actor is. The first shard loads the bundle."""
+
+    def __init__(self, manifest: Manifest, output: Output, column: str, bundle: str, options: Mapping[str, Any]):
+        self._manifest, self._output, self._column = manifest, output, column
+        self._bundle, self._options = bundle, options
+
+    @cached_property
+    def _translator(self) -> Translator:
+        return Translator(self._bundle, **self._options)
+
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        return pa.Table.from_pylist([self._done(row) for row in batch.to_pylist()])
+
+    def _done(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        shard, error, statuses = Shard(row["file"], row["first"], row["rows"]), row["error"], {}
+        try:
+            statuses = self.write(shard, row["data"]) if shard.rows else {}
+        except TfexportError as problem:
+            error = str(problem)
+        except OSError as problem:
+            about = problem.strerror or str(problem)
+            error = f"cannot write {self._output.part(shard).uri}: {about}. Make room, then go on with --resume."
+        numbers = {"file": shard.file, "first": shard.first, "rows": shard.rows}
+        return {**numbers, "statuses": json.dumps(statuses), "error": error}
+
+    def write(self, shard: Shard, data: bytes) -> dict[str, int]:
+        """Write a shard, if nobody has done so; returns the number of its rows of each status."""
+        part, counts = self._output.part(shard), self._output.counts(shard)
+        tries = Tries(self._output.tries / part.uri.rpartition("/")[2])
+        if part.stamp() is None:
+            source = self._manifest.inputs[shard.file]
+            table = pa.ipc.open_stream(data).read_all()
+            values = texts(table, source.format, self._column)
+            rows = translated(self._translator, values, f"{shard.file}:{shard.first}", tries)
+            statuses = dict(Counter(row.status for row in rows))
+            several = self._translator.several
+            content = written(shard, table, rows, source=source.format, output=self._output.format, several=several)
+            counts.write(json.dumps(statuses).encode())  # first: a part that is there has them
+            part.write(content)
+        tries.remove()
+        return read_counts(self._output, shard)
+
+
+def read_counts(output: Output, shard: Shard) -> dict[str, int]:
+    """Of a shard that is written, the number of its rows of each status."""
+    return dict(json.loads(output.counts(shard).read()))
+
+
+def run(
+    manifest: Manifest, output: Output, column: str, bundle: str, options: Mapping[str, Any], cluster: ClusterOptions
+) -> Iterator[Done]:
+    """Translate what is not done yet; yields shards as they are written, then writes the summary.
+
+    Args:
+        column: that has the text.
+        options: of the `Translator`.
+
+    Raises:
+        TfexportError: an input cannot be read, an output cannot be written, or a part is missing at the end.
+    """
+    output.remove_partial()
+    done = output.done()
+    with ThreadPoolExecutor(16) as pool:
+        yield from map(Done, sorted(done), pool.map(lambda shard: read_counts(output, shard), sorted(done)))
+    totals: dict[int, int] = {}
+    for row in _dataset(manifest, output, column, bundle, options, cluster, done).iter_rows():
+        if row["error"]:
+            raise TfexportError(row["error"])
+        shard = Shard(row["file"], row["first"], row["rows"])
+        if shard.rows:
+            yield Done(shard, json.loads(row["statuses"]))
+        else:
+            totals[shard.file] = shard.first
+    parts = output.done()
+    found = [f"input {file} was not read" for file in range(len(manifest.inputs)) if file not in totals]
+    if problems := [*found, *gaps(parts, totals)]:
+        raise TfexportError(f"the output is not complete: {'; '.join(problems[:3])}. Run it again with --resume.")
+    statuses: Counter[str] = Counter()
+    with ThreadPoolExecutor(16) as pool:
+        for counts in pool.map(lambda shard: read_counts(output, shard), parts):
+            statuses.update(counts)
+    summary = {"rows": sum(totals.values()), "parts": len(parts), "statuses": dict(sorted(statuses.items()))}
+    output.summary.write(json.dumps(summary, indent=1).encode())
+    output.tries.remove()
+
+
+def _dataset(
+    manifest: Manifest,
+    output: Output,
+    column: str,
+    bundle: str,
+    options: Mapping[str, Any],
+    cluster: ClusterOptions,
+    done: set[Shard],
+) -> Any:
+    import ray
+
+    threads = int(options["threads"])
+    if not ray.is_initialized():
+        ray.init(address=cluster.address, **_quiet())
+    actors = cluster.actors or _room(ray.cluster_resources(), threads, cluster.gpus)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    context.target_max_block_size = 1  # a block for each shard: actors take blocks
+    context.target_min_block_size = 0
+    context.execution_options.resource_limits = context.execution_options.resource_limits.copy(
+        object_store_memory=cluster.buffer_mib << 20
+    )
+    files = ray.data.from_items(
+        [{"file": n} for n in range(len(manifest.inputs))], override_num_blocks=len(manifest.inputs)
+    )
+    # Readers wait for disks, and reserve no CPU: else a machine of N CPUs would have room for N - 1 actors.
+    reading = {"manifest": manifest, "done": done}
+    readers = ray.data.TaskPoolStrategy(size=min(READERS, len(manifest.inputs)))
+    shards = files.map_batches(read_files, fn_kwargs=reading, batch_size=1, num_cpus=0, compute=readers)
+    return shards.map_batches(
+        ShardTranslator,
+        fn_constructor_args=(manifest, output, column, bundle, dict(options)),
+        batch_size=1,
+        batch_format="pyarrow",
+        num_cpus=threads,
+        num_gpus=cluster.gpus or None,
+        compute=ray.data.ActorPoolStrategy(size=actors, max_tasks_in_flight_per_actor=SHARDS_OF_AN_ACTOR),
+    )
+
+
+def _quiet() -> dict[str, Any]:
+    import logging
+
+    return {"log_to_driver": False, "logging_level": logging.ERROR}
+
+
+def _room(resources: Mapping[str, float], threads: int, gpus: float) -> int:
+    """The number of actors that a cluster has room for."""
+    room = resources.get("GPU", 0) // gpus if gpus else resources.get("CPU", 1) // threads
+    if room < 1:
+        raise TfexportError("the cluster has no room for an actor. Ask for fewer --threads or --gpus.")
+    return int(room)
+
+
+def inputs_of(places: list[Any], column: str) -> list[Input]:
+    """The inputs at some places, checked.
+
+    Raises:
+        TfexportError: one cannot be read or lacks the column, or they have different formats.
+    """
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(Input.of, places))
+        list(pool.map(lambda one: one.require_column(column), found))
+    formats = {one.format: one for one in found}
+    if len(formats) > 1:
+        one, other = list(formats.values())[:2]
+        raise TfexportError(
+            f"{one.place.uri} is {one.format}, {other.place.uri} is {other.format}. Give inputs of one format."
+        )
+    return found

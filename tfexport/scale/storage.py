@@ -1,0 +1,198 @@
+"""Files on the file systems that PyArrow reads: this machine's, S3, GCS, HDFS and others."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import posixpath
+import secrets
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from pyarrow import ArrowException
+from pyarrow import fs as arrow_fs
+
+from tfexport.errors import TfexportError
+from tfexport.system.atomic_files import make_folder, whole_file
+
+_WILD = "*?["
+COMPRESSED = (".gz", ".zst", ".bz2")
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What tells that a file was not changed."""
+
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file or folder, by an absolute path or a URI. It can be sent to other machines."""
+
+    uri: str
+
+    @classmethod
+    def of(cls, given: str) -> Place:
+        """A place as the user writes it."""
+        return cls(given.rstrip("/") if "://" in given else str(Path(given).absolute()))
+
+    @property
+    def is_local(self) -> bool:
+        return "://" not in self.uri
+
+    @cached_property
+    def _found(self) -> tuple[Any, str]:
+        try:
+            return (
+                arrow_fs.FileSystem.from_uri(self.uri) if not self.is_local else (arrow_fs.LocalFileSystem(), self.uri)
+            )
+        except (ArrowException, ValueError, OSError) as error:
+            raise TfexportError(f"cannot use {self.uri}: {_line(error)}. Give a path, or a URI of PyArrow.") from error
+
+    def __getstate__(self) -> dict[str, str]:
+        return {"uri": self.uri}
+
+    @property
+    def system(self) -> Any:
+        """A `pyarrow.fs.FileSystem`."""
+        return self._found[0]
+
+    @property
+    def path(self) -> str:
+        """Of the file, as its file system has it."""
+        return str(self._found[1])
+
+    def __truediv__(self, name: str) -> Place:
+        return self.at(f"{self.path}/{name}")
+
+    def at(self, path: str) -> Place:
+        """Another path of the same file system."""
+        if self.is_local:
+            return Place(path)
+        body, sign, options = self.uri.partition("?")  # as in s3://bucket/folder?region=eu-north-1
+        return Place(f"{body.removesuffix(quote(self.path))}{quote(path)}{sign}{options}")
+
+    def stamp(self) -> Stamp | None:
+        """Of a file; None where there is none."""
+        info = self.system.get_file_info(self.path)
+        return Stamp(info.size, info.mtime_ns or 0) if info.type == arrow_fs.FileType.File else None
+
+    def names(self) -> list[str]:
+        """Of the files in a folder, sorted; none where it is missing."""
+        selector = arrow_fs.FileSelector(self.path, allow_not_found=True)
+        return sorted(i.base_name for i in self.system.get_file_info(selector) if i.type == arrow_fs.FileType.File)
+
+    def read(self) -> bytes:
+        with self.system.open_input_stream(self.path, compression=None) as file:
+            return bytes(file.read())
+
+    def write(self, content: bytes) -> None:
+        """Write a file that takes its name only when it is complete: then it replaces what has the name.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        path, name = posixpath.split(self.path)
+        partial = f".{name}.{secrets.token_hex(4)}.partial"
+        if self.is_local:
+            with whole_file(Path(self.path), Path(path, partial)) as file:
+                file.write(content)
+            return
+        try:
+            with self.system.open_output_stream(f"{path}/{partial}", compression=None) as file:
+                file.write(content)
+            self.system.move(f"{path}/{partial}", self.path)
+        except BaseException:
+            with suppress(OSError):
+                self.system.delete_file(f"{path}/{partial}")
+            raise
+
+    def mark(self) -> None:
+        """Make an empty file, in one step."""
+        with self.system.open_output_stream(self.path, compression=None):
+            pass
+
+    def make(self) -> None:
+        """Make a folder."""
+        if self.is_local:
+            make_folder(Path(self.path))
+        else:
+            self.system.create_dir(self.path, recursive=True)
+
+    def remove(self) -> None:
+        """Remove a file or a folder, if it is there."""
+        kind = self.system.get_file_info(self.path).type
+        with suppress(FileNotFoundError):
+            if kind == arrow_fs.FileType.Directory:
+                self.system.delete_dir(self.path)
+            elif kind == arrow_fs.FileType.File:
+                self.system.delete_file(self.path)
+
+
+def inputs(given: list[str]) -> list[Place]:
+    """The files of paths, globs and folders, in the order in which they are given; of each of these sorted.
+
+    Raises:
+        TfexportError: there is no such file, or one comes twice.
+    """
+    found: list[Place] = []
+    for one in given:
+        try:
+            files = sorted(_matching(one), key=lambda place: place.uri)
+        except (ArrowException, OSError) as error:
+            raise TfexportError(f"cannot read {one}: {_line(error)}. Check the path and your access to it.") from error
+        if not files:
+            raise TfexportError(f"there is no file {one}. Check the path.")
+        found += files
+    if len(set(found)) < len(found):
+        twice = next(place for place in found if found.count(place) > 1)
+        raise TfexportError(f"{twice.uri} is given twice. Give each input once.")
+    return found
+
+
+def _matching(given: str) -> Iterator[Place]:
+    place = Place.of(given)
+    if not place.is_local and "*" in given:  # no URI has it, and `?` begins its options
+        body, sign, options = given.partition("?")
+        folder = body.partition("*")[0].rpartition("/")[0]
+        start = Place(f"{folder}{sign}{options}")
+        pattern = f"{start.path}{body[len(folder) :]}"
+        yield from (start.at(path) for path in _walk(start, start.path) if _matches(path, pattern))
+    elif place.stamp() is not None:  # also where its name has characters of globs
+        yield place
+    elif place.is_local and any(sign in given for sign in _WILD):
+        for name in glob.glob(place.uri, recursive=True):
+            yield from _files(Place(name))
+    else:
+        yield from _files(place)
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """Whether a path is one of a glob: as on this machine, only `**` goes into folders."""
+    return fnmatch.fnmatchcase(path, pattern) and ("**" in pattern or path.count("/") == pattern.count("/"))
+
+
+def _files(place: Place) -> Iterator[Place]:
+    if place.stamp() is not None:
+        yield place
+    else:
+        yield from map(place.at, _walk(place, place.path))
+
+
+def _walk(place: Place, folder: str) -> Iterator[str]:
+    """The files below a folder, without hidden ones and those of other programs, `_SUCCESS` and so on."""
+    for info in place.system.get_file_info(arrow_fs.FileSelector(folder, recursive=True, allow_not_found=True)):
+        below = info.path[len(folder) :].strip("/").split("/")
+        if info.type == arrow_fs.FileType.File and not any(part.startswith((".", "_")) for part in below):
+            yield info.path
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300].rstrip(".")
