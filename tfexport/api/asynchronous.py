@@ -32,7 +32,6 @@ from tfexport.decoding.glossary import Glossary
 from tfexport.decoding.line_reader import Reader, TargetReader
 from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.request_options import AlignmentOptions, InputFormat, KeepOptions
-from tfexport.decoding.search import require_beam
 from tfexport.decoding.shortlist import Shortlist
 from tfexport.decoding.stream import Step, StepTexts, refuse_several
 from tfexport.decoding.terminology import Terminology
@@ -125,7 +124,7 @@ class AsyncTranslation:
             TfexportError: an option cannot be used.
         """
         terms, others = self._lines.terms(options, None, None)
-        return self._known(False, None, "ids", others, terms)[0]
+        return self._kind(terms is not None, None, "ids", others)[0]
 
     @overload
     async def translate_async(  # type: ignore[overload-overlap]  # a string is many strings to the type checker
@@ -367,8 +366,8 @@ class AsyncTranslation:
         """The search with these options, and what reads and writes its lines. They are kept: requests have few kinds."""
         search, reader, writer = self._kind(begins or terms is not None, shortlist, format, given)
         if terms is not None:
+            terms = terms.for_search(search)
             terms.require_format(format)
-            require_beam(search)
         return search, replace(reader, terms=terms), writer
 
     def _kind(

@@ -327,6 +327,9 @@ class Model(AsyncTranslation):
         options = self._lines.options(others)
         refuse_several(options)
         line = line_of("text", text)
+        if terms is not None:
+            terms = terms.for_search(options)
+            terms.require_format("text")
         reader = replace(reader, terms=terms)
         events = stream_lines(self._runtime, reader, [line], options, writer, outputs=outputs, shortlist=shortlist)
         return _steps(events)

@@ -76,8 +76,8 @@ class Piece(NamedTuple):
 class LineTerms(Protocol):
     """What lines say of the phrases of their outputs; see `terminology.Terminology`."""
 
-    def lines(self, pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[Line]:
-        """The lines of an input, from sources and what outputs begin with."""
+    def lines(self, pairs: Iterable[tuple[bytes, bytes]], *, has_prefixes: bool) -> Iterator[Line]:
+        """The lines of an input, from sources and what outputs begin with, which may stand in the input too."""
         ...
 
     def divided(self, raw: bytes) -> tuple[bytes, list[Piece]]:
@@ -166,7 +166,9 @@ class Reader:
         """
         plain = without_bom(raw)
         pairs = outputs.pairs(plain) if outputs else ((line, b"") for line in plain)
-        return self.terms.lines(pairs) if self.terms else (Line(*pair) for pair in pairs)
+        if self.terms is None:
+            return (Line(*pair) for pair in pairs)
+        return self.terms.lines(pairs, has_prefixes=outputs is not None and outputs.lines is None)
 
     def tokens(self, raw: bytes, ids: list[int]) -> SourceTokens | None:
         """The tokens of a line whose `ids` these are, if they are to be told."""

@@ -79,7 +79,7 @@ def test_glossaries_and_marks(model: tfexport.Model, tmp_path: Path) -> None:
         ({"keep_between": "\ud800 x"}, "and not two marks in UTF-8"),
         ({"keep_between": ("", "")}, "keep_between is .'', ''., and not two marks"),
         ({"keep_between": ("a b", "c")}, "not two marks"),
-        ({"constraints": [[]], "samples": 2}, "phrases are required of a beam search"),
+        ({"constraints": [[]], "samples": 2}, "required phrases need beam search"),
         ({"constraint_order": "sorted"}, "one of ordered, unordered"),
     ],
 )

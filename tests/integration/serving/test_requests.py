@@ -137,10 +137,15 @@ def test_classes_are_those_of_the_api(client: TestClient, worded: Path) -> None:
             "translate",
             {"text": "de5", "constraints": ["wört5"], "samples": 2},
             400,
-            "phrases are required of a beam search",
+            "required phrases need beam search",
         ),
         ("translate", {"text": "de5", "keep_between": "x"}, 400, "keep_between is 'x'. Give two marks"),
-        ("translate", {"text": "de5", "keep_between": "\ud800 x"}, 400, "these options cannot be used: keep_between is"),
+        (
+            "translate",
+            {"text": "de5", "keep_between": "\ud800 x"},
+            400,
+            "these options cannot be used: keep_between is",
+        ),
         ("translate", {"text": "de5", "glossary": {"de5": "\ud800"}}, 400, "glossary has"),
         ("classify", {"texts": "de5"}, 400, "de-en is not a classifier. Use /v1/translate."),
         (

@@ -75,10 +75,13 @@ def test_phrases_come_from_a_file() -> None:
         (b"a\t\xff", "invalid_utf8", "is not UTF-8"),
         (b"a\t" + b"c " * 13, "invalid_phrases", "its phrases have 13 ids, the model writes at most 12"),
         (b"a\tc\t" + b"d " * 5000, "too_long", "more than 8,192 bytes"),
-        (b"a [b", "invalid_phrases", "'[' comes without text and ']' after it"),
+        (b"a [b", "invalid_phrases", "'[' comes without ']' after it"),
+        (b"a\tc <unk>", "invalid_phrases", "'c <unk>' has a special token, id 3"),
+        (b"a\t<pad>", "invalid_phrases", "a special token, id 0"),
+        (b"a\t<s>", "invalid_phrases", "a special token, id 1"),
         (b"a b]", "invalid_phrases", "']' comes without '[' before it"),
-        (b"a [[b] c]", "invalid_phrases", "'[' comes"),
-        (b"a [ ] c", "invalid_phrases", "'[' comes without text"),
+        (b"a [[b] c]", "invalid_phrases", "'[' comes again before ']'"),
+        (b"a [ ] c", "invalid_phrases", "'[' and ']' have no text between them"),
         (b"a [x] c", "unknown_token", "lacks"),
         (b"a [B] c", "unknown_token", "'B' cannot be copied: the target vocabulary writes it as 'b'"),
         (b"\xff [b]", "invalid_utf8", "byte 1"),
@@ -129,3 +132,11 @@ def test_outputs_that_lack_phrases_have_a_status() -> None:
     assert '"status": "phrases_missing"' in lines[1]
     [met] = run([b"a\tc"], Terminology(TARGET, columns=True))
     assert "missing" not in Writer(CONFIG, VOCABULARY, "jsonl").line(met)
+
+
+def test_ids_are_copied_where_both_sides_have_one_vocabulary() -> None:
+    for tied, format in ((True, "ids"), (False, "tokens")):
+        shared = TargetReader(CONFIG.replace(tie_source_target=tied), VOCABULARY, format)  # type: ignore[arg-type]
+        Terminology(shared, keep=KEEP).require_format(format)  # type: ignore[arg-type]
+    with pytest.raises(TfexportError, match="vocabularies of their own"):
+        Terminology(TargetReader(CONFIG, VOCABULARY, "ids"), keep=KEEP).require_format("ids")
