@@ -37,8 +37,8 @@ class Terminology:
     glossary: Glossary | None = None
     keep: tuple[str, str] | None = None
     without_beam: str = ""
-    _terms: dict[str, Phrase | None] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Forbidden phrases of the glossary that were read; None for one that no output can have."""
+    _terms: dict[str, tuple[Phrase, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Forbidden phrases of the glossary that were read; none where no output can have one."""
 
     def for_search(self, options: SearchOptions) -> Terminology:
         """These, for a search: where it is no beam search, lines with required phrases are marked.
@@ -153,13 +153,13 @@ class Terminology:
         return self._phrases_that_can_be(self.glossary.everywhere if self.glossary else ())
 
     def _phrases_that_can_be(self, texts: Iterable[str]) -> tuple[Phrase, ...]:
-        return tuple(phrase for text in texts if (phrase := self._forbidden(text)) is not None)
+        return tuple(phrase for text in texts for phrase in self._forbidden(text))
 
-    def _phrase(self, raw: bytes) -> Phrase:
+    def _phrase(self, raw: bytes, *, is_inside: bool = True) -> Phrase:
         text = " ".join(raw.decode("utf-8", "replace").split())
         called = f"the phrase {text[:MOST_SHOWN]!r}"
         try:
-            ids = tuple(self.target.ids(raw, called))
+            ids = tuple(self.target.ids(raw, called, is_inside=is_inside))
         except Unreadable as problem:
             if problem.status != "empty":  # the line is not
                 raise
@@ -179,15 +179,18 @@ class Terminology:
             raise Unreadable("invalid_phrases", f"{called} has a special token, id {min(special)}")
         return phrase
 
-    def _forbidden(self, text: str) -> Phrase | None:
-        """A phrase of the glossary; None where the vocabulary cannot write it, and so no output has it."""
+    def _forbidden(self, text: str) -> tuple[Phrase, ...]:
+        """A phrase of the glossary as it begins a sentence, and as it stands inside one, where that is something else; none
+        where the vocabulary cannot write it, and so no output has it.
+        """
         if text not in self._terms:
             try:
-                self._terms[text] = self._phrase(text.encode())
+                both = [self._phrase(text.encode(), is_inside=is_inside) for is_inside in (True, False)]
+                self._terms[text] = tuple(dict.fromkeys(both))
             except Unreadable as problem:
                 if problem.status != "unknown_token":
                     raise
-                self._terms[text] = None
+                self._terms[text] = ()
         return self._terms[text]
 
     def _whole(self, phrase: Phrase) -> Phrase:
