@@ -29,6 +29,7 @@ from tfexport.bundle.reader import Bundle
 from tfexport.contract import ATTENTION_ROLES
 from tfexport.decoding.documents import DocumentMaker, Unit, result_of_unit
 from tfexport.decoding.glossary import Glossary
+from tfexport.decoding.hypothesis import Source
 from tfexport.decoding.line_reader import Reader, TargetReader
 from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.request_options import AlignmentOptions, InputFormat, KeepOptions
@@ -398,13 +399,19 @@ class AsyncTranslation:
         """What becomes of lines, in their order; what `translate` of `decoding/translate.py` does without a scheduler."""
         service = self._scheduler()
         begins = [] if outputs is None or outputs.lines is None else list(outputs.lines)
+        beside = reader.terms.most_bytes if reader.terms is not None else 0
         outputs = replace(outputs, lines=begins) if outputs else None
         chunk = enumerate(reader.lines(lines, outputs), start=1)
-        window = self._runtime.capacity, reader, outputs, chunk, shortlist
-        if sum(map(len, [*lines, *begins])) > READ_HERE:
-            known, readable = await asyncio.to_thread(read_window, *window)
+
+        def read() -> tuple[dict[int, Result], dict[int, Source]]:
+            if reader.terms is not None:
+                reader.terms.require_readable()
+            return read_window(self._runtime.capacity, reader, outputs, chunk, shortlist)
+
+        if sum(map(len, [*lines, *begins])) + beside > READ_HERE:
+            known, readable = await asyncio.to_thread(read)
         else:
-            known, readable = read_window(*window)
+            known, readable = read()
         found: Outputs = await service.decode(list(readable.values()), options, **more) if readable else []
         for (number, source), hypotheses in zip(readable.items(), found, strict=True):
             known[number] = replace(result_of(number, hypotheses), source=source)

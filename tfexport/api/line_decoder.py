@@ -99,6 +99,7 @@ class LineDecoder:
             told = None if terms is None else terms.for_search(options)
             if told is not None:
                 told.require_format(format)
+                told.require_readable()
             reader, writer = with_alignments(asked, Reader.of(self.bundle, format), Writer.of(self.bundle, "jsonl"))
             results = translate(
                 self.runtime,

@@ -330,6 +330,7 @@ class Model(AsyncTranslation):
         if terms is not None:
             terms = terms.for_search(options)
             terms.require_format("text")
+            terms.require_readable()
         reader = replace(reader, terms=terms)
         events = stream_lines(self._runtime, reader, [line], options, writer, outputs=outputs, shortlist=shortlist)
         return _steps(events)

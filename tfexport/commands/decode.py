@@ -250,6 +250,7 @@ class Request:
         terms = Terminology(writer.reader(), asked.constraint_columns, None, glossary, asked.keep_between)
         terms = terms.for_search(options)
         terms.require_format(reader.format)
+        terms.require_readable()
         return terms
 
     def _shortlist(self, bundle: Bundle) -> Shortlist | None:

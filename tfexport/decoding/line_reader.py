@@ -76,6 +76,15 @@ class Piece(NamedTuple):
 class LineTerms(Protocol):
     """What lines say of the phrases of their outputs; see `terminology.Terminology`."""
 
+    @property
+    def most_bytes(self) -> int:
+        """Of phrases that are read beside the lines, where that is known."""
+        ...
+
+    def require_readable(self) -> None:
+        """Raises: TfexportError where what no output may say cannot be read."""
+        ...
+
     def lines(self, pairs: Iterable[tuple[bytes, bytes]], *, has_prefixes: bool) -> Iterator[Line]:
         """The lines of an input, from sources and what outputs begin with, which may stand in the input too."""
         ...

@@ -51,9 +51,7 @@ class Terminology:
         return replace(self, without_beam=instead_of_beam(options))
 
     def require_format(self, format: InputFormat) -> None:
-        """Raises: TfexportError where sources of this format do not fit the glossary or the marks, or no output can be told
-        from a phrase that is forbidden everywhere.
-        """
+        """Raises: TfexportError where sources of this format do not fit the glossary or the marks."""
         if self.glossary is not None and self.glossary.format != format:
             raise TfexportError(f"the glossary is of {self.glossary.format}, and the input is {format}. Give text.")
         if self.keep is not None:
@@ -65,10 +63,20 @@ class Terminology:
                     "ids between marks cannot be copied: the source and the target have vocabularies of their own. Give "
                     "text, or phrases of each line."
                 )
+
+    def require_readable(self) -> None:
+        """Raises: TfexportError where what no output may say cannot be read."""
         try:
             _ = self._everywhere
         except Unreadable as problem:
             raise TfexportError(f"the glossary forbids what cannot be read: {problem}. Correct it.") from problem
+
+    @property
+    def most_bytes(self) -> int:
+        """Of the phrases of a list, and of the target phrases of the glossary, nearly."""
+        phrases = self.phrases if isinstance(self.phrases, Sequence) else ()
+        told = sum(len(phrase) for one in phrases for phrase in one)
+        return told + (self.glossary.n_characters if self.glossary else 0)
 
     def lines(self, pairs: Iterable[tuple[bytes, bytes]], *, has_prefixes: bool) -> Iterator[Line]:
         """The lines of an input.

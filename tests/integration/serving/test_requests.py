@@ -181,7 +181,9 @@ def test_long_texts_leave_the_event_loop(quantized_bundle: Path, monkeypatch: py
         few = asyncio.run(model.translate_async(LINES))
         many = asyncio.run(model.translate_async([*LINES, *["de5 " * 500] * 3]))
         asyncio.run(model.score_async(LINES[:1], ["wört5 " * 1000]))
-    assert threads == [True, False, False]
+        asyncio.run(model.translate_async(LINES[:1], constraints=[["wört5 " * 1000]]))
+        asyncio.run(model.translate_async(LINES[:1], glossary={"de99": "wört5 " * 1000}))
+    assert threads == [True, False, False, False, False]
     assert [one.text for one in many[:3]] == [one.text for one in few]
     assert [one.status for one in many[3:]] == ["too_long"] * 3
 
