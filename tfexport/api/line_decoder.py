@@ -96,10 +96,7 @@ class LineDecoder:
         require_workers(self.runtime.name, self.bundle, self.runtime.precision, workers)
 
         def decode(lines: Iterable[bytes], format: InputFormat, outputs: TargetReader | None) -> Iterator[Translation]:
-            told = None if terms is None else terms.for_search(options)
-            if told is not None:
-                told.require_format(format)
-                told.require_readable()
+            told = None if terms is None else terms.ready(format, options)
             reader, writer = with_alignments(asked, Reader.of(self.bundle, format), Writer.of(self.bundle, "jsonl"))
             results = translate(
                 self.runtime,

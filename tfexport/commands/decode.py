@@ -248,10 +248,7 @@ class Request:
         path, case = asked.glossary, asked.glossary_case
         glossary = None if path is None else read_glossary(path, reader.format, case)
         terms = Terminology(writer.reader(), asked.constraint_columns, None, glossary, asked.keep_between)
-        terms = terms.for_search(options)
-        terms.require_format(reader.format)
-        terms.require_readable()
-        return terms
+        return terms.ready(reader.format, options)
 
     def _shortlist(self, bundle: Bundle) -> Shortlist | None:
         from tfexport.decoding.shortlist import read_shortlist

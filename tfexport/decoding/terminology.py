@@ -66,10 +66,21 @@ class Terminology:
 
     def require_readable(self) -> None:
         """Raises: TfexportError where what no output may say cannot be read."""
-        try:
-            _ = self._everywhere
-        except Unreadable as problem:
-            raise TfexportError(f"the glossary forbids what cannot be read: {problem}. Correct it.") from problem
+        for text in self.glossary.everywhere if self.glossary else ():
+            try:
+                self._forbidden(text)
+            except Unreadable as problem:
+                raise TfexportError(f"the glossary forbids {text[:MOST_SHOWN]!r}: {problem}. Correct it.") from problem
+
+    def ready(self, format: InputFormat, options: SearchOptions) -> Terminology:
+        """`for_search`, and all that is required of it for sources of a format.
+
+        Raises:
+            TfexportError: one of these does.
+        """
+        self.require_format(format)
+        self.require_readable()
+        return self.for_search(options)
 
     @property
     def most_bytes(self) -> int:
