@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -48,16 +48,20 @@ class BadWords(HistoryRule):
         return any(has_banned(ids, banned) for ids in phrases)
 
 
-LastTokens = dict[int, dict[tuple[int, ...], list[int]]]
+LastTokens = Mapping[int, Mapping[tuple[int, ...], "Sequence[int] | IntArray"]]
 """The last tokens of sequences, by how many tokens come before them, and by these. There may be thousands."""
 
 
 def last_tokens(sequences: Iterable[Sequence[int]]) -> LastTokens:
     """The `LastTokens` of sequences."""
-    found: LastTokens = {}
+    import numpy as np
+
+    found: dict[int, dict[tuple[int, ...], list[int]]] = {}
     for *before, last in sequences:
         found.setdefault(len(before), {}).setdefault(tuple(before), []).append(last)
-    return found
+    # Those that may follow nothing are banned in each row and step: NumPy takes long to read a list of thousands.
+    always: LastTokens = {0: {(): np.array(found[0][()], dtype=np.int64)}} if 0 in found else {}
+    return {**found, **always}
 
 
 def ban_last(allowed: NDArray[np.bool_], history: IntArray, of_rows: Sequence[LastTokens]) -> None:
@@ -67,7 +71,7 @@ def ban_last(allowed: NDArray[np.bool_], history: IntArray, of_rows: Sequence[La
         longest = max((size for size in by_size if size <= length), default=0)
         past = tuple(history[row, length - longest :].tolist())
         for size, by_before in by_size.items():
-            if size <= length and (found := by_before.get(past[longest - size :])):
+            if size <= length and (found := by_before.get(past[longest - size :])) is not None:
                 allowed[row, found] = False
 
 
