@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from tfexport.contract import Precision, precisions_of
 from tfexport.decoding.glossary import Entry, Glossary
-from tfexport.decoding.request_options import InputFormat
+from tfexport.decoding.request_options import InputFormat, is_utf8
 from tfexport.errors import TfexportError
 from tfexport.option import checked, declared
 
@@ -162,11 +162,13 @@ def glossary_of(terms: Mapping[Any, Any]) -> Glossary:
     """The glossary of a dictionary: source phrases and what stands for them.
 
     Raises:
-        TfexportError: a phrase is no string, or has no words.
+        TfexportError: a phrase is no string, has no words, or cannot be written as UTF-8.
     """
     for phrase in (*terms, *terms.values()):
         if not isinstance(phrase, str) or not phrase.strip():
             raise _wrong("glossary", phrase, "Give phrases as strings.", part=True)
+        if not is_utf8(phrase):
+            raise _wrong("glossary", phrase, "Give phrases that can be written as UTF-8.", part=True)
     return Glossary.of(Entry(source, target, False, "glossary") for source, target in terms.items())
 
 

@@ -29,10 +29,10 @@ from tfexport.bundle.reader import Bundle
 from tfexport.contract import ATTENTION_ROLES
 from tfexport.decoding.documents import DocumentMaker, Unit, result_of_unit
 from tfexport.decoding.glossary import Glossary
+from tfexport.decoding.hypothesis import Source
 from tfexport.decoding.line_reader import Reader, TargetReader
 from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.request_options import AlignmentOptions, InputFormat, KeepOptions
-from tfexport.decoding.search import require_beam
 from tfexport.decoding.shortlist import Shortlist
 from tfexport.decoding.stream import Step, StepTexts, refuse_several
 from tfexport.decoding.terminology import Terminology
@@ -125,7 +125,7 @@ class AsyncTranslation:
             TfexportError: an option cannot be used.
         """
         terms, others = self._lines.terms(options, None, None)
-        return self._known(False, None, "ids", others, terms)[0]
+        return self._kind(terms is not None, None, "ids", others)[0]
 
     @overload
     async def translate_async(  # type: ignore[overload-overlap]  # a string is many strings to the type checker
@@ -367,8 +367,8 @@ class AsyncTranslation:
         """The search with these options, and what reads and writes its lines. They are kept: requests have few kinds."""
         search, reader, writer = self._kind(begins or terms is not None, shortlist, format, given)
         if terms is not None:
+            terms = terms.for_search(search)
             terms.require_format(format)
-            require_beam(search)
         return search, replace(reader, terms=terms), writer
 
     def _kind(
@@ -399,13 +399,19 @@ class AsyncTranslation:
         """What becomes of lines, in their order; what `translate` of `decoding/translate.py` does without a scheduler."""
         service = self._scheduler()
         begins = [] if outputs is None or outputs.lines is None else list(outputs.lines)
+        beside = reader.terms.most_bytes if reader.terms is not None else 0
         outputs = replace(outputs, lines=begins) if outputs else None
         chunk = enumerate(reader.lines(lines, outputs), start=1)
-        window = self._runtime.capacity, reader, outputs, chunk, shortlist
-        if sum(map(len, [*lines, *begins])) > READ_HERE:
-            known, readable = await asyncio.to_thread(read_window, *window)
+
+        def read() -> tuple[dict[int, Result], dict[int, Source]]:
+            if reader.terms is not None:
+                reader.terms.require_readable()
+            return read_window(self._runtime.capacity, reader, outputs, chunk, shortlist)
+
+        if sum(map(len, [*lines, *begins])) + beside > READ_HERE:
+            known, readable = await asyncio.to_thread(read)
         else:
-            known, readable = read_window(*window)
+            known, readable = read()
         found: Outputs = await service.decode(list(readable.values()), options, **more) if readable else []
         for (number, source), hypotheses in zip(readable.items(), found, strict=True):
             known[number] = replace(result_of(number, hypotheses), source=source)

@@ -18,7 +18,6 @@ from tfexport.decoding.glossary import Glossary
 from tfexport.decoding.line_reader import Reader, TargetReader
 from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.request_options import AlignmentOptions, BatchLimits, InputFormat, KeepOptions
-from tfexport.decoding.search import require_beam
 from tfexport.decoding.shortlist import Shortlist
 from tfexport.decoding.terminology import Terminology
 from tfexport.decoding.translate import Result, Writer, translate, window_size, with_alignments
@@ -99,12 +98,11 @@ class LineDecoder:
         require_workers(self.runtime.name, self.bundle, self.runtime.precision, workers)
 
         def decode(lines: Iterable[bytes], format: InputFormat, outputs: TargetReader | None) -> Iterator[Translation]:
-            if terms is not None:
-                terms.require_format(format)
+            told = None if terms is None else terms.ready(format, options)
             reader, writer = with_alignments(asked, Reader.of(self.bundle, format), Writer.of(self.bundle, "jsonl"))
             results = translate(
                 self.runtime,
-                replace(reader, tells_tokens=options.attention, terms=terms),
+                replace(reader, tells_tokens=options.attention, terms=told),
                 lines,
                 options,
                 batch_size=batch_size,
@@ -176,7 +174,7 @@ class LineDecoder:
         search = {name: value for name, value in given.items() if name not in declared(AlignmentOptions)}
         options = self.options({**search, "attention": True} if asked else search)
         if terms is not None:
-            require_beam(options)
+            terms.for_search(options)  # so that wrong options are told before the first line is read
         # What begins with a prefix, or has to have phrases, needs the graph that tells scores.
         return asked, replace(options, scores=True) if begins or terms is not None else options
 

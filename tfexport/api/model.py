@@ -321,13 +321,12 @@ class Model(AsyncTranslation):
         require_shortlist(shortlist)
         reader, writer = Reader.of(self._bundle, "text"), self._lines.writer()
         outputs = None if prefix is None else writer.reader(lines=[line_of("prefix", prefix)])
-        terms, others = self._lines.terms(
-            search, glossary, None if constraints is None else [phrases_of_one(constraints)]
-        )
+        phrases = None if constraints is None else [phrases_of_one(constraints)]
+        terms, others = self._lines.terms(search, glossary, phrases)
         options = self._lines.options(others)
         refuse_several(options)
         line = line_of("text", text)
-        reader = replace(reader, terms=terms)
+        reader = replace(reader, terms=terms.ready("text", options) if terms else None)
         events = stream_lines(self._runtime, reader, [line], options, writer, outputs=outputs, shortlist=shortlist)
         return _steps(events)
 

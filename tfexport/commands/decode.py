@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from tfexport.bundle.reader import Bundle
     from tfexport.decoding.generation_config import GenerationDefaults
-    from tfexport.decoding.glossary import Glossary
     from tfexport.decoding.line_reader import Reader, TargetReader
     from tfexport.decoding.shortlist import Shortlist
     from tfexport.decoding.terminology import Terminology
@@ -169,11 +168,8 @@ class Request:
 
     def _check_search(self, options: SearchOptions) -> None:
         """Raises TfexportError where other flags and the search exclude each other."""
-        from tfexport.decoding.search import require_beam
         from tfexport.decoding.stream import refuse_several
 
-        if self.terms:
-            require_beam(options)
         if options.alignment_layer != -1 and not options.reads_attention:
             raise TfexportError("--alignment-layer is of --alignments, --replace-unk and --coverage-penalty. Add one.")
         if self.stream:
@@ -211,7 +207,7 @@ class Request:
         )
         self._check_search(options)
         suppressed_ids(bundle.config, options)
-        shortlist, glossary = self._shortlist(bundle), self._glossary(reader)
+        shortlist, terms = self._shortlist(bundle), self._terms(reader, writer, options)
         if options.reads_attention:
             resolve_layer(options.alignment_layer, bundle.config.n_decoder_layers)
         at_once = window is None and takes_workers(name, bundle, precision)
@@ -228,9 +224,7 @@ class Request:
         model.prepare(options.needs)
         size = window or window_size(self.batches.batch_size, split.workers)
         chose_split = at_once and None in (self.batches.workers, self.batches.threads)
-        return Job(
-            self, bundle, reader, writer, options, defaults, shortlist, glossary, model, split, size, chose_split
-        )
+        return Job(self, bundle, reader, writer, options, defaults, shortlist, terms, model, split, size, chose_split)
 
     def _reader_and_writer(self, bundle: Bundle) -> tuple[Reader, Writer]:
         from tfexport.decoding.line_reader import Reader
@@ -240,11 +234,21 @@ class Request:
         reader = replace(reader, tells_tokens=self.documents.markup is not None)
         return with_alignments(self.alignments, reader, Writer.of(bundle, self.formats.output_format))
 
-    def _glossary(self, reader: Reader) -> Glossary | None:
+    def _terms(self, reader: Reader, writer: Writer, options: SearchOptions) -> Terminology | None:
+        """What outputs have to say, without the lines of a file of phrases."""
         from tfexport.decoding.glossary import read_glossary
+        from tfexport.decoding.search import require_beam
+        from tfexport.decoding.terminology import Terminology
 
         asked = self.terms
-        return None if asked.glossary is None else read_glossary(asked.glossary, reader.format, asked.glossary_case)
+        if not asked:
+            return None
+        if asked.constraint_file is not None:
+            require_beam(options)
+        path, case = asked.glossary, asked.glossary_case
+        glossary = None if path is None else read_glossary(path, reader.format, case)
+        terms = Terminology(writer.reader(), asked.constraint_columns, None, glossary, asked.keep_between)
+        return terms.ready(reader.format, options)
 
     def _shortlist(self, bundle: Bundle) -> Shortlist | None:
         from tfexport.decoding.shortlist import read_shortlist
@@ -267,7 +271,7 @@ class Job:
     defaults: GenerationDefaults
     """What the bundle gives of the options."""
     shortlist: Shortlist | None
-    glossary: Glossary | None
+    terms: Terminology | None
     model: Runtime[Any]
     split: CpuSplit
     window: int
@@ -281,13 +285,11 @@ class Job:
         Args:
             phrase_lines: of the file that has the phrases of each line.
         """
-        from tfexport.decoding.terminology import Terminology, phrases_in
+        from tfexport.decoding.terminology import phrases_in
 
-        asked = self.request.terms
-        if not asked:
-            return None
-        phrases = None if phrase_lines is None else phrases_in(phrase_lines)
-        return Terminology(self.writer.reader(), asked.constraint_columns, phrases, self.glossary, asked.keep_between)
+        if self.terms is None or phrase_lines is None:
+            return self.terms
+        return replace(self.terms, phrases=phrases_in(phrase_lines))
 
     def decode(
         self, reader: Reader, lines: Iterable[bytes], done: int, outputs: TargetReader | None = None

@@ -10,8 +10,10 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from tfexport.decoding.line_reader import without_bom
 from tfexport.decoding.request_options import GlossaryCase, InputFormat
@@ -42,6 +44,12 @@ class Term:
     forbidden: list[str] = field(default_factory=list)
 
 
+_END = ""
+"""The key of the term of the words that lead to a node; no word is empty."""
+_Node = dict[str, "_Node | Term"]  # type: ignore[misc]
+"""Of a trie, by the next word."""
+
+
 @dataclass(frozen=True)
 class Glossary:
     """Terms by their source phrases.
@@ -56,12 +64,21 @@ class Glossary:
     format: InputFormat
     """Of sources."""
     case: GlossaryCase
-    _longest: dict[str, int] = field(default_factory=dict, init=False, repr=False)
-    """Of the phrases that begin with a word the largest number of words."""
+    _trie: _Node = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Of the words of source phrases."""
 
     def __post_init__(self) -> None:
-        for words in self.terms:
-            self._longest[words[0]] = max(len(words), self._longest.get(words[0], 0))
+        for words, term in self.terms.items():
+            node = self._trie
+            for word in words:
+                node = cast("_Node", node.setdefault(word, {}))
+            node[_END] = term
+
+    @cached_property
+    def n_characters(self) -> int:
+        """Of all target phrases."""
+        terms = (text for term in self.terms.values() for text in (term.required or "", *term.forbidden))
+        return sum(map(len, chain(self.everywhere, terms)))
 
     @classmethod
     def of(cls, entries: Iterable[Entry], format: InputFormat = "text", case: GlossaryCase = "exact") -> Glossary:
@@ -88,15 +105,23 @@ class Glossary:
         return cls(terms, tuple(everywhere), format, case)
 
     def found_in(self, text: str) -> Iterator[Term]:
-        """The terms whose source phrases occur, from left to right: at each word the longest, and the next after its end."""
+        """The terms whose source phrases occur, from left to right: at each word the longest, and the next after its end.
+
+        It takes the words of the text times those of the longest phrase at most.
+        """
         words, place = words_of(text, self.format, self.case), 0
         while place < len(words):
-            most = min(self._longest.get(words[place], 0), len(words) - place)
-            sizes = (size for size in range(most, 0, -1) if words[place : place + size] in self.terms)
-            size = next(sizes, 0)
-            if size:
-                yield self.terms[words[place : place + size]]
-            place += max(1, size)
+            node, term, after = self._trie, None, place + 1
+            for end in range(place, len(words)):
+                following = node.get(words[end])
+                if following is None:
+                    break
+                node = cast("_Node", following)
+                if _END in node:
+                    term, after = cast(Term, node[_END]), end + 1
+            if term is not None:
+                yield term
+            place = after
 
 
 def words_of(text: str, format: InputFormat, case: GlossaryCase) -> Words:

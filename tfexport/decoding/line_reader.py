@@ -76,8 +76,17 @@ class Piece(NamedTuple):
 class LineTerms(Protocol):
     """What lines say of the phrases of their outputs; see `terminology.Terminology`."""
 
-    def lines(self, pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[Line]:
-        """The lines of an input, from sources and what outputs begin with."""
+    @property
+    def most_bytes(self) -> int:
+        """Of phrases that are read beside the lines, where that is known."""
+        ...
+
+    def require_readable(self) -> None:
+        """Raises: TfexportError where what no output may say cannot be read."""
+        ...
+
+    def lines(self, pairs: Iterable[tuple[bytes, bytes]], *, has_prefixes: bool) -> Iterator[Line]:
+        """The lines of an input, from sources and what outputs begin with, which may stand in the input too."""
         ...
 
     def divided(self, raw: bytes) -> tuple[bytes, list[Piece]]:
@@ -166,7 +175,9 @@ class Reader:
         """
         plain = without_bom(raw)
         pairs = outputs.pairs(plain) if outputs else ((line, b"") for line in plain)
-        return self.terms.lines(pairs) if self.terms else (Line(*pair) for pair in pairs)
+        if self.terms is None:
+            return (Line(*pair) for pair in pairs)
+        return self.terms.lines(pairs, has_prefixes=outputs is not None and outputs.lines is None)
 
     def tokens(self, raw: bytes, ids: list[int]) -> SourceTokens | None:
         """The tokens of a line whose `ids` these are, if they are to be told."""
@@ -215,11 +226,12 @@ class TargetReader:
             raise Unreadable("too_long", f"{length} ids of output, the model writes at most {most}")
         return Source(ids, tuple(found), length if self.whole else None, line)
 
-    def ids(self, raw: bytes, part: str = "the output's part") -> list[int]:
+    def ids(self, raw: bytes, part: str = "the output's part", *, is_inside: bool = False) -> list[int]:
         """The ids of a part of an output, none where it is empty.
 
         Args:
             part: what errors call it.
+            is_inside: other words stand before it.
 
         Raises:
             Unreadable: it cannot be read, or has a word that the vocabulary lacks.
@@ -233,7 +245,8 @@ class TargetReader:
             text = raw.decode("utf-8").strip()
         except UnicodeDecodeError as error:
             raise Unreadable("invalid_utf8", f"byte {error.start + 1} of {part} is not UTF-8") from None
-        found = ids_in(text, self.format, self.tokenizer, config.tgt_vocab_size) if text else []
+        size = config.tgt_vocab_size
+        found = ids_in(text, self.format, self.tokenizer, size, is_inside=is_inside) if text else []
         if not self.whole and self.tokenizer is not None and self.format != "ids":
             # Whole outputs may be anybody's; a beginning is what the user wants to read, which <unk> is not.
             unknown = self.tokenizer.unknown_id
@@ -262,8 +275,13 @@ class TargetReader:
             yield line, target
 
 
-def ids_in(text: str, format: InputFormat, tokenizer: TextTokenizer | None, size: int) -> list[int]:
+def ids_in(
+    text: str, format: InputFormat, tokenizer: TextTokenizer | None, size: int, *, is_inside: bool = False
+) -> list[int]:
     """The ids of a line of text, tokens or ids, of a vocabulary of `size`.
+
+    Args:
+        is_inside: it is text inside a sentence.
 
     Raises:
         Unreadable: it has none, or something that is none.
@@ -277,7 +295,8 @@ def ids_in(text: str, format: InputFormat, tokenizer: TextTokenizer | None, size
         return [int(word) for word in words]
     assert tokenizer is not None
     try:
-        ids = tokenizer.encode(text) if format == "text" else tokenizer.ids(text.split())
+        encode = tokenizer.encode_inside if is_inside else tokenizer.encode
+        ids = encode(text) if format == "text" else tokenizer.ids(text.split())
     except PanicError as error:
         raise Unreadable("tokenizer_error", str(error)) from None
     except WordTooLong as error:

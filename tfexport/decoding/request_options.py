@@ -47,6 +47,11 @@ def _marks(called: str, text: str) -> tuple[str, str]:
     return marks[0], marks[1]
 
 
+def is_utf8(text: str) -> bool:
+    """Whether text can be written as UTF-8: it has no lone surrogate."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 @dataclass(frozen=True, kw_only=True)
 class KeepOptions(Options):
     """Which parts of sources are copied."""
@@ -58,6 +63,12 @@ class KeepOptions(Options):
         help="Two marks, separated by a space: the text between them is copied into the output. The marks are left out.",
         panel=TERMS,
     )
+
+    def conflicts(self) -> list[str]:
+        """What is wrong with the marks, in words."""
+        if all(mark.split() == [mark] and is_utf8(mark) for mark in self.keep_between or ()):
+            return []
+        return [f"keep_between is {self.keep_between!r}, and not two marks in UTF-8 without white space"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +106,7 @@ class TermOptions(KeepOptions):
             "glossary_case is of a glossary, and there is none": self.glossary_case != "exact"
             and self.glossary is None,
         }
-        return [conflict for conflict, present in conflicts.items() if present]
+        return [*super().conflicts(), *(conflict for conflict, present in conflicts.items() if present)]
 
     def __bool__(self) -> bool:
         files = self.constraint_file is not None or self.glossary is not None

@@ -117,10 +117,15 @@ def search_batch(
     return GreedyBatch(rules, limits, options, trace, goes_ahead, compact_below=1.0 if at_once else COMPACT_BELOW)
 
 
+NEEDS_BEAM = "required phrases need beam search"
+
+
+def instead_of_beam(options: SearchOptions) -> str:
+    """What is asked for in the place of beam search, empty where nothing is."""
+    return "samples" if options.samples else "alternatives" if options.alternatives else ""
+
+
 def require_beam(options: SearchOptions) -> None:
     """Raises: TfexportError where required phrases have no meaning."""
-    if options.samples or options.alternatives:
-        other = "samples" if options.samples else "alternatives"
-        raise TfexportError(
-            f"phrases are required of a beam search, and {other} are asked for. Leave out {other}, or the phrases."
-        )
+    if other := instead_of_beam(options):
+        raise TfexportError(f"{NEEDS_BEAM}; {other} cannot have any. Leave out {other}, or the phrases.")

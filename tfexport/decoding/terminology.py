@@ -10,7 +10,9 @@ from itertools import zip_longest
 from tfexport.decoding.glossary import Glossary
 from tfexport.decoding.hypothesis import Phrase, Source
 from tfexport.decoding.line_reader import Line, Piece, TargetReader, Unreadable, without_bom
+from tfexport.decoding.options import SearchOptions
 from tfexport.decoding.request_options import InputFormat
+from tfexport.decoding.search import NEEDS_BEAM, instead_of_beam, require_beam
 from tfexport.errors import TfexportError
 
 MOST_SHOWN = 60
@@ -26,6 +28,7 @@ class Terminology:
         columns: they stand in the input, after tabs.
         phrases: of each line; None where they stand in the input, or there are none.
         keep: the marks before and after text that is copied.
+        without_beam: what is asked for in the place of beam search, so that outputs cannot have required phrases.
     """
 
     target: TargetReader
@@ -33,19 +36,65 @@ class Terminology:
     phrases: Iterable[Sequence[bytes]] | None = None
     glossary: Glossary | None = None
     keep: tuple[str, str] | None = None
-    _terms: dict[str, Phrase | None] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Forbidden phrases of the glossary that were read; None for one that no output can have."""
+    without_beam: str = ""
+    _terms: dict[str, tuple[Phrase, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Forbidden phrases of the glossary that were read; none where no output can have one."""
+
+    def for_search(self, options: SearchOptions) -> Terminology:
+        """These, for a search: where it is no beam search, lines with required phrases are marked.
+
+        Raises:
+            TfexportError: it is none, and lines come with phrases.
+        """
+        if self.columns or self.phrases is not None:
+            require_beam(options)
+        return replace(self, without_beam=instead_of_beam(options))
 
     def require_format(self, format: InputFormat) -> None:
-        """Raises: TfexportError where sources come in another format than the glossary's."""
+        """Raises: TfexportError where sources of this format do not fit the glossary or the marks."""
         if self.glossary is not None and self.glossary.format != format:
             raise TfexportError(f"the glossary is of {self.glossary.format}, and the input is {format}. Give text.")
+        if self.keep is not None:
+            if self.target.format != format:
+                both = f"the input is {format}, and the output {self.target.format}"
+                raise TfexportError(f"text between marks is copied as it is, but {both}. Give both in one format.")
+            if format == "ids" and not self.target.config.tie_source_target:
+                raise TfexportError(
+                    "ids between marks cannot be copied: the source and the target have vocabularies of their own. Give "
+                    "text, or phrases of each line."
+                )
 
-    def lines(self, pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[Line]:
+    def require_readable(self) -> None:
+        """Raises: TfexportError where what no output may say cannot be read."""
+        for text in self.glossary.everywhere if self.glossary else ():
+            try:
+                self._forbidden(text)
+            except Unreadable as problem:
+                raise TfexportError(f"the glossary forbids {text[:MOST_SHOWN]!r}: {problem}. Correct it.") from problem
+
+    def ready(self, format: InputFormat, options: SearchOptions) -> Terminology:
+        """`for_search`, and all that is required of it for sources of a format.
+
+        Raises:
+            TfexportError: one of these does.
+        """
+        self.require_format(format)
+        self.require_readable()
+        return self.for_search(options)
+
+    @property
+    def most_bytes(self) -> int:
+        """Of the phrases of a list, and of the target phrases of the glossary, nearly."""
+        phrases = self.phrases if isinstance(self.phrases, Sequence) else ()
+        told = sum(len(phrase) for one in phrases for phrase in one)
+        return told + (self.glossary.n_characters if self.glossary else 0)
+
+    def lines(self, pairs: Iterable[tuple[bytes, bytes]], *, has_prefixes: bool) -> Iterator[Line]:
         """The lines of an input.
 
         Args:
             pairs: sources, and what outputs begin with; after them in the same line may be phrases.
+            has_prefixes: what outputs begin with stands in the input too.
 
         Raises:
             TfexportError: there are more lines of the input than of phrases, or fewer.
@@ -59,9 +108,11 @@ class Terminology:
                 yield Line(source, begins, phrases)
         elif self.columns:
             for source, begins in pairs:
-                source, *phrases = source.split(b"\t")
-                begins, *more = begins.split(b"\t")
-                yield Line(source, begins, [*phrases, *more])
+                if has_prefixes:
+                    begins, *phrases = begins.split(b"\t")
+                else:
+                    source, *phrases = source.split(b"\t")
+                yield Line(source, begins, phrases)
         else:
             yield from (Line(*pair) for pair in pairs)
 
@@ -81,9 +132,8 @@ class Terminology:
             if opens != closes and closes in before:
                 raise Unreadable("invalid_phrases", f"{self.keep[1]!r} comes without {self.keep[0]!r} before it")
             kept, end, rest = rest.partition(closes) if mark else (b"", b"", b"")
-            if mark and (not end or not kept.strip() or (opens != closes and opens in kept)):
-                message = f"{self.keep[0]!r} comes without text and {self.keep[1]!r} after it"
-                raise Unreadable("invalid_phrases", message)
+            if mark and (wrong := _wrong_with(kept, end, opens, closes)):
+                raise Unreadable("invalid_phrases", wrong.format(*map(repr, self.keep)))
             parts += [before, kept]
             pieces += [Piece(before.decode("utf-8", "replace"), False)]
             pieces += [Piece(kept.decode("utf-8", "replace"), True)] * bool(mark)
@@ -95,15 +145,17 @@ class Terminology:
         Raises:
             Unreadable: one of them cannot be an output of the model.
         """
-        required = [self._phrase(phrase) for phrase in phrases if phrase.strip()]
+        required = [self._required(phrase) for phrase in phrases if phrase.strip()]
         never: list[str] = []
         for piece in pieces:
             if piece.is_kept:
                 required.append(self._copied(piece.text))
                 continue
             for term in self.glossary.found_in(piece.text) if self.glossary else ():
-                required += [self._whole(self._phrase(term.required.encode()))] if term.required is not None else []
+                required += [self._whole(self._required(term.required.encode()))] if term.required is not None else []
                 never += term.forbidden
+        if required and self.without_beam:
+            raise Unreadable("invalid_phrases", f"{NEEDS_BEAM}; {self.without_beam} cannot have any")
         forbidden = self._everywhere
         if never:
             forbidden = tuple(dict.fromkeys((*forbidden, *self._phrases_that_can_be(never))))
@@ -120,13 +172,13 @@ class Terminology:
         return self._phrases_that_can_be(self.glossary.everywhere if self.glossary else ())
 
     def _phrases_that_can_be(self, texts: Iterable[str]) -> tuple[Phrase, ...]:
-        return tuple(phrase for text in texts if (phrase := self._forbidden(text)) is not None)
+        return tuple(phrase for text in texts for phrase in self._forbidden(text))
 
-    def _phrase(self, raw: bytes) -> Phrase:
+    def _phrase(self, raw: bytes, *, is_inside: bool = True) -> Phrase:
         text = " ".join(raw.decode("utf-8", "replace").split())
         called = f"the phrase {text[:MOST_SHOWN]!r}"
         try:
-            ids = tuple(self.target.ids(raw, called))
+            ids = tuple(self.target.ids(raw, called, is_inside=is_inside))
         except Unreadable as problem:
             if problem.status != "empty":  # the line is not
                 raise
@@ -137,15 +189,27 @@ class Terminology:
             raise Unreadable("invalid_phrases", f"{called} has the end of outputs, id {self.target.config.eos_id}")
         return Phrase(ids, text)
 
-    def _forbidden(self, text: str) -> Phrase | None:
-        """A phrase of the glossary; None where the vocabulary cannot write it, and so no output has it."""
+    def _required(self, raw: bytes) -> Phrase:
+        """A phrase of real tokens: no output may have others, except where a rule or the model slips."""
+        phrase, config = self._phrase(raw), self.target.config
+        special = {config.bos_id, config.pad_id, config.unk_id} & {*phrase.ids}
+        if special:
+            called = f"the phrase {phrase.text[:MOST_SHOWN]!r}"
+            raise Unreadable("invalid_phrases", f"{called} has a special token, id {min(special)}")
+        return phrase
+
+    def _forbidden(self, text: str) -> tuple[Phrase, ...]:
+        """A phrase of the glossary as it begins a sentence, and as it stands inside one, where that is something else; none
+        where the vocabulary cannot write it, and so no output has it.
+        """
         if text not in self._terms:
             try:
-                self._terms[text] = self._phrase(text.encode())
+                both = [self._phrase(text.encode(), is_inside=is_inside) for is_inside in (True, False)]
+                self._terms[text] = tuple(dict.fromkeys(both))
             except Unreadable as problem:
                 if problem.status != "unknown_token":
                     raise
-                self._terms[text] = None
+                self._terms[text] = ()
         return self._terms[text]
 
     def _whole(self, phrase: Phrase) -> Phrase:
@@ -154,13 +218,22 @@ class Terminology:
 
     def _copied(self, text: str) -> Phrase:
         """Text as a phrase that reads exactly so."""
-        phrase, tokenizer = self._phrase(text.encode()), self.target.tokenizer
+        phrase, tokenizer = self._required(text.encode()), self.target.tokenizer
         if tokenizer is not None and self.target.format == "text":
             written = tokenizer.decode(phrase.ids)
             if "".join(written.split()) != "".join(text.split()):
                 message = f"{phrase.text!r} cannot be copied: the target vocabulary writes it as {written!r}"
                 raise Unreadable("unknown_token", message)
         return self._whole(phrase)
+
+
+def _wrong_with(kept: bytes, end: bytes, opens: bytes, closes: bytes) -> str:
+    """What is wrong with text between two marks, which are {0} and {1}; empty where nothing is."""
+    if opens != closes and opens in kept:
+        return "{0} comes again before {1}: text between marks has none"
+    if not end:
+        return "{0} comes without {1} after it"
+    return "" if kept.strip() else "{0} and {1} have no text between them"
 
 
 def phrases_in(lines: Iterable[bytes]) -> Iterator[list[bytes]]:

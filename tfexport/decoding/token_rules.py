@@ -8,7 +8,7 @@ source or on all probabilities need the logits of the step.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 from tfexport.config import ModelConfig
 from tfexport.decoding.hypothesis import Ids, Source
 from tfexport.decoding.options import SearchOptions
-from tfexport.decoding.rules.bad_words import LastTokens, ban_last, last_tokens
+from tfexport.decoding.phrase_rules import PhraseRules
 from tfexport.decoding.rules.history import HistoryRule
 from tfexport.decoding.sampling import RandomStreams, draw
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Argmax, Ask, Best, FloatArray, IntArray, Runtime, Told, top_k
-from tfexport.text.word_parts import kind_of
 
 NO_HISTORY: IntArray = np.empty((0, 0), dtype=np.int64)
 LogProbs = NDArray[np.float64]
@@ -96,8 +95,8 @@ class TokenRules:
         if options.samples:
             self._random = RandomStreams(options.seed, [source.line for source in sources], options.samples)
         self._use_argmax = tells_best_only(runtime, options) and not any(map(has_own_rules, sources))
-        self._forbidden = _forbidden(sources)
-        has_phrases = bool(self._forbidden) or any(map(attrgetter("required"), sources))
+        self._phrases = PhraseRules(sources, self.config.tgt_vocab_size)
+        has_phrases = bool(self._phrases) or any(map(attrgetter("required"), sources))
         self._always_needs_logits = bool(options.samples or self._history_rules or has_phrases)
         self._eos_at_limit = ends_at_limit(options)
         # Longer outputs than this have nothing given, and no end or first token that is banned: all steps are alike. Never
@@ -179,13 +178,19 @@ class TokenRules:
         ends = impossible & (self.config.eos_id in banned)  # as in `drop_banned`
         return Argmax(np.where(ends, 0.0, best.logits), np.where(ends, self.config.eos_id, best.ids))
 
-    def forbids(self, ids: Sequence[int], index: int) -> bool:
-        """Whether outputs of source `index` can never have these tokens one after the other."""
-        places, forbidden = range(len(ids)), self._forbidden[index] if self._forbidden else {}
-        parts = {tuple(ids[start:end]) for start in places for end in range(start + 1, len(ids) + 1)}
-        if not parts.isdisjoint([*((one,) for one in self._common.banned[False, False]), *self._options.bad_words]):
-            return True
-        return any(part[-1] in forbidden.get(part[:-1], ()) for part in parts)
+    def possible(self, phrases: Iterable[Ids], index: int) -> list[Ids]:
+        """Those of the required phrases of source `index` that its outputs can have, one after the other: a phrase that a
+        rule never lets come beside those before it is left out.
+        """
+        kept: list[Ids] = []
+        never = {*self._common.banned[False, False], *self._end_ids}
+        source = self._sources[index].ids
+        for ids in phrases:
+            if never.isdisjoint(ids) and not self._phrases.forbid(ids, index):
+                both = [*kept, ids]
+                if not any(rule.excludes(self._options, both, source) for rule in self._history_rules):
+                    kept = both
+        return kept
 
     def banned_ahead(self, length: int, sentences: IntArray, steps: int) -> tuple[tuple[int, ...], ...] | None:
         """The ids that no row may have as token `length` and the next ones, `steps` in all; None where these steps need more
@@ -239,7 +244,7 @@ class TokenRules:
         options, eos, vocabulary = self._options, self.config.eos_id, np.arange(logits.shape[1])
         of_rows = np.repeat(sentences, len(logits) // len(sentences))
         scores = logits.astype(np.float64) if self._penalises_logits else log_softmax(logits)
-        past = self._counted(history(length, sentences)) if self._history_rules or self._forbidden else NO_HISTORY
+        past = self._counted(history(length, sentences)) if self._history_rules or self._phrases else NO_HISTORY
         for rule in self._history_rules:
             rule.penalise(options, scores, past)
         log_probs = log_softmax(scores) if self._penalises_logits else scores
@@ -250,8 +255,8 @@ class TokenRules:
         sources = [self._sources[index].ids for index in of_rows.tolist()] if self._history_rules else []
         for rule in self._history_rules:
             rule.ban(options, allowed, past, sources)
-        if self._forbidden:
-            ban_last(allowed, past, [self._forbidden[index] for index in of_rows.tolist()])
+        if self._phrases:
+            self._phrases.ban(allowed, past, of_rows.tolist())
         # Where nothing may come any more an output ends, as in `drop_banned`.
         stuck = ~(allowed & (log_probs > -np.inf)).any(axis=1)
         allowed[stuck] = vocabulary == eos
@@ -269,41 +274,6 @@ class TokenRules:
     def _counted(self, past: IntArray) -> IntArray:
         """The tokens that the rules about repetition count."""
         return past if self._options.search_profile.bos_counts else past[:, 1:]
-
-
-def _forbidden(sources: Sequence[Source]) -> list[LastTokens]:
-    """What the outputs of each source may not have; empty where there is nothing."""
-    if not any(source.forbidden or source.required for source in sources):
-        return []
-    # A glossary may have many, the same for all sources.
-    of_all = {several: last_tokens(one.ids for one in several) for several in {s.forbidden for s in sources}}
-    found = [
-        last_tokens([*(one.ids for one in source.forbidden), *more])
-        if (more := glued(source))
-        else of_all[source.forbidden]
-        for source in sources
-    ]
-    return found if any(found) else []
-
-
-def glued(source: Source) -> list[Ids]:
-    """The sequences that would make whole phrases of a source parts of longer words.
-
-    What another phrase has in it is not among them: `New` may be required beside `New@@ ton`.
-    """
-    parts, found = source.word_parts, list[Ids]()
-    for ids, text, is_whole in source.required:
-        if parts is None or not is_whole:
-            continue
-        found += [(*ids, index) for index in parts.continuing] if kind_of(text[-1]) != "alone" else []
-        found += [(index, ids[0]) for index in parts.unfinished] if kind_of(text[0]) == "run" else []
-    needed = {
-        phrase.ids[start:end]
-        for phrase in source.required
-        for start in range(len(phrase.ids))
-        for end in range(start + 1, len(phrase.ids) + 1)
-    }
-    return [sequence for sequence in found if sequence not in needed]
 
 
 def uses_argmax(runtime: Runtime[Any], options: SearchOptions, source: Source) -> bool:

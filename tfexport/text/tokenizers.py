@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,7 @@ from tfexport.text.sentencepiece import Pieces
 from tfexport.text.spacy_words import spacy_tokenizer
 from tfexport.text.subword_nmt import SEPARATOR, Subwords, has_subwords
 from tfexport.text.tokenizer_parts import library_tokenizer, telling_of_panics
-from tfexport.text.word_parts import WordParts, word_parts
+from tfexport.text.word_parts import WordParts, kind_of, word_parts
 
 SPECIAL_NAMES = {
     "unk": ("<unk>", "[UNK]", "<UNK>"),
@@ -97,6 +98,24 @@ class TextTokenizer:
             raise TokenizerError(
                 f"the text cannot be encoded: {error}. Give the vocabulary an unknown token."
             ) from error
+
+    def encode_inside(self, text: str) -> list[int]:
+        """Ids of text that stands inside a sentence: `Ġdog`, where `dog` alone begins one. Text that begins with a sign is
+        taken alone.
+
+        Raises:
+            TokenizerError, PanicError, WordTooLong: as `encode`.
+        """
+        alone, kind = self.encode(text), kind_of(text[:1] or " ")
+        is_unspaced = kind == "alone" and text[0].isalnum()
+        if self._looks_words_up or not (is_unspaced or kind == "run"):
+            return alone
+        before = "." if is_unspaced else "a"
+        with suppress(TokenizerError):  # of a vocabulary that lacks `before`
+            first, both = self.encode(before), self.encode(f"{before}{text}" if is_unspaced else f"{before} {text}")
+            if len(both) > len(first) and both[: len(first)] == first:
+                return both[len(first) :]
+        return alone
 
     def written(self, text: str) -> list[str]:
         """The part of `text` that each of the ids of `encode` stands for: an unknown word too is what it is."""
@@ -259,6 +278,13 @@ class TextTokenizer:
             raise
         except Exception as error:  # the library raises plain Exception
             raise TokenizerError(f"{where} is not a tokenizer: {error}. Export the model again.") from error
+
+    @property
+    def _looks_words_up(self) -> bool:
+        """Whether words are told apart before, so that they are the same anywhere."""
+        if self.spacy_language is not None or self.subwords is not None:
+            return True
+        return not isinstance(self.inner, Pieces) and isinstance(self.inner.model, models.WordLevel)
 
     @cached_property
     def _splits_by_rules(self) -> bool:

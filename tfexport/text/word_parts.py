@@ -5,7 +5,12 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "BOPOMOFO", "TIBETAN")
 """How Unicode names letters of scripts that put no spaces between words: each is a word of its own."""
@@ -32,6 +37,18 @@ class WordParts:
     """Ids whose letters or digits continue the word before, such as `ing` beside `▁going`."""
     unfinished: tuple[int, ...] = ()
     """Ids whose word goes on with the next token, such as `go@@`."""
+
+    @cached_property
+    def continuing_ids(self) -> NDArray[np.int64]:
+        """`continuing`, sorted."""
+        import numpy as np
+
+        return np.array(sorted(self.continuing), dtype=np.int64)
+
+    @cached_property
+    def unfinished_ids(self) -> frozenset[int]:
+        """`unfinished`, to look ids up."""
+        return frozenset(self.unfinished)
 
 
 Decode = Callable[[Sequence[Sequence[int]]], list[str]]

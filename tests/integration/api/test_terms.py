@@ -74,7 +74,12 @@ def test_glossaries_and_marks(model: tfexport.Model, tmp_path: Path) -> None:
         ({"glossary": {"de4": 5}}, "glossary has 5. Give phrases as strings"),
         ({"glossary": {" ": "x"}}, "glossary has ' '. Give phrases as strings"),
         ({"keep_between": "⟦"}, "keep_between is '⟦'. Give two marks"),
-        ({"constraints": [[]], "samples": 2}, "phrases are required of a beam search"),
+        ({"glossary": {"de4": "\ud800"}}, "glossary has '.ud800'. Give phrases that can be written as UTF-8"),
+        ({"glossary": {"\ud800": "x"}}, "glossary has '.ud800'"),
+        ({"keep_between": "\ud800 x"}, "and not two marks in UTF-8"),
+        ({"keep_between": ("", "")}, "keep_between is .'', ''., and not two marks"),
+        ({"keep_between": ("a b", "c")}, "not two marks"),
+        ({"constraints": [[]], "samples": 2}, "required phrases need beam search"),
         ({"constraint_order": "sorted"}, "one of ordered, unordered"),
     ],
 )

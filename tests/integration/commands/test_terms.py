@@ -37,8 +37,45 @@ def test_a_glossary_and_marks(decode: Run, tmp_path: Path) -> None:
     assert lines[2] == decode("--beam", "4", stdin=b"de6\n").lines[0]
     kept = decode("--keep-between", "[ ]", "--output-format", "jsonl", stdin=b"de4 [de5]\nde6\n")
     assert json.loads(kept.lines[0])["status"] == "unknown_token"
-    kept = decode("--keep-between", "[ ]", "--input-format", "ids", "--output-format", "ids", stdin=b"[ 5 6 ] 3\n")
-    assert "5 6" in kept.lines[0]
+
+
+@pytest.mark.parametrize(
+    ("formats", "error"),
+    [
+        (("ids", "text"), "the input is ids, and the output text"),
+        (("ids", "tokens"), "the input is ids, and the output tokens"),
+        (("tokens", "text"), "the input is tokens, and the output text"),
+        (("text", "ids"), "the input is text, and the output ids"),
+        (("ids", "ids"), "have vocabularies of their own"),
+    ],
+)
+def test_nothing_is_copied_into_another_vocabulary(decode: Run, formats: tuple[str, str], error: str) -> None:
+    flags = ("--keep-between", "[ ]", "--input-format", formats[0], "--output-format", formats[1])
+    assert error in one_error(decode(*flags, stdin=b"[ 5 6 ] 3\n"))
+
+
+def test_samples_may_have_forbidden_phrases(decode: Run, tmp_path: Path) -> None:
+    glossary = tmp_path / "glossary.tsv"
+    glossary.write_text("de4\twört7\tforbidden\nde5\twört7\n", encoding="utf-8")
+    flags = ("--glossary", glossary, "--keep-between", "[ ]", "--samples", "2")
+    found = decode(*flags, stdin=b"de4\nde5\nde6 [x]\nde6\n")
+    assert [bool(line) for line in found.lines] == [True, False, False, True]
+    assert "line 2: invalid_phrases: required phrases need beam search; samples cannot have any" in found.stderr
+
+
+def test_what_no_output_may_say_is_read_at_the_start(decode: Run, tmp_path: Path) -> None:
+    glossary = tmp_path / "glossary.tsv"
+    glossary.write_text("\t" + "wört7 " * 3000 + "\tforbidden\n", encoding="utf-8")
+    error = one_error(decode("--glossary", glossary, stdin=b"de4\n"))
+    assert "the glossary forbids 'w" in error
+    assert "more than 8,192 bytes" in error
+
+
+def test_prefixes_of_a_file_have_no_columns(decode: Run, tmp_path: Path) -> None:
+    (tmp_path / "prefixes").write_text("wört4\twört5\n", encoding="utf-8")
+    found = decode("--prefix-file", tmp_path / "prefixes", "--constraint-columns", stdin="de4\twört9\n".encode())
+    assert found.lines[0].startswith("wört4 wört5")
+    assert "wört9" in found.lines[0]
 
 
 def test_a_glossary_holds_for_each_sentence_of_a_line(decode: Run, tmp_path: Path) -> None:
@@ -62,13 +99,13 @@ def test_a_line_without_room_is_told(decode: Run) -> None:
     ("flags", "error"),
     [
         (["--constraint-columns", "--constraint-file", "x"], "both say which phrases"),
-        (["--constraint-columns", "--samples", "2"], "phrases are required of a beam search, and samples"),
+        (["--constraint-columns", "--samples", "2"], "required phrases need beam search; samples cannot"),
         (["--glossary", "nowhere"], "cannot read the glossary nowhere"),
         (["--constraint-file", "nowhere"], "cannot read nowhere"),
         (["--constraint-file", "-"], "two inputs cannot both be read from stdin"),
         (["--glossary-case", "ignore"], "there is none"),
         (["--keep-between", "[[]]"], "--keep-between is '[[]]'. Give two marks"),
-        (["--constraint-columns", "--alternatives", "2"], "phrases are required of a beam search, and alternatives"),
+        (["--constraint-columns", "--alternatives", "2"], "required phrases need beam search; alternatives cannot"),
     ],
 )
 def test_wrong_flags_are_named(decode: Run, flags: list[str], error: str) -> None:

@@ -137,9 +137,16 @@ def test_classes_are_those_of_the_api(client: TestClient, worded: Path) -> None:
             "translate",
             {"text": "de5", "constraints": ["wört5"], "samples": 2},
             400,
-            "phrases are required of a beam search",
+            "required phrases need beam search",
         ),
         ("translate", {"text": "de5", "keep_between": "x"}, 400, "keep_between is 'x'. Give two marks"),
+        (
+            "translate",
+            {"text": "de5", "keep_between": "\ud800 x"},
+            400,
+            "these options cannot be used: keep_between is",
+        ),
+        ("translate", {"text": "de5", "glossary": {"de5": "\ud800"}}, 400, "glossary has"),
         ("classify", {"texts": "de5"}, 400, "de-en is not a classifier. Use /v1/translate."),
         (
             "score",
@@ -174,7 +181,9 @@ def test_long_texts_leave_the_event_loop(quantized_bundle: Path, monkeypatch: py
         few = asyncio.run(model.translate_async(LINES))
         many = asyncio.run(model.translate_async([*LINES, *["de5 " * 500] * 3]))
         asyncio.run(model.score_async(LINES[:1], ["wört5 " * 1000]))
-    assert threads == [True, False, False]
+        asyncio.run(model.translate_async(LINES[:1], constraints=[["wört5 " * 1000]]))
+        asyncio.run(model.translate_async(LINES[:1], glossary={"de99": "wört5 " * 1000}))
+    assert threads == [True, False, False, False, False]
     assert [one.text for one in many[:3]] == [one.text for one in few]
     assert [one.status for one in many[3:]] == ["too_long"] * 3
 

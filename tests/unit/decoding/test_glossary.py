@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tfexport.decoding.glossary import read_glossary, words_of
+from tfexport.decoding import glossary as glossaries
+from tfexport.decoding.glossary import Entry, Glossary, read_glossary, words_of
 from tfexport.errors import TfexportError
 
 
@@ -88,3 +89,27 @@ def test_lines_that_are_none_of_a_glossary_are_named(tmp_path: Path, content: st
         read_glossary(path, "text")
     with pytest.raises(TfexportError, match="cannot read the glossary"):
         read_glossary(tmp_path / "nowhere", "text")
+
+
+def test_a_search_grows_with_the_text_times_the_longest_phrase(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where all words are the same, and no phrase is found."""
+    n, n_looked_up = 60, 0
+
+    class Word(str):
+        __slots__ = ()
+
+        def __hash__(self) -> int:
+            nonlocal n_looked_up
+            n_looked_up += 1
+            return str.__hash__(self)
+
+    found = Glossary.of(Entry("a " * count + "b", "x", False, "") for count in range(1, n))
+    monkeypatch.setattr(glossaries, "words_of", lambda *_: (*map(Word, "a" * 2 * n),))
+    assert not [*found.found_in("")]
+    assert 2 * n < n_looked_up <= 2 * n * (n + 1)
+
+
+def test_the_longest_phrase_wins_where_a_longer_one_breaks_off() -> None:
+    entries = [Entry(source, source, False, "") for source in ("a", "a b", "a b c d", "c")]
+    found = Glossary.of(entries).found_in("a b c a b c d a x")
+    assert [term.required for term in found] == ["a b", "c", "a b c d", "a"]

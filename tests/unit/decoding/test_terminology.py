@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.support.fakes import ScriptedRuntime, random_model, tiny_config
-from tfexport.decoding.glossary import read_glossary
-from tfexport.decoding.line_reader import Reader, TargetReader
+from tfexport.decoding.glossary import Entry, Glossary, read_glossary
+from tfexport.decoding.hypothesis import Source
+from tfexport.decoding.line_reader import Piece, Reader, TargetReader
 from tfexport.decoding.search import SearchOptions
 from tfexport.decoding.terminology import Terminology, phrases_in
 from tfexport.decoding.translate import Result, Writer, translate
 from tfexport.errors import TfexportError
-from tfexport.text.tokenizers import word_tokenizer
+from tfexport.text.tokenizers import TextTokenizer, word_tokenizer
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", *"abcdefgh"]
 CONFIG = tiny_config(
@@ -75,10 +77,13 @@ def test_phrases_come_from_a_file() -> None:
         (b"a\t\xff", "invalid_utf8", "is not UTF-8"),
         (b"a\t" + b"c " * 13, "invalid_phrases", "its phrases have 13 ids, the model writes at most 12"),
         (b"a\tc\t" + b"d " * 5000, "too_long", "more than 8,192 bytes"),
-        (b"a [b", "invalid_phrases", "'[' comes without text and ']' after it"),
+        (b"a [b", "invalid_phrases", "'[' comes without ']' after it"),
+        (b"a\tc <unk>", "invalid_phrases", "'c <unk>' has a special token, id 3"),
+        (b"a\t<pad>", "invalid_phrases", "a special token, id 0"),
+        (b"a\t<s>", "invalid_phrases", "a special token, id 1"),
         (b"a b]", "invalid_phrases", "']' comes without '[' before it"),
-        (b"a [[b] c]", "invalid_phrases", "'[' comes"),
-        (b"a [ ] c", "invalid_phrases", "'[' comes without text"),
+        (b"a [[b] c]", "invalid_phrases", "'[' comes again before ']'"),
+        (b"a [ ] c", "invalid_phrases", "'[' and ']' have no text between them"),
         (b"a [x] c", "unknown_token", "lacks"),
         (b"a [B] c", "unknown_token", "'B' cannot be copied: the target vocabulary writes it as 'b'"),
         (b"\xff [b]", "invalid_utf8", "byte 1"),
@@ -129,3 +134,23 @@ def test_outputs_that_lack_phrases_have_a_status() -> None:
     assert '"status": "phrases_missing"' in lines[1]
     [met] = run([b"a\tc"], Terminology(TARGET, columns=True))
     assert "missing" not in Writer(CONFIG, VOCABULARY, "jsonl").line(met)
+
+
+def test_ids_are_copied_where_both_sides_have_one_vocabulary() -> None:
+    for tied, format in ((True, "ids"), (False, "tokens")):
+        shared = TargetReader(CONFIG.replace(tie_source_target=tied), VOCABULARY, format)  # type: ignore[arg-type]
+        Terminology(shared, keep=KEEP).require_format(format)  # type: ignore[arg-type]
+    with pytest.raises(TfexportError, match="vocabularies of their own"):
+        Terminology(TargetReader(CONFIG, VOCABULARY, "ids"), keep=KEEP).require_format("ids")
+
+
+def test_phrases_are_read_as_they_stand_inside_a_sentence() -> None:
+    """Of bytes: `Ġb` after another word, and `b` where a sentence begins."""
+    inner = Tokenizer(models.BPE({"</s>": 0, "a": 1, "b": 2, "Ġ": 3, "Ġa": 4, "Ġb": 5}, [("Ġ", "a"), ("Ġ", "b")]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    config = tiny_config(tgt_vocab_size=6, pad_id=0, bos_id=0, eos_id=0)
+    glossary = Glossary.of([Entry("x", "b", False, ""), Entry("", "a", True, "")])
+    terms = Terminology(TargetReader(config, TextTokenizer(inner), "text"), glossary=glossary)
+    found = terms.applied(Source((1,)), [Piece("x", False)], [b"a b"])
+    assert [phrase.ids for phrase in found.required] == [(4, 5), (5,)]
+    assert [phrase.ids for phrase in found.forbidden] == [(4,), (1,)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tfexport.text.tokenizers import TextTokenizer, word_tokenizer
 from tfexport.text.word_parts import kind_of
@@ -57,3 +57,30 @@ def test_words_have_no_parts() -> None:
 def test_kinds_of_characters(characters: str, kind: str) -> None:
     wanted = ["alone" if character == "一" else kind for character in characters]
     assert [kind_of(character) for character in characters] == wanted
+
+
+def bpe(pre: pre_tokenizers.PreTokenizer, *words: str) -> TextTokenizer:
+    """A vocabulary of words and their letters."""
+    letters = sorted({letter for word in words for letter in word})
+    steps = [(word[:end], word[end]) for word in words for end in range(1, len(word))]
+    vocabulary = {token: index for index, token in enumerate(dict.fromkeys([*letters, *(a + b for a, b in steps)]))}
+    inner = Tokenizer(models.BPE(vocabulary, [*dict.fromkeys(steps)]))
+    inner.pre_tokenizer = pre
+    return TextTokenizer(inner)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "text", "inside"),
+    [
+        (bpe(pre_tokenizers.ByteLevel(add_prefix_space=False), "Ġdog", "dog", "a", "!"), "dog", ["Ġdog"]),
+        (bpe(pre_tokenizers.ByteLevel(add_prefix_space=False), "Ġdog", "dog", "a", "!"), "dog dog", ["Ġdog", "Ġdog"]),
+        (bpe(pre_tokenizers.ByteLevel(add_prefix_space=False), "Ġdog", "dog", "a", "!"), "!", ["!"]),
+        (bpe(pre_tokenizers.ByteLevel(), "Ġdog", "dog", "Ġa"), "dog", ["Ġdog"]),
+        (bpe(pre_tokenizers.Metaspace(), "▁dog", "▁a"), "dog", ["▁dog"]),
+        (bpe(pre_tokenizers.Metaspace(), "▁", ".", "京都"), "京都", ["京都"]),
+        (word_tokenizer(vocabulary("<unk>", "dog", "a")), "dog", ["dog"]),
+        (library(decoders.WordPiece(), "<unk>", "dog"), "dog", ["dog"]),
+    ],
+)
+def test_text_inside_a_sentence(tokenizer: TextTokenizer, text: str, inside: list[str]) -> None:
+    assert tokenizer.tokens(tokenizer.encode_inside(text)) == inside

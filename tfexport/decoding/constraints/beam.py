@@ -57,7 +57,7 @@ class ConstrainedBeamBatch(BeamBatch):
         """Of the live hypotheses of each source."""
 
     def _first_state(self, index: int) -> ConstraintState:
-        possible = [phrase.ids for phrase in self._phrases[index] if not self._rules.forbids(phrase.ids, index)]
+        possible = self._rules.possible((phrase.ids for phrase in self._phrases[index]), index)
         if len(possible) < len(self._phrases[index]):
             self._lacks.add(index)
         return first_state(possible, self._options.constraint_order)

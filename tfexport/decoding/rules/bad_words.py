@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,23 +43,42 @@ class BadWords(HistoryRule):
         for *before, last in self.bad_words:
             allowed[rows_that_end_with(history, before), last] = False
 
+    def excludes(self, phrases: Sequence[tuple[int, ...]], source: Sequence[int]) -> bool:
+        banned = last_tokens(self.bad_words)
+        return any(has_banned(ids, banned) for ids in phrases)
 
-LastTokens = dict[tuple[int, ...], list[int]]
-"""The last tokens of sequences, by the tokens before them."""
+
+LastTokens = Mapping[int, Mapping[tuple[int, ...], "Sequence[int] | IntArray"]]
+"""The last tokens of sequences, by how many tokens come before them, and by these. There may be thousands."""
 
 
 def last_tokens(sequences: Iterable[Sequence[int]]) -> LastTokens:
     """The `LastTokens` of sequences."""
-    found: LastTokens = {}
+    import numpy as np
+
+    found: dict[int, dict[tuple[int, ...], list[int]]] = {}
     for *before, last in sequences:
-        found.setdefault(tuple(before), []).append(last)
-    return found
+        found.setdefault(len(before), {}).setdefault(tuple(before), []).append(last)
+    # Those that may follow nothing are banned in each row and step: NumPy takes long to read a list of thousands.
+    always: LastTokens = {0: {(): np.array(found[0][()], dtype=np.int64)}} if 0 in found else {}
+    return {**found, **always}
 
 
 def ban_last(allowed: NDArray[np.bool_], history: IntArray, of_rows: Sequence[LastTokens]) -> None:
-    """`BadWords.ban` where each row has sequences of its own, as `last_tokens` gives them. There may be thousands."""
-    for row, by_before in enumerate(of_rows):
-        past = tuple(history[row].tolist()) if by_before else ()
-        for size in {*map(len, by_before)}:
-            if size <= len(past):
-                allowed[row, by_before.get(past[len(past) - size :], [])] = False
+    """`BadWords.ban` where each row has sequences of its own, as `last_tokens` gives them."""
+    length = history.shape[1]
+    for row, by_size in enumerate(of_rows):
+        longest = max((size for size in by_size if size <= length), default=0)
+        past = tuple(history[row, length - longest :].tolist())
+        for size, by_before in by_size.items():
+            if size <= length and (found := by_before.get(past[longest - size :])) is not None:
+                allowed[row, found] = False
+
+
+def has_banned(ids: tuple[int, ...], sequences: LastTokens) -> bool:
+    """Whether one of the sequences is in `ids`."""
+    return any(
+        ids[place + size] in by_before.get(ids[place : place + size], ())
+        for size, by_before in sequences.items()
+        for place in range(len(ids) - size)
+    )

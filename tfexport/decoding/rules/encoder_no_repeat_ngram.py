@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tfexport.decoding.rules.history import PANEL, HistoryRule
+from tfexport.decoding.rules.history import PANEL, HistoryRule, ngrams_of
 from tfexport.option import option
 
 if TYPE_CHECKING:
@@ -41,3 +41,8 @@ class EncoderNoRepeatNgram(HistoryRule):
             for place in range(len(source) - (n - 1)):
                 if list(source[place : place + n - 1]) == last and source[place + n - 1] < vocabulary:
                     allowed[row, source[place + n - 1]] = False
+
+    def excludes(self, phrases: Sequence[tuple[int, ...]], source: Sequence[int]) -> bool:
+        n = self.encoder_no_repeat_ngram
+        banned = {*ngrams_of(source, n)}
+        return any(ngram in banned for ids in phrases for ngram in ngrams_of(ids, n))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,19 @@ class HistoryRule(Options):
         Args:
             sources: the encoder's ids of each row.
         """
+
+    def excludes(self, phrases: Sequence[tuple[int, ...]], source: Sequence[int]) -> bool:
+        """Whether no output of a source can have these phrases, each at a place of its own.
+
+        Args:
+            source: the encoder's ids.
+        """
+        return False
+
+
+def ngrams_of(ids: Sequence[int], n: int) -> Iterator[tuple[int, ...]]:
+    """The n-grams of `ids`, from left to right."""
+    return (tuple(ids[place : place + n]) for place in range(len(ids) - n + 1))
 
 
 def rows_that_end_with(history: IntArray, tokens: Sequence[int]) -> NDArray[np.bool_]:

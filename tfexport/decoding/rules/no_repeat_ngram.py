@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tfexport.decoding.rules.history import PANEL, HistoryRule
+from tfexport.decoding.rules.history import PANEL, HistoryRule, ngrams_of
 from tfexport.option import option
 
 if TYPE_CHECKING:
@@ -41,3 +41,7 @@ class NoRepeatNgram(HistoryRule):
         last = history[:, history.shape[1] - (n - 1) :]
         rows, places = np.nonzero((ngrams[..., :-1] == last[:, None]).all(axis=2))
         allowed[rows, ngrams[rows, places, -1]] = False
+
+    def excludes(self, phrases: Sequence[tuple[int, ...]], source: Sequence[int]) -> bool:
+        ngrams = [ngram for ids in phrases for ngram in ngrams_of(ids, self.no_repeat_ngram)]
+        return len({*ngrams}) < len(ngrams)

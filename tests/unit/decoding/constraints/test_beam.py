@@ -10,9 +10,9 @@ import pytest
 from tests.support.constrained import has_all
 from tests.support.fakes import EOS, Ids, Model, ScriptedRuntime, constant_model, echo_model, random_model, tiny_config
 from tfexport.decoding.hypothesis import Phrase, Source
+from tfexport.decoding.phrase_rules import Glued, PhraseRules
 from tfexport.decoding.profiles import ProfileName
 from tfexport.decoding.search import Hypothesis, SearchOptions, search
-from tfexport.decoding.token_rules import glued
 from tfexport.errors import TfexportError
 from tfexport.runtimes.base import FloatArray
 from tfexport.text.word_parts import WordParts
@@ -116,6 +116,41 @@ def test_phrases_that_a_rule_forbids_are_told() -> None:
         assert all(6 in one.ids and one.finished and len(one.ids) < 30 for one in found)
     [[best]] = run(ends_now_and_then(1), [Source((5,), required=phrases((1, 9, 9)), forbidden=phrases((9, 9)))], beam=2)
     assert best.missing == phrases((1, 9, 9))
+
+
+@pytest.mark.parametrize(
+    ("required", "missing", "given"),
+    [
+        (phrases((6,), (7, 9)), phrases((7, 9)), {"end_tokens": (9,)}),
+        (phrases((7, 8), (6,), (7, 8)), phrases((7, 8)), {"no_repeat_ngram": 2}),
+        (phrases((6,), (7, 8, 7)), phrases((7, 8, 7)), {"no_repeat_ngram": 1}),
+        (phrases((6,), (7, 8)), phrases((7, 8)), {"encoder_no_repeat_ngram": 2}),
+    ],
+)
+def test_phrases_that_can_never_come_are_left_out(
+    required: tuple[Phrase, ...], missing: tuple[Phrase, ...], given: dict[str, Any]
+) -> None:
+    source = Source((5, 7, 8), required=required)
+    [[best]] = run(ends_now_and_then(1), [source], beam=4, max_length=50, **given)
+    assert best.missing == missing
+    assert best.finished
+    assert len(best.ids) < 30
+
+
+def test_a_phrase_may_have_hundreds_of_tokens() -> None:
+    """What is kept from outputs grows with its tokens, not with all sequences in it."""
+    long = tuple(range(4, 20)) * 200
+    required = (Phrase(long, "x", is_whole=True), Phrase((*long, 20), "y", is_whole=True))
+    parts = WordParts(continuing=(20, 21, VOCAB + 3))
+    glued = Glued.of(Source((5,), required=required, word_parts=parts), VOCAB)
+    assert glued is not None
+    for past, banned in ((long, {21}), ((*long, 20), {20, 21}), (long[1:], set())):
+        allowed = np.ones(VOCAB, dtype=bool)
+        glued.ban(allowed, [*past])
+        assert {*np.flatnonzero(~allowed).tolist()} == banned
+    rules = PhraseRules([Source((5,), required=required, forbidden=phrases((6, 5), (4,) * 3))], VOCAB)
+    assert not rules.forbid(long, 0)
+    assert rules.forbid((*long, 6, 5), 0)
 
 
 def test_without_room_outputs_are_as_far_as_they_can_be() -> None:
@@ -225,7 +260,7 @@ def test_whole_phrases_are_no_parts_of_longer_words(beam: int) -> None:
             n_glued += is_glued
     assert n_glued > 3
     signs = tuple(Phrase(ids, "+", is_whole=True) for ids, _, _ in required)
-    assert not glued(Source((5,), required=signs, word_parts=parts))
+    assert Glued.of(Source((5,), required=signs, word_parts=parts), VOCAB) is None
 
 
 def test_a_phrase_may_have_another_with_more_in_it() -> None:

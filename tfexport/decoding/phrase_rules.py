@@ -1,0 +1,97 @@
+"""What the phrases of a source keep from its outputs: forbidden ones, and parts of words beside those that are whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfexport.decoding.hypothesis import Ids, Source
+from tfexport.decoding.rules.bad_words import LastTokens, ban_last, has_banned, last_tokens
+from tfexport.runtimes.base import IntArray
+from tfexport.text.word_parts import kind_of
+
+
+@dataclass(frozen=True)
+class Glued:
+    """The tokens that would make whole phrases of a source parts of longer words.
+
+    What another phrase has in it is not among them: `New` may be required beside `New@@ ton`.
+
+    Args:
+        after: phrases, and the ids that may not follow, which continue their last word.
+        unfinished: ids whose word goes on with the next token.
+        before: first ids of phrases, which may not follow an unfinished one, and the unfinished ones that they may follow.
+    """
+
+    after: list[tuple[Ids, IntArray]]
+    unfinished: frozenset[int]
+    before: dict[int, set[int]]
+
+    @classmethod
+    def of(cls, source: Source, vocabulary: int) -> Glued | None:
+        """Those of a source; None where there are none."""
+        parts, whole = source.word_parts, [phrase for phrase in source.required if phrase.is_whole]
+        if parts is None or not whole:
+            return None
+        continuing = parts.continuing_ids[: int(np.searchsorted(parts.continuing_ids, vocabulary))]
+        places: dict[int, list[tuple[Ids, int]]] = {}
+        for phrase in source.required:
+            for place, index in enumerate(phrase.ids):
+                places.setdefault(index, []).append((phrase.ids, place))
+        after: dict[Ids, IntArray] = {}
+        before: dict[int, set[int]] = {}
+        for ids, text, _ in whole:
+            here = places[ids[0]]
+            if len(continuing) and kind_of(text[-1]) != "alone" and ids not in after:
+                needed = [
+                    one[at + len(ids)] for one, at in here if one[at : at + len(ids)] == ids and one[at + len(ids) :]
+                ]
+                after[ids] = continuing[~np.isin(continuing, needed)] if needed else continuing
+            if parts.unfinished_ids and kind_of(text[0]) == "run":
+                before[ids[0]] = {one[at - 1] for one, at in here if at}
+        return cls([*after.items()], parts.unfinished_ids, before) if after or before else None
+
+    def ban(self, allowed: NDArray[np.bool_], past: Sequence[int]) -> None:
+        """Clear in `allowed` [vocab], in place, what may not come after `past`."""
+        for ids, following in self.after:
+            if past[-1:] == [ids[-1]] and tuple(past[-len(ids) :]) == ids:
+                allowed[following] = False
+        if past and past[-1] in self.unfinished:
+            allowed[[first for first, needed in self.before.items() if past[-1] not in needed]] = False
+
+
+class PhraseRules:
+    """What the phrases of several sources keep from their outputs; false where that is nothing.
+
+    Args:
+        vocabulary: the number of target ids.
+    """
+
+    def __init__(self, sources: Sequence[Source], vocabulary: int):
+        # A glossary may forbid many phrases, in one tuple for all sources.
+        several = {id(source.forbidden): source.forbidden for source in sources}
+        known = {key: last_tokens(phrase.ids for phrase in forbidden) for key, forbidden in several.items()}
+        self._forbidden: list[LastTokens] = [known[id(source.forbidden)] for source in sources]
+        self._glued = [Glued.of(source, vocabulary) for source in sources]
+        self._has_any = any(self._forbidden) or any(self._glued)
+
+    def __bool__(self) -> bool:
+        return self._has_any
+
+    def ban(self, allowed: NDArray[np.bool_], history: IntArray, of_rows: Sequence[int]) -> None:
+        """Clear in `allowed` [rows, vocab], in place, what may not come after `history` [rows, length].
+
+        Args:
+            of_rows: the source of each row.
+        """
+        ban_last(allowed, history, [self._forbidden[index] for index in of_rows])
+        for row, index in enumerate(of_rows):
+            if (glued := self._glued[index]) is not None:
+                glued.ban(allowed[row], history[row].tolist())
+
+    def forbid(self, ids: Ids, index: int) -> bool:
+        """Whether outputs of source `index`, which has this required phrase, can never have its ids."""
+        return has_banned(ids, self._forbidden[index])
