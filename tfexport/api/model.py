@@ -248,7 +248,9 @@ class Model(AsyncTranslation):
 
         Args:
             texts: a text, or several, which share batches.
-            shortlist, batch_size, workers: as in `translate`.
+            shortlist: as in `translate`.
+            batch_size: as in `translate`.
+            workers: as in `translate`.
             options: `split` (sentences by default), `language` and `markup`, as flags of `tfexport decode`; and those of
                 `translate`. `markup` needs a bundle that was exported with `--alignments`.
 
