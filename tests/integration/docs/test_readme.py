@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -143,9 +144,22 @@ def test_commands_of_a_page_run(
     files = newcomer if page in FROM_NOTHING else request.getfixturevalue("with_bundle")
     folder = Path(shutil.copytree(files, tmp_path / "files"))
     monkeypatch.chdir(folder)
+    if any(command.startswith("tfexport corpus") for command in COMMANDS[page]):
+        pytest.importorskip("ray.data", reason="Ray Data is not installed: pip install 'tfexport[ray]'")
+        write_news(folder / "news")
     with Server(tmp_path / "server.log") as server:
         for command in COMMANDS[page]:
             run_one(command, folder, server)
+
+
+def write_news(folder: Path) -> None:
+    """A corpus of two files."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    folder.mkdir()
+    for name, texts in (("a", ["w4 w5 w6", "w9"]), ("b", ["w3 w2"])):
+        parquet.write_table(pa.table({"de": texts}), folder / f"{name}.parquet")
 
 
 def run_one(command: str, folder: Path, server: Server) -> None:
@@ -158,6 +172,11 @@ def run_one(command: str, folder: Path, server: Server) -> None:
         streamed = re.findall(r"^data: (.*)$", answer, re.MULTILINE)
         assert bool(streamed) == ("-N" in command)
         assert all("error" not in json.loads(one) for one in streamed or [answer])
+        return
+    if command.startswith("tfexport corpus"):  # Ray keeps the streams of a process for longer than a command runs here
+        module = [sys.executable, "-m", "tfexport", *shlex.split(command)[1:]]
+        done = subprocess.run(module, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
         return
     printed = run(command.removeprefix("tfexport "))
     if "-o output.txt" in command:
