@@ -61,8 +61,7 @@ def html_runs(source: str, start: int = 0, end: int | None = None) -> list[Run]:
     part = source[start:end]
     reader = _Reader(part, start)
     try:
-        reader.feed(part)
-        reader.close()
+        reader.read(part)
     except AssertionError as error:
         raise TfexportError(f"the HTML cannot be read: {error}. Correct it, or give it as text.") from error
     return _Runs(source).of(reader.spans())
@@ -98,6 +97,18 @@ class _Reader(HTMLParser):
         self._end = offset + len(part)
         self._lines = list(accumulate((len(line) + 1 for line in part.split("\n")), initial=offset))
         self._begun: list[tuple[str, str, int, bool]] = []
+
+    def read(self, part: str) -> None:
+        """Find the pieces.
+
+        What follows the last `>` has no whole tag, so it is text. The parser would look for an end of each `<` in it anew, in
+        quadratic time.
+        """
+        end = part.rfind(">") + 1
+        self.feed(part[:end])
+        self.close()
+        if end < len(part):
+            self._begun.append(("text", "", self._end - len(part) + end, False))
 
     def _add(self, kind: str, name: str = "", *, kept: bool = False) -> None:
         line, column = self.getpos()

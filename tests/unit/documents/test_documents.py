@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from html.parser import HTMLParser
 
 import pytest
 
@@ -138,6 +139,15 @@ def test_html(html: str, expected: str) -> None:
 @pytest.mark.parametrize("html", ["eins</b> zwei <i>drei", "<b>eins, <i>zwei</b> drei</i>", "<b>" * 50 + "eins zwei"])
 def test_tags_that_are_not_balanced_stay_wherever(html: str) -> None:
     assert sorted(re.findall("<[^>]*>", reversed_words(html, "html"))) == sorted(re.findall("<[^>]*>", html))
+
+
+def test_what_has_no_whole_tag_is_not_given_to_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+    feed = HTMLParser.feed
+    monkeypatch.setattr(HTMLParser, "feed", lambda self, text: (given.append(text), feed(self, text))[1])
+    html = "Ein <b>Hund</b> &amp; " + "<a " * 20
+    assert unchanged(html, "html").replace("&lt;", "<") == html
+    assert set(given) == {"Ein <b>Hund</b>"}
 
 
 def test_without_attention_tags_end_segments() -> None:
