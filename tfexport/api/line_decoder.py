@@ -91,11 +91,8 @@ class LineDecoder:
             terms: what outputs have to say.
             window: lines that are read before any is decoded; see `translate`.
         """
-        batch_size, workers = count_of("batch_size", batch_size), count_of("workers", workers, maximum=MOST_THREADS)
-        limits = group_of(BatchLimits, given)
-        others = {name: value for name, value in given.items() if name not in declared(BatchLimits)}
+        batches, others = self._batches(batch_size, workers, given)
         asked, options = self.search_of(begins, shortlist, others, terms)
-        require_workers(self.runtime.name, self.bundle, self.runtime.precision, workers)
 
         def decode(lines: Iterable[bytes], format: InputFormat, outputs: TargetReader | None) -> Iterator[Translation]:
             told = None if terms is None else terms.ready(format, options)
@@ -105,13 +102,11 @@ class LineDecoder:
                 replace(reader, tells_tokens=options.attention, terms=told),
                 lines,
                 options,
-                batch_size=batch_size,
-                max_batch_tokens=limits.max_batch_tokens,
                 window=window,
-                workers=workers,
                 outputs=outputs,
                 shortlist=shortlist,
                 live=live,
+                **batches,
             )
             return (translation_of(finish(result), writer) for result in results)
 
@@ -126,16 +121,13 @@ class LineDecoder:
         given: Mapping[str, Any],
     ) -> Iterator[DocumentTranslation]:
         """The results of texts of many sentences; see `decoder`."""
-        batch_size, workers = count_of("batch_size", batch_size), count_of("workers", workers, maximum=MOST_THREADS)
         asked, given = document_options(given)
-        limits = group_of(BatchLimits, given)
-        others = {name: value for name, value in given.items() if name not in declared(BatchLimits)}
+        batches, others = self._batches(batch_size, workers, given)
         alignments, options = self.search_of(False, shortlist, others)
-        require_workers(self.runtime.name, self.bundle, self.runtime.precision, workers)
         reader, writer = with_alignments(alignments, Reader.of(self.bundle, "text"), Writer.of(self.bundle, "text"))
         reader = replace(reader, tells_tokens=options.attention)
         maker = DocumentMaker.of(reader, self.runtime.capacity, asked)
-        window = window_size(batch_size, workers)
+        window = window_size(batches["batch_size"], batches["workers"])
 
         def decode(lines: Iterable[bytes], done: int) -> Iterator[Result]:
             return translate(
@@ -143,17 +135,25 @@ class LineDecoder:
                 reader,
                 lines,
                 options,
-                batch_size=batch_size,
-                max_batch_tokens=limits.max_batch_tokens,
                 window=window,
-                workers=workers,
                 done=done,
                 shortlist=shortlist,
+                **batches,
             )
 
         units = (Unit(number, maker.document(text)) for number, text in enumerate(texts, start=1))
         found = translate_units(units, decode, writer, window=window, is_aligned=asked.markup is not None)
         return (document_translation_of(one, writer) for one in found)
+
+    def _batches(
+        self, batch_size: int, workers: int, given: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The arguments of `translate` about batches, checked, and what else is `given`."""
+        batch_size, workers = count_of("batch_size", batch_size), count_of("workers", workers, maximum=MOST_THREADS)
+        limits = group_of(BatchLimits, given)
+        require_workers(self.runtime.name, self.bundle, self.runtime.precision, workers)
+        others = {name: value for name, value in given.items() if name not in declared(BatchLimits)}
+        return {"batch_size": batch_size, "workers": workers, "max_batch_tokens": limits.max_batch_tokens}, others
 
     def search_of(
         self,

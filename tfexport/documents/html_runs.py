@@ -101,8 +101,8 @@ class _Reader(HTMLParser):
     def read(self, part: str) -> None:
         """Find the pieces.
 
-        What follows the last `>` has no whole tag, so it is text. The parser would look for an end of each `<` in it anew, in
-        quadratic time.
+        What follows the last `>` has no whole tag, so it is text. The parser would look for an end of each `<` in it anew,
+        in quadratic time.
         """
         end = part.rfind(">") + 1
         self.feed(part[:end])
