@@ -1,6 +1,6 @@
 """The rate at which servers keep a limit of p99 latency.
 
-    python -m benchmarks.serve_load [--quick] [--only "small, int8"] [--rounds 5] [--seconds 7]
+    python -m benchmarks.serve_load [--quick] [--only "small, int8"] [--rounds 7] [--seconds 7]
 
 Each part is a model in a precision. All servers of a part are started, and take turns: a round gives each of them a run at
 the rate that its search asks for next (`ladder.py`), while the others are stopped. Results are kept after every run.
@@ -52,7 +52,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", help="a part such as 'small, int8'; by default all")
     parser.add_argument("--systems", help="some of the servers, by parts of their names, with commas")
     parser.add_argument("--tune", choices=("tfexport", "ctranslate2", "transformers", "serve"), help="see above")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each server")
+    parser.add_argument("--rounds", type=int, default=7, help="runs of each server")
     parser.add_argument("--seconds", type=float, default=7, help="of each run; half as many more of base")
     parser.add_argument("--quick", action="store_true", help="two short rounds, to see that all of it runs")
     parser.add_argument("--preliminary", help="say in the results that they are, and why")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.serve_load import OURS
+from benchmarks.serve_load.ladder import TRIES, Ladder
 from benchmarks.tables import table
 
 Run = Mapping[str, Any]
@@ -32,16 +33,24 @@ def groups(runs: Sequence[Run]) -> dict[tuple[str, str], dict[str, list[Run]]]:
     return found
 
 
+def search(runs: Sequence[Run]) -> Ladder:
+    """What runs without streams found."""
+    found = Ladder(start=0.0)
+    for run in runs:
+        if not run["stream"]:
+            found.note(run["rate"], kept=run["kept"])
+    return found
+
+
 def sustained(runs: Sequence[Run]) -> Run | None:
-    """The run of the highest rate below all that broke the limit."""
-    plain = [run for run in runs if not run["stream"]]
-    worst = min((run["rate"] for run in plain if not run["kept"]), default=float("inf"))
-    return max((run for run in plain if run["rate"] < worst), key=lambda run: run["rate"], default=None)
+    """The run of the highest rate that was kept, below all that are broken."""
+    best = search(runs).best
+    return next((run for run in runs if run["kept"] and not run["stream"] and run["rate"] == best), None)
 
 
 def is_found(runs: Sequence[Run]) -> bool:
     """Whether a higher rate broke the limit: otherwise the search ended too early."""
-    return any(not run["kept"] for run in runs if not run["stream"])
+    return bool(search(runs).missed)
 
 
 def markdown(record: Mapping[str, Any]) -> str:
@@ -73,6 +82,7 @@ def markdown(record: Mapping[str, Any]) -> str:
     lines += table([*head, "CPU ms/request", "MiB"], rows)
     lines += ["", *_first_tokens(record["runs"])]
     client = max((run["client_cpu"] for run in record["runs"]), default=0.0)
+    lines += ["", f"A rate is beyond a server when {TRIES} runs of it break the limit, and none keeps it."]
     lines += ["", f"The load generator used at most {client:.2f} of a core."]
     return "\n".join(lines) + "\n"
 

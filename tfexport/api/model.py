@@ -207,7 +207,7 @@ class Model(AsyncTranslation):
             outputs = None
             if isinstance(prefixes, bytes):
                 lines, again = tee(lines)
-                outputs = self._lines.writer().reader(lines=_repeated(prefixes, again))
+                outputs = self._lines.writer().reader(lines=(prefixes for _ in again))
             elif prefixes is not None:
                 outputs = self._lines.writer().reader(lines=prefixes)
             yield from decode(lines, format, outputs)
@@ -354,11 +354,6 @@ class Model(AsyncTranslation):
         """
         chosen = group_of(TermOptions, {"glossary": path_of("path", path), "glossary_case": case})
         return read_glossary(path_of("path", path), "text", chosen.glossary_case)
-
-
-def _repeated(prefix: bytes, lines: Iterable[bytes]) -> Iterator[bytes]:
-    """The prefix, once for each line."""
-    return (prefix for _ in lines)
 
 
 def _steps(events: Iterable[Streamed]) -> Iterator[Step]:

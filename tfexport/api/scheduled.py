@@ -1,0 +1,174 @@
+"""A model behind a scheduler: how the scheduler starts and ends, and what becomes of the lines of a request."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+from tfexport.api.line_decoder import LineDecoder
+from tfexport.bundle.reader import Bundle
+from tfexport.contract import ATTENTION_ROLES
+from tfexport.decoding.hypothesis import Source
+from tfexport.decoding.line_reader import Reader, TargetReader
+from tfexport.decoding.options import SearchOptions
+from tfexport.decoding.request_options import AlignmentOptions, InputFormat, KeepOptions
+from tfexport.decoding.shortlist import Shortlist
+from tfexport.decoding.terminology import Terminology
+from tfexport.decoding.translate import Result, Writer, read_window, result_of, with_alignments
+from tfexport.errors import TfexportError, UnavailableError
+from tfexport.option import checked, with_keywords
+from tfexport.runtimes import require_workers
+from tfexport.runtimes.base import Runtime
+from tfexport.scheduling.metrics import Counters
+from tfexport.scheduling.options import ServingOptions
+from tfexport.scheduling.service import Outputs, Service
+
+MOST_KINDS = 100
+"""Of options that are kept checked."""
+
+READ_HERE = 4096
+"""Bytes of text that the event loop splits into tokens itself: more takes milliseconds, in which no other call goes on."""
+
+
+class ScheduledModel:
+    """The part of `Model` that has a scheduler, which starts with the first request."""
+
+    def __init__(self, bundle: Bundle, runtime: Runtime[Any]):
+        self._bundle, self._runtime, self._lines = bundle, runtime, LineDecoder(bundle, runtime)
+        self._service: Service | None = None
+        self._is_closed = False
+        self._kinds: dict[tuple[object, ...], tuple[SearchOptions, Reader, Writer]] = {}
+        self._service_lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @with_keywords(ServingOptions)
+    def serve(self, **options: Any) -> Self:
+        """Start the scheduler of `translate_async` with these options, fields of `ServingOptions`; without a call of this it
+        starts by itself, with the defaults. Worker processes are best made while there are no other threads.
+
+        Raises:
+            TfexportError: it was started before, an option is out of range, or the runtime is not for so many workers.
+        """
+        chosen = ServingOptions(**{n: v for n, v in checked(ServingOptions, options).items() if v is not None})
+        require_workers(self._runtime.name, self._bundle, self._runtime.precision, chosen.workers)
+        with self._service_lock:
+            self._require_open()
+            if self._service is not None:
+                raise TfexportError("this model's scheduler has started. Call serve once, before translate_async.")
+            self._service = Service(self._runtime, chosen)
+        return self
+
+    def close(self) -> None:
+        """End the scheduler; requests that are not answered fail. A model that is closed does not start another."""
+        with self._service_lock:
+            self._is_closed = True
+            if self._service is not None:
+                self._service.close()
+
+    @property
+    def is_serving(self) -> bool:
+        """The scheduler has started, and takes requests. It takes none after a worker ended that cannot be replaced."""
+        with self._service_lock:
+            return self._service is not None and not self._service.is_closed
+
+    @property
+    def tells_attention(self) -> bool:
+        """Whether it can tell what tokens attend to: PyTorch can, and graphs that were exported for it."""
+        roles = {graph.role for graph in self._bundle.graphs if graph.precision == self._runtime.precision}
+        has_graphs = not roles.isdisjoint(ATTENTION_ROLES.values())
+        return self._runtime.name.startswith("torch") or (self._runtime.name == "ort-cpu" and has_graphs)
+
+    def serving_metrics(self) -> dict[str, object]:
+        """What the scheduler of `translate_async` counted: the fields of `tfexport.scheduling.metrics.Counters`."""
+        with self._service_lock:
+            return self._service.metrics() if self._service is not None else Counters().to_dict()
+
+    @with_keywords(SearchOptions, AlignmentOptions, KeepOptions)
+    def search_options(self, **options: Any) -> SearchOptions:
+        """The search that `translate` does with these options: beside them are those of the bundle's generation_config.json.
+
+        Raises:
+            TfexportError: an option cannot be used.
+        """
+        terms, others = self._lines.terms(options, None, None)
+        return self._kind(terms is not None, None, "ids", others)[0]
+
+    def _known(
+        self,
+        begins: bool,
+        shortlist: Shortlist | None,
+        format: InputFormat,
+        given: Mapping[str, Any],
+        terms: Terminology | None = None,
+    ) -> tuple[SearchOptions, Reader, Writer]:
+        """The search with these options, and what reads and writes its lines. They are kept: requests have few kinds."""
+        search, reader, writer = self._kind(begins or terms is not None, shortlist, format, given)
+        if terms is not None:
+            terms = terms.for_search(search)
+            terms.require_format(format)
+        return search, replace(reader, terms=terms), writer
+
+    def _kind(
+        self, begins: bool, shortlist: Shortlist | None, format: InputFormat, given: Mapping[str, Any]
+    ) -> tuple[SearchOptions, Reader, Writer]:
+        key = (begins, type(shortlist), format, *((name, type(value), value) for name, value in given.items()))
+        try:
+            if key in self._kinds:
+                return self._kinds[key]
+        except TypeError:  # a list cannot be hashed
+            key = ()
+        asked, search = self._lines.search_of(begins, shortlist, given)
+        reader, writer = with_alignments(asked, Reader.of(self._bundle, format), Writer.of(self._bundle, "jsonl"))
+        found = search, replace(reader, tells_tokens=search.attention), writer
+        if key and len(self._kinds) < MOST_KINDS:
+            self._kinds[key] = found
+        return found
+
+    async def _results(
+        self,
+        lines: Sequence[bytes],
+        reader: Reader,
+        outputs: TargetReader | None,
+        shortlist: Shortlist | None,
+        options: SearchOptions,
+        **more: Any,
+    ) -> list[Result]:
+        """What becomes of lines, in their order; what `translate` of `decoding/translate.py` does without a scheduler."""
+        service = self._scheduler()
+        begins = [] if outputs is None or outputs.lines is None else list(outputs.lines)
+        beside = reader.terms.most_bytes if reader.terms is not None else 0
+        outputs = replace(outputs, lines=begins) if outputs else None
+        chunk = enumerate(reader.lines(lines, outputs), start=1)
+
+        def read() -> tuple[dict[int, Result], dict[int, Source]]:
+            if reader.terms is not None:
+                reader.terms.require_readable()
+            return read_window(self._runtime.capacity, reader, outputs, chunk, shortlist)
+
+        if sum(map(len, [*lines, *begins])) + beside > READ_HERE:
+            known, readable = await asyncio.to_thread(read)
+        else:
+            known, readable = read()
+        found: Outputs = await service.decode(list(readable.values()), options, **more) if readable else []
+        for (number, source), hypotheses in zip(readable.items(), found, strict=True):
+            known[number] = replace(result_of(number, hypotheses), source=source)
+        return [known[number] for number in sorted(known)]
+
+    def _scheduler(self) -> Service:
+        with self._service_lock:
+            self._require_open()
+            if self._service is None:
+                self._service = Service(self._runtime, ServingOptions())
+            return self._service
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise UnavailableError("this model was closed. Load it again.")
