@@ -25,8 +25,8 @@ from tfexport.scheduling.sentences import Decided, Finished, Orders, Report, Sen
 from tfexport.scheduling.speed import Speed
 
 ADMITTED_PART = 5
-"""A batch with more than half of its slots taken takes new sentences when they fill this part of the slots, and it is free:
-they share the encoding and their search."""
+"""A running batch takes new sentences at once when they fill this part of the slots, and it is free: they share the encoding
+and their search. Fewer wait for others."""
 
 MOST_STEPS = 4
 """Steps that sentences wait at most for others."""
@@ -281,8 +281,8 @@ class Scheduler:
         return [number for number, worker in self._workers.items() if not worker.running]
 
     def _may_begin(self, worker: _Worker) -> bool:
-        """Whether enough slots are free that sentences begin together."""
-        if worker.steps >= MOST_STEPS or 2 * worker.rows <= self._options.slots:
+        """Whether enough sentences wait, and have room, to begin together; or they have waited long enough."""
+        if worker.steps >= MOST_STEPS or not worker.rows:
             return True
         together = min(self._options.slots - worker.rows, self._queue.rows)
         return together * ADMITTED_PART >= self._options.slots

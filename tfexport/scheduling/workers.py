@@ -24,6 +24,7 @@ import os
 import signal
 import socket
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -42,6 +43,10 @@ from tfexport.system.processes import close_sockets, end_with_parent, return_fre
 
 TOLD_AFTER = 2
 """Steps after which a worker process reports, though nothing was decided: a report takes as long as a part of a step."""
+
+REPORT_EVERY = 0.005
+"""Seconds between two reports of a busy worker process: each wakes the process that takes requests, and costs both as much
+as a part of a step of a small model. What is held back goes with the next report, at most a step later."""
 
 NICENESS = 5
 """How much more worker processes give way than the process that takes requests. Under more requests than can be answered it
@@ -235,7 +240,7 @@ def _work(runtime: Runtime[Any], connection: Connection) -> None:
     """A worker process: orders in, reports out."""
     end_with_parent()
     os.nice(NICENESS)
-    decoder, kept, quiet = Decoder(runtime), Report(), 0
+    decoder, kept, quiet, reported = Decoder(runtime), Report(), 0, 0.0
     while True:
         several: list[Orders] = []
         while (decoder.is_idle and not several) or connection.poll():
@@ -245,7 +250,9 @@ def _work(runtime: Runtime[Any], connection: Connection) -> None:
             several.append(orders)
         report, quiet = decoder.turn(merged(several) if several else NO_ORDERS), quiet + 1
         kept = Report(kept.events + report.events, kept.steps + report.steps)
-        if kept.events or quiet >= TOLD_AFTER or decoder.is_idle:
+        now = time.monotonic()
+        is_due = now - reported >= REPORT_EVERY and (kept.events or quiet >= TOLD_AFTER)
+        if is_due or decoder.is_idle:
             connection.send(kept)
-            kept, quiet = Report(), 0
+            kept, quiet, reported = Report(), 0, now
             return_freed_memory()

@@ -17,7 +17,7 @@ import tfexport
 from fuzz.serving import words
 from tests.support import served
 from tests.support.tiny import HINTS, SRC_VOCAB, tiny_classifier
-from tfexport.api import asynchronous
+from tfexport.api import scheduled
 from tfexport.decoding.classify import Classified
 from tfexport.errors import DeadlineError, QueueFullError
 from tfexport.exporter.pipeline import export
@@ -170,13 +170,13 @@ def test_white_space_around_a_sentence_is_no_line_break(client: TestClient) -> N
 
 def test_long_texts_leave_the_event_loop(quantized_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[bool] = []
-    read = asynchronous.read_window
+    read = scheduled.read_window
 
     def reads(*given: Any) -> Any:
         threads.append(threading.current_thread() is threading.main_thread())
         return read(*given)
 
-    monkeypatch.setattr(asynchronous, "read_window", reads)
+    monkeypatch.setattr(scheduled, "read_window", reads)
     with tfexport.load(quantized_bundle, threads=1) as model:
         few = asyncio.run(model.translate_async(LINES))
         many = asyncio.run(model.translate_async([*LINES, *["de5 " * 500] * 3]))

@@ -59,13 +59,36 @@ def test_the_cache_has_a_budget() -> None:
 
 
 def test_long_sources_are_encoded_between_several_steps() -> None:
-    it = driver(step_tokens=25)
+    it = driver(step_tokens=25, slots=8)
     for _ in range(6):
         ask(it, size=10)
     ask(it, size=40)
-    for _ in range(4):
+    while len(began(it)) < 7:
         it.turn()
-    assert [len(orders.add) for orders in it.orders] == [2, 2, 2, 1]  # the last is longer than the budget, and alone
+    # The last is longer than the budget, and alone; so it waits first whether others come.
+    assert [len(orders.add) for orders in it.orders] == [2, 2, 2, 0, 0, 0, 1]
+
+
+def test_a_sentence_waits_some_steps_for_others_that_begin_with_it() -> None:
+    it = driver(slots=16)
+    ask(it)
+    it.turn()
+    ask(it)
+    it.turn()
+    ask(it)
+    while len(began(it)) < 3:
+        it.turn()
+    assert [len(orders.add) for orders in it.orders] == [1, 0, 0, 0, 2]
+
+
+def test_sentences_that_fill_a_part_of_the_slots_begin_at_once() -> None:
+    it = driver(slots=16)
+    ask(it)
+    it.turn()
+    for _ in range(4):
+        ask(it)
+    it.turn()
+    assert [len(orders.add) for orders in it.orders] == [1, 4]
 
 
 def test_sentences_begin_together_where_most_slots_are_taken() -> None:
