@@ -6,35 +6,24 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fuzz import folders
+from fuzz.reader import Reader
+
 WORDS = ["<unk>", "<pad>", "<sos>", "<eos>", *(f"word{index}" for index in range(27))]
 PAIR = np.array([[4, 5, 6], [7, 8, 1]]), np.array([3, 2])
 """Two sources and their lengths."""
-
-
-@dataclass(frozen=True)
-class Reader:
-    """One way in which bytes from outside come in."""
-
-    name: str
-    seeds: tuple[bytes, ...]
-    """Valid content, which mutations begin with."""
-    read: Callable[[Path], object]
-    """Reads a file as the commands do."""
-    suffix: str = ".bin"
 
 
 def prepare(folder: Path) -> None:
     """Write the valid files to `folder`, which `readers` then finds there."""
     import torch
 
-    from fuzz import folders
     from tests.support.ort_bundles import CONFIG, random_model, write_bundle
     from tests.support.tiny import tiny_transformer
     from tests.support.torch_models import made
@@ -86,7 +75,6 @@ def prepare(folder: Path) -> None:
 
 def readers(folder: Path) -> list[Reader]:
     """All of them, over the files that `prepare` wrote to `folder`."""
-    from fuzz import folders
     from tests.support.tiny import HINTS
     from tests.support.torch_models import Tutorial
     from tfexport.decoding.alignments import read_dictionary

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fuzz.reader import Reader
+
 TEXT = "the cat sat on a mat with dogs and birds while we ate bread in old towns near rivers"
 SIZES = {
     "d_model": 16,
@@ -119,7 +121,7 @@ def _prepare_toolkits(folder: Path) -> None:
     model_bin.write_small(folder / "ctranslate2")
 
 
-def _readers_of_toolkits(folder: Path) -> list[Any]:
+def _readers_of_toolkits(folder: Path) -> list[Reader]:
     from tests.support import marian_models, model_bin
     from tests.support.paths import DATA
 
@@ -131,7 +133,7 @@ def _readers_of_toolkits(folder: Path) -> list[Any]:
         marian_models.write_model(path, marian_models.random_arrays(name, 1), marian_models.options_of(name))
         return path.read_bytes()
 
-    def of(name: str, file: str, *bases: str, more: tuple[bytes, ...] = (), given: str = "") -> Any:
+    def of(name: str, file: str, *bases: str, more: tuple[bytes, ...] = (), given: str = "") -> Reader:
         return _of(folder, name, file, bases, more, given)
 
     others = (
@@ -159,10 +161,10 @@ def _readers_of_toolkits(folder: Path) -> list[Any]:
     ]
 
 
-def readers(folder: Path) -> list[Any]:
+def readers(folder: Path) -> list[Reader]:
     """Of one file in a folder, which has the others as they were."""
 
-    def of(name: str, file: str, *bases: str, more: tuple[bytes, ...] = ()) -> Any:
+    def of(name: str, file: str, *bases: str, more: tuple[bytes, ...] = ()) -> Reader:
         return _of(folder, name, file, bases, more)
 
     models = tuple((folder / name).read_bytes() for name in ("rules.model", "bpe.model"))
@@ -182,17 +184,18 @@ def readers(folder: Path) -> list[Any]:
     ]
 
 
-def _of(folder: Path, name: str, file: str, bases: Sequence[str], more: tuple[bytes, ...] = (), given: str = "") -> Any:
+def _of(
+    folder: Path, name: str, file: str, bases: Sequence[str], more: tuple[bytes, ...] = (), given: str = ""
+) -> Reader:
     """The reader `name` of a `file` of folders; `given` is the file that a command is given, where it is not the folder."""
-    from fuzz.cases import Reader
-
     seeds = (*((folder / base / file).read_bytes() for base in bases), *more)
     return Reader(name, seeds, _in_folder([folder / base for base in bases], file, given), Path(file).suffix)
 
 
 def _in_folder(bases: list[Path], file: str, given: str) -> Callable[[Path], None]:
     """Reads a file as that of a folder: of the one among `bases` whose own file it is most like."""
-    from tfexport.decoding.line_reader import Reader, Unreadable
+    from tfexport.decoding.line_reader import Reader as LineReader
+    from tfexport.decoding.line_reader import Unreadable
     from tfexport.decoding.translate import Writer
     from tfexport.models.checkpoints.load import inspect_checkpoint, load_checkpoint
     from tfexport.text.tokenizers import TextTokenizer
@@ -223,7 +226,7 @@ def _in_folder(bases: list[Path], file: str, given: str) -> Callable[[Path], Non
             return
         for line in ("the cat sat", "a\x00 ☃ <s> </s> >>fra<<", "▁▁ <extra_id_0>"):
             try:
-                ids = Reader(checkpoint.config, source, "text").ids(line.encode())
+                ids = LineReader(checkpoint.config, source, "text").ids(line.encode())
             except Unreadable:
                 continue
             if not all(0 <= index < checkpoint.config.src_vocab_size for index in ids):

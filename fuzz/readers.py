@@ -28,8 +28,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fuzz.cases import Reader, prepare, readers
+from fuzz.cases import prepare, readers
 from fuzz.mutations import mutated
+from fuzz.reader import Reader
 from fuzz.watch import Watch
 
 SECONDS = 5

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from typing import Any
 
 from benchmarks.gpu_day.stage import Task
+from benchmarks.gpu_day.stand_ins import have_stand_ins
 from tfexport.bundle.reader import Bundle
 from tfexport.contract import Precision
 from tfexport.errors import RuntimeUnavailable
@@ -15,21 +14,6 @@ from tfexport.runtimes.base import Runtime
 
 ON_CPU = {"torch-cuda": "torch", "torch-cuda-compiled": "torch-compiled"}
 """Who takes the place of a runtime in a rehearsal."""
-STAND_INS = "benchmarks.cuda_dry.stand_in"
-
-
-def use_stand_ins(say: Callable[[str], None]) -> None:
-    """Let this process, which has not imported CUDA, meet the stand-ins, where they have been made."""
-    try:
-        from benchmarks.cuda_dry import stand_in
-    except (OSError, ImportError) as error:
-        say(f"note: no stand-ins of CUDA here, so ort-cuda is not rehearsed: {error}")
-        return
-    stand_in.use()
-
-
-def have_stand_ins() -> bool:
-    return STAND_INS in sys.modules
 
 
 def device(task: Task) -> str:

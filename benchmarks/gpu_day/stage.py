@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_day.stand_ins import use_stand_ins
 from benchmarks.gpu_day.state import write_json
 
 SPARE = 20.0
@@ -61,8 +62,6 @@ def main(run: Callable[[Task], bool], arguments: Sequence[str] | None = None, *,
     task = Task(options.out, options.work, options.seconds, options.rehearse)
     task.save()  # nothing of an earlier run is taken for this one's
     if task.rehearsal and stand_ins:
-        from benchmarks.gpu_day.place import use_stand_ins
-
         use_stand_ins(say)
     try:
         return 0 if run(task) else 1

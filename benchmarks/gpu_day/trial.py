@@ -9,8 +9,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.gpu_day.place import use_stand_ins
 from benchmarks.gpu_day.stage import Task, say
+from benchmarks.gpu_day.stand_ins import use_stand_ins
 
 
 def main() -> int:

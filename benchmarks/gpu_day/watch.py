@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.gpu_day import place, spans
+from benchmarks.gpu_day import spans
 from benchmarks.gpu_day.spans import Span
+from benchmarks.gpu_day.stand_ins import have_stand_ins
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Seen:
 
 def watch(work: Callable[[], object]) -> Seen:
     """Do `work` and note its kernels: by PyTorch's profiler where there is a GPU, by the stand-ins in a rehearsal."""
-    if place.have_stand_ins():
+    if have_stand_ins():
         from benchmarks.cuda_dry import stand_in
 
         stand_in.forget_kernels()

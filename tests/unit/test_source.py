@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import importlib.util
 
 import pytest
@@ -55,6 +56,58 @@ def test_imports_within_functions_of_tools_find_their_modules() -> None:
 
 PEERS = {"litserve", "mlperf_loadgen", "optimum", "psutil"}
 """Libraries that a benchmark imports where they are installed."""
+
+
+def modules_of_tools() -> dict[str, ast.Module]:
+    """By module, such as `fuzz.cases`."""
+    paths = {path.relative_to(ROOT): path for name in ("fuzz", "benchmarks") for path in (ROOT / name).rglob("*.py")}
+    names = {path: ".".join(place.with_suffix("").parts).removesuffix(".__init__") for place, path in paths.items()}
+    return {name: ast.parse(path.read_text(encoding="utf-8")) for path, name in names.items()}
+
+
+def imports_of(module: ast.Module) -> set[str]:
+    """All modules that may be meant: of `from a import b` both a and a.b."""
+    found = {alias.name for node in ast.walk(module) if isinstance(node, ast.Import) for alias in node.names}
+    for node in ast.walk(module):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def test_no_tools_import_each_other_in_a_circle() -> None:
+    """Also within functions. import-linter looks at tfexport alone."""
+    modules = modules_of_tools()
+    graph = {name: (imports_of(module) & set(modules)) - {name} for name, module in modules.items()}
+    assert "fuzz.folders" in graph["fuzz.cases"]
+    list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError
+    with pytest.raises(graphlib.CycleError):
+        list(graphlib.TopologicalSorter({**graph, "fuzz.folders": {"fuzz.cases"}}).static_order())
+
+
+MOST_LINES, MOST_PARAMETERS = 80, 12
+
+
+def functions_of(source: str) -> list[tuple[str, int, int, bool]]:
+    """Name, lines, parameters and whether it declares the options of a command, of each function."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    found = []
+    for node in nodes:
+        given = node.args
+        named = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+        count = sum(one is not None and one.arg not in ("self", "cls") for one in named)
+        is_command = any(ast.unparse(mark) == "with_options" for mark in node.decorator_list)
+        found.append((node.name, (node.end_lineno or 0) - node.lineno + 1, count, is_command))
+    return found
+
+
+def test_functions_are_short_and_have_few_parameters() -> None:
+    body = "\n".join(["def f(a, *, b):", *["    b()"] * MOST_LINES])
+    assert functions_of(body) == [("f", MOST_LINES + 1, 2, False)]
+    found = [(name, *function) for name, source in SOURCES.items() for function in functions_of(source)]
+    assert len(found) > 1000
+    assert [(name, function, lines) for name, function, lines, _, _ in found if lines > MOST_LINES] == []
+    wide = [one for one in found if one[3] > MOST_PARAMETERS and not one[4]]
+    assert wide == []
 
 
 def test_onnxruntime_sends_nothing() -> None:

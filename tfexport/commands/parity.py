@@ -76,7 +76,6 @@ def parity(
     Without INPUT random ids are decoded instead, and nothing is certified. With --checkpoint the vocabularies are found
     where the export read them, or given with the flags of `export`.
     """
-    from tfexport.verification.invariance import invariance as decode_in_arrangements
     from tfexport.verification.parity import check
 
     reference = _reference(directory, checkpoint, described)
@@ -98,23 +97,14 @@ def parity(
             say=say,
             **vars(options),
         )
-        arranged = [
-            decode_in_arrangements(
-                comparison.bundle, name, precision, comparison.sources, search, batch_size=options.batch_size
-            )
-            for name, precision in (comparison.variants if invariance else ())
-            for search in comparison.searches
-        ]
+        arranged = _arranged(comparison, options.batch_size) if invariance else []
     passed = comparison.passed and all(found.passed for found in arranged)
     if as_json:
         print(json_text({"passed": passed, **_record(comparison, arranged, values=bisect)}, indent=1))
     else:
         _print(comparison, arranged, bisect=bisect)
     if report is not None:
-        from tfexport.verification.page import write_page
-
-        write_page(report, comparison, arranged)
-        say(f"note: written to {report}")
+        _write_page(report, comparison, arranged)
     if certify and options.tolerance is not None:
         say("note: not certified: --tolerance takes the place of the limits that certificates are for")
     elif certify and source is not None:
@@ -153,6 +143,24 @@ def _check_report(report: Path | None) -> None:
         raise TfexportError(f"there is no folder {report.parent} for the page. Make it, or give another --report.")
     if report is not None and report.is_dir():
         raise TfexportError(f"{report} is a folder. Give a file for the page with --report.")
+
+
+def _arranged(comparison: Comparison, batch_size: int) -> list[Invariance]:
+    """What each variant decodes alone and in other batches, cache sizes and thread counts."""
+    from tfexport.verification.invariance import invariance
+
+    return [
+        invariance(comparison.bundle, name, precision, comparison.sources, search, batch_size=batch_size)
+        for name, precision in comparison.variants
+        for search in comparison.searches
+    ]
+
+
+def _write_page(report: Path, comparison: Comparison, arranged: Sequence[Invariance]) -> None:
+    from tfexport.verification.page import write_page
+
+    write_page(report, comparison, arranged)
+    say(f"note: written to {report}")
 
 
 def _record(comparison: Comparison, arranged: Sequence[Invariance], *, values: bool) -> dict[str, Any]:
