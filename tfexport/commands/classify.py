@@ -53,7 +53,7 @@ def classify(
     from tfexport.decoding.translate import window_size
     from tfexport.runtimes import load_classifier
 
-    refuse_to_replace(output, source, labels)
+    refuse_to_replace(output, source, labels, bundle=directory)
     bundle = open_bundle(directory)
     chosen = precisions_of(precision)[0] if precision else None
     model = load_classifier(runtime, bundle, precision=chosen, threads=threads)

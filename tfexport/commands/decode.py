@@ -75,7 +75,7 @@ def decode(
         directory, source, formats, search, prefixes, terms, shortlist, alignments, documents, runtime, batches, stream
     )
     read = (prefixes.prefix_file, terms.constraint_file, terms.glossary, shortlist.shortlist, alignments.unk_dictionary)
-    refuse_to_replace(output, source, *read)
+    refuse_to_replace(output, source, *read, bundle=directory)
     request.check(to_file=output is not None)
     if documents:
         require_documents(

@@ -37,15 +37,29 @@ class Output:
     """Lines that an earlier run has written: the next line is that of the input line after so many."""
 
 
-def refuse_to_replace(output: Path | None, *inputs: Path | None) -> None:
-    """Raises TfexportError where an output would take the place of a file that is read."""
-    if output is None or not output.is_file():
+def refuse_to_replace(output: Path | None, *inputs: Path | None, bundle: Path) -> None:
+    """Raises TfexportError where an output would take the place of a file that is read, or of a file of the bundle.
+
+    The files beside the output, which have the lines so far and their notes, count too.
+    """
+    if output is None:
         return
-    for source in inputs:
-        if source is not None and source.is_file() and output.samefile(source):
-            raise TfexportError(
-                f"{output} is read, and would be replaced by what is written. Give another file with -o."
-            )
+    for path in (output, *files_beside(output)):
+        if not path.is_file():
+            continue
+        for source in inputs:
+            if source is not None and source.is_file() and path.samefile(source):
+                raise TfexportError(
+                    f"{source} is read, and would be replaced by what is written. Give another file with -o."
+                )
+        if path.resolve().parent == bundle.resolve():
+            raise TfexportError(f"{path} is a file of the bundle, and would be replaced. Give another file with -o.")
+
+
+def files_beside(output: Path) -> tuple[Path, Path]:
+    """The lines so far, and what they are results of."""
+    partial, notes = (output.with_name(f"{output.name}.partial{suffix}") for suffix in ("", ".json"))
+    return partial, notes
 
 
 @contextlib.contextmanager
@@ -73,7 +87,7 @@ def writing(
         with _failures_told(output, ""), output.open("w", encoding="utf-8", newline="\n") as file:
             yield Output(file, 0)
         return
-    partial, notes = (output.with_name(f"{output.name}.partial{suffix}") for suffix in ("", ".json"))
+    partial, notes = files_beside(output)
     with _failures_told(output, f" The lines done so far are in {partial}."):
         with _opened_alone(partial) as file:
             done = _lines_to_keep(file, partial, notes, about, window) if resume else 0

@@ -52,7 +52,7 @@ def score(
     from tfexport.runtimes import load_runtime, require_workers, takes_workers
 
     require_one_stdin(source, target)
-    refuse_to_replace(output, source, target)
+    refuse_to_replace(output, source, target, bundle=directory)
     bundle = open_bundle(directory)
     name, chosen = runtime.runtime, runtime.number_format
     reader, writer = Reader.of(bundle, input_format), Writer.of(bundle, target_format)

@@ -69,6 +69,7 @@ class BaseSearchOptions(Options):
     patience: float = option(
         1.0,
         above=0,
+        maximum=100,
         help="For beam search: a sentence is done when P times the beam are finished.",
         panel=_SEARCH,
     )

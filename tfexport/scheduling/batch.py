@@ -14,7 +14,8 @@ A runtime or a graph that cannot join states gets a batch for each group (`Separ
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+import traceback
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -25,7 +26,7 @@ from tfexport.decoding.search import pad, search_batch
 from tfexport.decoding.source_batch import encode, length_limits
 from tfexport.decoding.steps import SearchBatch, rows_to_keep
 from tfexport.decoding.token_rules import ends_at_limit, uses_argmax
-from tfexport.errors import TfexportError
+from tfexport.errors import TfexportError, UnavailableError
 from tfexport.runtimes.base import Argmax, Best, FloatArray, IntArray, Runtime, Told, tell
 from tfexport.scheduling.sentences import Decided, Event, Failed, Finished, Sentence
 
@@ -56,8 +57,8 @@ class Batch(Protocol):
         """Let these begin with the next step."""
         ...
 
-    def live_keys(self) -> list[Hashable]:
-        """Those of the live sentences."""
+    def live(self) -> list[Sentence]:
+        """The sentences that are not done."""
         ...
 
     def drop(self, keys: frozenset[Hashable]) -> None:
@@ -159,6 +160,23 @@ def _asks_of(runtime: Runtime[Any], sentence: Sentence) -> Hashable:
     return len(source.prefix), source.least, bool(source.required), bool(source.forbidden), limit
 
 
+def failed(sentences: Iterable[Sentence], error: Exception) -> list[Event]:
+    """What is told of sentences that cannot be decoded.
+
+    An error that nobody raises on purpose is a fault of ours. It goes to whoever asked, as text that any process can read,
+    and ends neither the worker nor the requests of others.
+    """
+    if isinstance(error, MemoryError):
+        error = UnavailableError(
+            "there is not enough memory for this request. Use a smaller beam, or shorter sentences."
+        )
+    elif not isinstance(error, TfexportError):
+        text = "".join(traceback.format_exception(error))
+        error = RuntimeError(f"{type(error).__name__} in a worker")
+        error.add_note(text)
+    return [Failed(sentence.key, error) for sentence in sentences]
+
+
 def pieces(lengths: Sequence[int]) -> list[list[int]]:
     """Indices of sources in runs of the encoder: of like length, the longest first, so that little of a run is padding."""
     found: list[list[int]] = []
@@ -198,42 +216,50 @@ class JoinedBatch:
         for members in grouped(self._runtime, sentences):
             try:
                 groups.append((members, self._search(members)))
-            except TfexportError as error:  # an option that does not fit the model
-                events += [Failed(sentence.key, error) for sentence in members]
-        if groups:
-            self._begin(groups)
-        return events
+            except Exception as error:  # an option that does not fit the model, or a fault that others have no part in
+                events += failed(members, error)
+        return events + self._begin(groups) if groups else events
 
     def _search(self, members: Sequence[Sentence]) -> SearchBatch:
         return search_batch(self._runtime, [one.source for one in members], members[0].options, at_once=True)
 
-    def _begin(self, groups: Sequence[tuple[Sequence[Sentence], SearchBatch]]) -> None:
-        sources = [one.source.ids for members, _ in groups for one in members]
+    def _begin(self, groups: Sequence[tuple[Sequence[Sentence], SearchBatch]]) -> list[Event]:
+        every = [one for members, _ in groups for one in members]
+        sources = [one.source.ids for one in every]
+        runs = pieces([len(ids) for ids in sources])
+        try:
+            # All before the first has its place: where memory is short, those that run already go on.
+            states = [self._encode([sources[index] for index in piece]) for piece in runs]
+        except Exception as error:
+            return failed(every, error)
         places = np.empty(len(sources), dtype=np.int64)
-        for piece in pieces([len(ids) for ids in sources]):
-            places[piece] = self._encode([sources[index] for index in piece])
+        for piece, state in zip(runs, states, strict=True):
+            places[piece] = self._place(state, len(piece))
         for members, search in groups:
             group = Group(search, members, places[: len(members)])
             places = places[len(members) :]
             group.find_rows(self._width)
             self._groups.append(group)
+        return []
 
-    def _encode(self, sources: Sequence[Sequence[int]]) -> IntArray:
-        """Encode sources; returns their places."""
+    def _encode(self, sources: Sequence[Sequence[int]]) -> Any:
         ids, lengths = pad(sources, self._runtime.config.pad_id)
-        state = self._runtime.encode(ids, lengths, beam=self._width, attention=self._attention)
+        return self._runtime.encode(ids, lengths, beam=self._width, attention=self._attention)
+
+    def _place(self, state: Any, count: int) -> IntArray:
+        """Let the sources of a state join; returns their places."""
         if self._state is None:
-            self._state, self._places = state, len(sources)
-            return np.arange(len(sources))
-        more = max(0, len(sources) - len(self._idle))
-        taken = [self._idle.pop() for _ in range(len(sources) - more)]
+            self._state, self._places = state, count
+            return np.arange(count)
+        more = max(0, count - len(self._idle))
+        taken = [self._idle.pop() for _ in range(count - more)]
         places = np.array([*taken, *range(self._places, self._places + more)], dtype=np.int64)
         self._places += more
         self._state.put(places, state)
         return places
 
-    def live_keys(self) -> list[Hashable]:
-        return [sentence.key for group in self._groups for sentence in group.live()]
+    def live(self) -> list[Sentence]:
+        return [sentence for group in self._groups for sentence in group.live()]
 
     def drop(self, keys: frozenset[Hashable]) -> None:
         leaving = []
@@ -261,12 +287,12 @@ class JoinedBatch:
             before, sentences = group.rows, group.search.sentences
             try:
                 moved = group.search.advance(_of_rows(by_ask[ask], before), partial(_attention_of, attention, before))
-            except TfexportError as error:
+            except Exception as error:
                 leaving += [place // self._width for place in before[:: self._width].tolist()]
                 group.search.drop(group.search.sentences)
                 members = [group.sentences[index] for index in sentences.tolist()]
                 # One sentence of several may be the reason: each alone tells which.
-                events += [Failed(members[0].key, error)] if len(members) == 1 else []
+                events += failed(members, error) if len(members) == 1 else []
                 again += members if len(members) > 1 else []
                 continue
             events += group.events()
@@ -328,13 +354,13 @@ class SeparateBatch:
         try:
             self._runtime, self._state = encode(self._given, sources, options)
             search = search_batch(self._runtime, sources, options, at_once=True)
-        except TfexportError as error:
-            return [Failed(one.key, error) for one in sentences]
+        except Exception as error:
+            return failed(sentences, error)
         self._group = Group(search, sentences, np.arange(len(sources)))
         return []
 
-    def live_keys(self) -> list[Hashable]:
-        return [sentence.key for sentence in self._group.live()] if self._group else []
+    def live(self) -> list[Sentence]:
+        return self._group.live() if self._group else []
 
     def drop(self, keys: frozenset[Hashable]) -> None:
         if self._group is None:
@@ -356,10 +382,10 @@ class SeparateBatch:
         told, state = tell(self._runtime, self._state, search.tokens, search.ask())
         try:
             moved = search.advance(told, lambda: state.attention)
-        except TfexportError as error:
+        except Exception as error:
             self._end()
             if len(members) == 1:
-                return [Failed(members[0].key, error)]
+                return failed(members, error)
             return [event for one in members for event in self._alone(one)]
         self._state = state if moved is None or search.is_done else state.select(moved)
         events = list(group.events())

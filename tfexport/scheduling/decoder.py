@@ -10,9 +10,8 @@ from typing import Any
 
 from tfexport.decoding.alternatives import Alternatives
 from tfexport.decoding.hypothesis import Hypothesis
-from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Runtime
-from tfexport.scheduling.batch import Batch, batch_for, kind_of
+from tfexport.scheduling.batch import Batch, batch_for, failed, kind_of
 from tfexport.scheduling.sentences import NO_ORDERS, Event, Failed, Finished, Orders, Report, Sentence
 
 
@@ -65,8 +64,8 @@ class Decoder:
         for sentence in sentences:
             try:
                 parts = self._parts(sentence) if sentence.options.alternatives else [sentence]
-            except TfexportError as error:
-                events.append(Failed(sentence.key, error))
+            except Exception as error:
+                events += failed([sentence], error)
                 continue
             for part in parts:
                 wanted.setdefault(kind_of(self._runtime, part), []).append(part)
@@ -88,8 +87,9 @@ class Decoder:
             del self._waiting[kind]
         try:
             events = batch.add(members)
-        except TfexportError as error:
-            events = [Failed(one.key, error) for one in members]
+        except Exception as error:  # of the runtime, in the middle of what all sentences of the batch share
+            self._batches.pop(kind, None)
+            return failed([*members, *batch.live()], error)
         if batch.rows:
             self._batches[kind] = batch
         return events
@@ -97,10 +97,9 @@ class Decoder:
     def _step(self, kind: Hashable, batch: Batch) -> list[Event]:
         try:
             events = batch.step()
-        except TfexportError as error:  # the runtime cannot compute: memory is short, or the graph is damaged
-            events = [Failed(key, error) for key in batch.live_keys()]
+        except Exception as error:  # the runtime cannot compute: memory is short, or the graph is damaged
             del self._batches[kind]
-            return events
+            return failed(batch.live(), error)
         if not batch.rows:
             del self._batches[kind]
         return events

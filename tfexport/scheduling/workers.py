@@ -124,17 +124,23 @@ class ProcessWorker:
     def close(self) -> None:
         self._is_closed = True
         self._outbox.put(None)
-        for thread in self._threads:
-            if thread is not threading.current_thread():
+        if threading.current_thread() not in self._threads:
+            for thread in self._threads:
                 thread.join()
 
     def _write(self) -> None:
-        with suppress(OSError):  # it has ended, as the other thread finds out
-            while True:
-                orders = self._outbox.get()
-                self._connection.send(orders)
-                if orders is None:
-                    return
+        try:
+            with suppress(OSError):  # it has ended, as the other thread finds out
+                while True:
+                    orders = self._outbox.get()
+                    self._connection.send(orders)
+                    if orders is None:
+                        return
+        finally:
+            # The connection is closed when nobody uses it: the number of its descriptor goes to the next socket or file, and
+            # what is still written to it would go there too.
+            self._threads[0].join()
+            self._connection.close()
 
     def _read(self) -> None:
         try:
@@ -146,8 +152,9 @@ class ProcessWorker:
         except BaseException as error:
             self._on_end(self, error)
         finally:
+            with suppress(OSError), socket.fromfd(self._connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as own:
+                own.shutdown(socket.SHUT_RDWR)  # the other thread waits no longer for a worker that reads nothing
             self._outbox.put(None)
-            self._connection.close()
 
 
 class ForkServer:

@@ -127,16 +127,31 @@ def test_who_interrupts_is_told_how_to_go_on(
 
 
 def test_what_is_read_is_not_replaced(tmp_path: Path) -> None:
-    source, link, other = (tmp_path / name for name in ("in", "link", "other"))
+    source, link, other, bundle = (tmp_path / name for name in ("in", "link", "other", "bundle"))
     source.write_text("text\n", encoding="utf-8")
     other.write_text("text\n", encoding="utf-8")
     link.symlink_to(source)
     for output, inputs in ((source, (source,)), (link, (None, source)), (source, (other, link))):
         with pytest.raises(TfexportError, match=r"is read, and would be replaced .* Give another file with -o"):
-            refuse_to_replace(output, *inputs)
-    refuse_to_replace(other, source, None)
-    refuse_to_replace(tmp_path / "new", source)
-    refuse_to_replace(None, source)
+            refuse_to_replace(output, *inputs, bundle=bundle)
+    refuse_to_replace(other, source, None, bundle=bundle)
+    refuse_to_replace(tmp_path / "new", source, bundle=bundle)
+    refuse_to_replace(None, source, bundle=bundle)
+
+
+@pytest.mark.parametrize("suffix", [".partial", ".partial.json"])
+def test_what_is_read_is_not_taken_for_what_a_killed_run_left(tmp_path: Path, suffix: str) -> None:
+    source = tmp_path / f"out{suffix}"
+    source.write_text("text\n", encoding="utf-8")
+    with pytest.raises(TfexportError, match=f"out{suffix} is read, and would be replaced"):
+        refuse_to_replace(tmp_path / "out", None, source, bundle=tmp_path / "bundle")
+
+
+def test_files_of_the_bundle_are_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("{}", encoding="utf-8")
+    with pytest.raises(TfexportError, match=r"file is a file of the bundle, and would be replaced"):
+        refuse_to_replace(tmp_path / "file", bundle=tmp_path)
+    refuse_to_replace(tmp_path / "results.txt", bundle=tmp_path)
 
 
 def written_although_asked_to_end(path: Path, number: int) -> None:

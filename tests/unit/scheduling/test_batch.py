@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ from tests.support.fakes import (
     tiny_config,
 )
 from tests.support.scheduling import Driver, drive, problems
-from tfexport.decoding.search import SearchOptions, Source, search
-from tfexport.errors import TfexportError
+from tfexport.decoding.search import SearchOptions, Source, search, search_batch
+from tfexport.errors import TfexportError, UnavailableError
 from tfexport.runtimes.base import FloatArray, IntArray
+from tfexport.scheduling import batch
 from tfexport.scheduling.batch import pieces
 from tfexport.scheduling.decoder import Decoder
 from tfexport.scheduling.sentences import Failed, Finished, Orders, Sentence
@@ -158,3 +160,60 @@ def test_an_option_that_does_not_fit_the_model_fails_its_own_request() -> None:
     assert isinstance(failed, Failed)
     assert "ids go from 0" in str(failed.error)
     assert isinstance(finished, Finished)
+
+
+class BrokenFor(JoiningRuntime):
+    """A runtime that cannot encode a source."""
+
+    source: Ids = (9, 9, EOS)
+
+    def encode(self, src_ids: IntArray, *more: Any, **named: Any) -> Any:
+        if any(tuple(row[: len(self.source)]) == self.source for row in src_ids.tolist()):
+            raise ZeroDivisionError("a fault")
+        return super().encode(src_ids, *more, **named)
+
+
+def test_a_fault_in_one_request_fails_it_alone() -> None:
+    runtime = BrokenFor(likes_to_end(0), tiny_config(tgt_vocab_size=VOCAB))
+    driver, options = Driver(runtime), SearchOptions(max_length=6)
+    good = driver.submit([[4, 5, EOS]], options)
+    driver.turn()
+    bad = driver.submit([list(runtime.source)], options)
+    driver.run()
+    assert problems(runtime, good) == []
+    assert str(bad.error) == "ZeroDivisionError in a worker"
+    [note] = bad.error.__notes__  # type: ignore[union-attr]
+    assert "a fault" in note
+    assert pickle.loads(pickle.dumps(bad.error)).__notes__ == [note]  # it comes from another process
+    later = driver.submit([[5, 4, EOS]], options)
+    driver.run()
+    assert problems(runtime, later) == []
+
+
+def test_a_search_that_fails_costs_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, wide = joining(0), SearchOptions(beam=2, max_length=6)
+
+    def broken(runtime: Any, sources: Any, options: SearchOptions, **more: Any) -> Any:
+        if options == wide:
+            raise OverflowError("cannot convert float infinity to integer")
+        return search_batch(runtime, sources, options, **more)
+
+    driver = Driver(runtime)
+    monkeypatch.setattr(batch, "search_batch", broken)
+    good = driver.submit([[4, 5, EOS]], SearchOptions(max_length=6))
+    bad = driver.submit([[4, 5, EOS]], wide)
+    driver.run()
+    assert "OverflowError" in str(bad.error)
+    assert problems(runtime, good) == []
+
+
+def test_short_memory_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise MemoryError
+
+    driver = Driver(joining(0))
+    monkeypatch.setattr(batch, "search_batch", broken)
+    bad = driver.submit([[4, 5, EOS]], SearchOptions(max_length=6))
+    driver.run()
+    assert isinstance(bad.error, UnavailableError)
+    assert "Use a smaller beam" in str(bad.error)
