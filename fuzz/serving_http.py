@@ -66,7 +66,9 @@ def check(bundle: Bundle, precision: str, requests: int, seed: int) -> tuple[int
     drawn = random.Random(seed)
     words = _words(bundle, "source"), _words(bundle, "target")
     asked = [_draw(drawn, *words, attention=attention) for _ in range(requests)]
-    with process({NAME: bundle.directory}, ["--precision", short, "--slots", "24", "--step-tokens", "60"]) as address:
+    # A busy machine must not refuse what is to be compared.
+    flags = ["--precision", short, "--slots", "24", "--step-tokens", "60", "--max-wait", "600"]
+    with process({NAME: bundle.directory}, flags) as address:
         found = asyncio.run(_send_all(address, asked, model, random.Random(seed + 1)))
     print(f"{precision}: " + ", ".join(f"{count} {name}" for name, count in sorted(found.counts.items())), flush=True)
     return found.counts.total() - found.counts["left"] - found.counts["refused"], found.problems
