@@ -14,9 +14,15 @@ from tfexport.graph_checks.cases_portable import Arrays, Case, Model, Outputs
 from tfexport.models.transformer import Transformer
 
 
-def case(model: Transformer, graph: contract.GraphSpec, sizes: Mapping[str, int], random: np.random.Generator) -> Case:
+def case(
+    model: Transformer,
+    graph: contract.GraphSpec,
+    sizes: Mapping[str, int],
+    random: np.random.Generator,
+    steps: cases_ort.Steps | None = None,
+) -> Case:
     """A random case of a graph; see `cases_ort.case`."""
-    given = cases_ort.case(model, graph, sizes, random)
+    given = cases_ort.case(model, graph, sizes, random, steps)
     flat = {tensor.name for tensor in (*graph.inputs, *graph.outputs) if "d_attention" in tensor.axes}
     wanted = {tensor.name: tensor.dtype for tensor in graph.inputs}
     inputs: Arrays = {}

@@ -20,10 +20,24 @@ from tfexport.models.layers import KeyValue
 from tfexport.models.transformer import Transformer
 from tfexport.shortlist_contract import LISTED
 
+Steps = dict[tuple[int, ...], Case]
+"""Cases of one step: with beams or without, by their sizes."""
 
-def case(model: Transformer, graph: contract.GraphSpec, sizes: Mapping[str, int], random: np.random.Generator) -> Case:
+
+def case(
+    model: Transformer,
+    graph: contract.GraphSpec,
+    sizes: Mapping[str, int],
+    random: np.random.Generator,
+    steps: Steps | None = None,
+) -> Case:
     """A random case of a graph, its floats in float32. `sizes` has batch, beam, src, cache and count, and is shrunk to the
-    model's lengths."""
+    model's lengths.
+
+    Args:
+        steps: cases of this model that other graphs have had. A step's case is taken from there or added: the model has to
+            compute its past, which takes as long as the check itself.
+    """
     config = model.config
     sizes = {**sizes, "src": min(sizes["src"], config.max_source_length)}
     if graph.role == "encoder":
@@ -32,7 +46,12 @@ def case(model: Transformer, graph: contract.GraphSpec, sizes: Mapping[str, int]
     if graph.role == "shortlist":
         ids = _candidates(model, sizes, random)
         return Case({"candidates": ids}, lambda model: _listed_tensors(_transformer(model), graph, ids))
-    found = (_decoder_case if graph.step == "decoder_step" else _beam_case)(model, sizes, random)
+    with_beams = graph.step != "decoder_step"
+    steps, key = {} if steps is None else steps, (with_beams, *sizes.values())
+    own, random = random.spawn(2)  # what a graph draws besides does not depend on whether its step was known
+    if key not in steps:
+        steps[key] = (_beam_case if with_beams else _decoder_case)(model, sizes, own)
+    found = steps[key]
     if graph.role == "greedy_step":
         return _ranked(model, found, _candidates(model, sizes, random))
     if graph.role in contract.SHORTLIST_ROLES.values():

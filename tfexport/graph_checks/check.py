@@ -168,7 +168,6 @@ def _checked(
     places = places_of(proto.graph, definition.model) if graph.role not in graph_contract.WITHOUT_MODULES else []
     makers = {name: node.name for node in proto.graph.node for name in node.output}
     session = Session(proto, graph, folder, [place.value for place in places], with_kernels)
-    random = np.random.default_rng(1)
     inner = [Rounding() for _ in places]
     last = {tensor.name: Rounding() for tensor in graph.outputs}
     cases = []
@@ -179,8 +178,8 @@ def _checked(
         for tensor in graph.outputs:
             yield last[tensor.name], _output_distances(graph, tensor.name, followed, followed.found)
 
-    for sizes in sizes_of(definition.model.config):
-        case = _case(definition, graph, sizes, random)
+    for index, sizes in enumerate(sizes_of(definition.model.config)):
+        case = _case(definition, graph, sizes, np.random.default_rng([1, index]))
         cases.append(Followed.of(definition, case, places, session(case.inputs)))
         for rounding, found in measured(cases[-1]):
             rounding.merge(found)
@@ -237,15 +236,21 @@ def _case(
     """A random case whose pasts the definition computes: in half precision where modules may stay in float32, which only
     float64 takes together."""
     with InFloat64() if graph.precision in HALVES else nullcontext():
-        return case_of(definition.model, graph, sizes, random)
+        return case_of(definition.model, graph, sizes, random, definition.steps)
 
 
-def case_of(model: Model, graph: contract.GraphSpec, sizes: Mapping[str, int], random: np.random.Generator) -> Case:
-    """Random inputs of a graph, and the outputs that a model has for them."""
+def case_of(
+    model: Model,
+    graph: contract.GraphSpec,
+    sizes: Mapping[str, int],
+    random: np.random.Generator,
+    steps: cases_ort.Steps | None = None,
+) -> Case:
+    """Random inputs of a graph, and the outputs that a model has for them; for `steps` see `cases_ort.case`."""
     with torch.inference_mode():
         if graph.dialect in _OWN_CASES:
             assert isinstance(model, Transformer)
-            return _OWN_CASES[graph.dialect](model, graph, sizes, random)
+            return _OWN_CASES[graph.dialect](model, graph, sizes, random, steps)
         if graph.role in cases_search.ROLES:
             return cases_search.case(graph, model.config, sizes, random)
         return cases_portable.case(model, graph, sizes, random)

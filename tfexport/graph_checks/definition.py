@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from tfexport.config import ModelConfig
 from tfexport.contract import QUANTIZED, Precision
+from tfexport.graph_checks.cases_ort import Steps
 from tfexport.graph_checks.cases_portable import Model
 from tfexport.graph_checks.rounding import EPS
 from tfexport.graphs.linear_quantized import INT4_BLOCK, dequantize
@@ -42,6 +43,8 @@ class Definition:
     """The same as PyTorch computes it in this precision, which shows what rounding does to it."""
     activations: Mapping[str, _Activations] = field(default_factory=dict)
     """How the input of each quantized linear layer is rounded, by the layer's path."""
+    steps: Steps = field(default_factory=dict)
+    """The random cases of decoder steps, which the graphs of several dialects share."""
 
     @classmethod
     def of(

@@ -23,14 +23,14 @@ from tfexport.errors import TfexportError
 from tfexport.graph_checks.rounding import EPS, SAMPLES
 from tfexport.runtimes.base import FloatArray, IntArray, Runtime
 from tfexport.runtimes.pytorch import TorchRuntime
-from tfexport.verification.expected import Along, Expected, Memory
+from tfexport.verification.expected import Along, Expected, Memories, Memory
 from tfexport.verification.report import LIMITS, Divergence, Errors, ParityReport, Position
 
 
-def random_sources(config: ModelConfig, count: int, *, seed: int = 0) -> list[list[int]]:
-    """Random encoder ids of lengths from 1 to 40, for where there is no real input at hand."""
+def random_sources(config: ModelConfig, count: int, *, seed: int = 0, longest: int = 40) -> list[list[int]]:
+    """Random encoder ids of lengths from 1 to `longest`, for where there is no real input at hand."""
     random = np.random.default_rng(seed)
-    lengths = random.integers(1, min(40, config.max_source_length) + 1, count)
+    lengths = random.integers(1, min(longest, config.max_source_length) + 1, count)
     return [random.integers(0, config.src_vocab_size, length).tolist() for length in lengths]
 
 
@@ -60,12 +60,14 @@ def compare_all(
     batch_size: int = 32,
     tolerance: float | None = None,
     random: bool = False,
+    memories: Memories | None = None,
 ) -> list[ParityReport]:
     """`compare` of every runtime with every search; the reference decodes once for all of them.
 
     Args:
         random: the sources are random ids. They are no text, and a model is less sure of its best token: below float32 the
             share of best tokens, and what other outputs cost, say nothing then.
+        memories: those of an earlier comparison of the same few sources. Without it, memories are kept for one batch.
     """
     reports = []
     for runtime in runtimes:
@@ -80,14 +82,13 @@ def compare_all(
         for runtime in runtimes:
             batch_size = runtime.capacity.batch_size(batch_size, options.beam)
     for batch in _batches(sources, batch_size):
-        memories: dict[tuple[int, int], Memory] = {}
+        known = memories or Memories(reference)
         for index, options in enumerate(searches):
             best = [hypotheses[0] for hypotheses in search(reference, batch, options)]
             these = list(zip(runtimes, reports[index :: len(searches)], strict=True))
             outputs = [_decoded(runtime, batch, options, report) for runtime, report in these]
             for part in _parts(reference.config, best):
-                place = part.start, part.stop
-                memory = memories.get(place) or memories.setdefault(place, Memory.of(reference, batch[part]))
+                memory = known.of(batch[part])
                 expected = Expected.of(reference, memory, best[part], options)
                 for (runtime, report), found in zip(these, outputs, strict=True):
                     if index == 0:

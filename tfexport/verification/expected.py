@@ -35,6 +35,20 @@ class Memory:
         return cls(sources, src_ids, src_len, exact, own)
 
 
+class Memories:
+    """What a reference's encoder makes of sources, computed once for comparisons of the same sentences."""
+
+    def __init__(self, reference: TorchRuntime):
+        self._reference = reference
+        self._known: dict[tuple[tuple[int, ...], ...], Memory] = {}
+
+    def of(self, sources: Sequence[Sequence[int]]) -> Memory:
+        key = tuple(map(tuple, sources))
+        if key not in self._known:
+            self._known[key] = Memory.of(self._reference, sources)
+        return self._known[key]
+
+
 @dataclass(frozen=True)
 class Along:
     """Logits along outputs, in float64, and how far PyTorch's own in float32 are from them."""
