@@ -42,7 +42,7 @@ def bench(
     ] = None,
     python: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=PATH", help="The Python interpreter for a contestant; may be repeated."),
+        typer.Option(metavar="NAME=PATH", help="The Python interpreter of a contestant; may be repeated."),
     ] = None,
     input_format: InputFormatOption = None,
     as_json: AsJson = False,
