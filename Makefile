@@ -44,9 +44,9 @@ style: $(VENV)/dev.done
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/lint-imports
 
-# While you write: tests without model files and processes. At most 90 seconds.
+# While you write: tests without model files and processes, but the thorough ones. At most 90 seconds.
 unit: $(VENV)/dev.done
-	$(PYTEST) tests/unit
+	$(PYTEST) -m "not thorough" tests/unit
 
 # Everything: `make test`, then the thorough tests, engines, fuzzing, examples, the dry run of
 # ort-cuda, the documentation, kills and losses of power.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -27,6 +29,13 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 sys.addaudithook(_audit)  # for good: Python does not take one back
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fonts() -> None:
+    """matplotlib builds its cache of fonts at its first import on a machine, and starts `fc-list` for that."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("matplotlib.font_manager")
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""What the functions of the Python API are given, checked: a wrong argument is named, and what to give instead."""
+"""Checks of the arguments of the Python API. An error names the wrong argument and what to give instead."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def pairs_of(texts: Any, targets: Any) -> tuple[Any, Any]:
 
 
 def line_of(name: str, value: Any) -> bytes:
-    """A sentence as lines of files have it.
+    """A sentence in the form of a line of a file.
 
     Raises:
         TfexportError: it is no string.
@@ -159,7 +159,7 @@ def phrases_of_one(value: Any) -> list[bytes]:
 
 
 def glossary_of(terms: Mapping[Any, Any]) -> Glossary:
-    """The glossary of a dictionary: source phrases and what stands for them.
+    """A glossary from a dictionary of source phrases and target phrases.
 
     Raises:
         TfexportError: a phrase is no string, has no words, or cannot be written as UTF-8.
@@ -173,7 +173,7 @@ def glossary_of(terms: Mapping[Any, Any]) -> Glossary:
 
 
 def sources_of(values: Any) -> tuple[list[bytes], InputFormat]:
-    """Sentences, or lists of tokens, as lines; and what these are.
+    """Sentences, or lists of tokens, as lines; and the format of the lines.
 
     Raises:
         TfexportError: they are something else, or a token has white space.

@@ -1,4 +1,4 @@
-"""Translation from an event loop: many calls at once share one scheduler, and so the batches of a model."""
+"""Translation from an event loop: concurrent calls share one scheduler, and so the batches of a model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ WRITE_HERE = 1024
 
 
 class AsyncTranslation(ScheduledModel):
-    """The part of `Model` that decodes requests which come one by one."""
+    """The part of `Model` that decodes requests that arrive one by one."""
 
     @overload
     async def translate_async(  # type: ignore[overload-overlap]  # a string is many strings to the type checker
@@ -87,7 +87,7 @@ class AsyncTranslation(ScheduledModel):
         timeout: float | None = None,
         **options: Any,
     ) -> Translation | list[Translation]:
-        """`translate` for an event loop. Calls that run at once are decoded together, and each gives what `translate` gives.
+        """`translate` for an event loop. Concurrent calls are decoded together, and each returns the result of `translate`.
         Cancel the task, and its sentences leave the batch.
 
         Args:
@@ -283,7 +283,7 @@ async def _at_once(work: Callable[[], Found]) -> Found:
 
 
 async def _written(results: Sequence[Result], writer: Writer) -> list[Translation]:
-    """What the API gives of lines."""
+    """The results of lines in the types of the API."""
 
     def translations() -> list[Translation]:
         return [translation_of(result, writer) for result in results]

@@ -33,7 +33,7 @@ _note = logging.getLogger("tfexport").info
 
 
 def inspect(checkpoint: str | Path, **described: Any) -> Inspection:
-    """What a checkpoint is: its family, its sizes, and what is missing to export it.
+    """Describe a checkpoint: its family, its sizes, and the settings that an export still needs.
 
     Args:
         checkpoint: a state_dict (`.pt`, `.pth`, `.ckpt`, `.safetensors`), or a toolkit's file or folder.

@@ -32,7 +32,7 @@ class SentenceTranslation:
 
 @dataclass(frozen=True)
 class DocumentTranslation:
-    """What became of a document; `str()` of it is its text."""
+    """The result of a document; `str()` of it is its text."""
 
     text: str
     """The document with translations in the place of its sentences. What has none stays as it is."""
@@ -51,7 +51,7 @@ class DocumentTranslation:
 
 
 def document_options(given: Mapping[str, Any]) -> tuple[DocumentOptions, dict[str, Any]]:
-    """How a document is taken apart, by sentences if nothing else is said, and the options of its sentences.
+    """How a document is split, by default into sentences, and the options of its sentences.
 
     Raises:
         TfexportError: one of them cannot be used.
@@ -76,7 +76,7 @@ def texts_of(texts: Any) -> list[str]:
 
 
 def document_translation_of(found: DocumentResult, writer: Writer) -> DocumentTranslation:
-    """What the API gives of a document."""
+    """The result of a document in the types of the API."""
     sentences = tuple(
         SentenceTranslation(
             one.segment.start,

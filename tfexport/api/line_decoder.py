@@ -1,4 +1,4 @@
-"""What the methods of a `Model` share: their options, checked, and the decoding of lines with them."""
+"""The common part of the methods of a `Model`: checked options, and the decoding of lines with them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def require_shortlist(value: Any) -> None:
 
 
 def score_options(config: ModelConfig) -> dict[str, Any]:
-    """The options of a search that is told its whole output."""
+    """The options of a search whose whole output is given."""
     return {"length_penalty": 0.0, "max_length": config.max_target_length, "token_scores": True}
 
 
@@ -81,7 +81,7 @@ class LineDecoder:
         terms: Terminology | None = None,
         window: int | None = None,
     ) -> Callable[[Iterable[bytes], InputFormat, TargetReader | None], Iterator[Translation]]:
-        """What decodes lines of a format, all arguments checked.
+        """A function that decodes lines of a format, with all arguments checked.
 
         Args:
             begins: outputs begin with a prefix.
@@ -162,7 +162,7 @@ class LineDecoder:
         given: Mapping[str, Any],
         terms: Terminology | None = None,
     ) -> tuple[AlignmentOptions, SearchOptions]:
-        """What is given for alignments, and the search with all that this needs.
+        """The options of alignments, and the search with all that they need.
 
         Args:
             begins: outputs begin with a prefix.
@@ -184,7 +184,7 @@ class LineDecoder:
         glossary: Glossary | Mapping[str, str] | None,
         phrases: Iterable[Sequence[bytes]] | None,
     ) -> tuple[Terminology | None, dict[str, Any]]:
-        """What outputs have to say, and the options that are not of it.
+        """The required and forbidden phrases, and the other options.
 
         Args:
             phrases: of each line.
@@ -216,5 +216,5 @@ class LineDecoder:
         return self.writer().token_ids(tokens)
 
     def writer(self) -> Writer:
-        """What makes text of output ids."""
+        """A writer that turns output ids into text."""
         return Writer.of(self.bundle, "text")

@@ -184,7 +184,7 @@ class Model(AsyncTranslation):
         workers: int = 1,
         **options: Any,
     ) -> Iterator[Translation]:
-        """`translate` for more sentences than fit into memory, or that come one after the other: results come in order.
+        """`translate` for sentences that do not fit into memory, or that arrive one by one; results are in order.
 
         The first of `texts` tells whether all are strings or lists of tokens.
 
@@ -244,7 +244,7 @@ class Model(AsyncTranslation):
         workers: int = 1,
         **options: Any,
     ) -> DocumentTranslation | list[DocumentTranslation]:
-        """Translate texts of any length, sentence by sentence. What is around the sentences stays as it is.
+        """Translate texts of any length, sentence by sentence. The text around the sentences stays unchanged.
 
         Args:
             texts: a text, or several, which share batches.

@@ -1,4 +1,4 @@
-"""What the Python API gives: results of lines as plain values, under the names of JSON lines."""
+"""The results of the Python API: plain values, under the names of JSON lines."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Translation:
-    """What became of one source sentence; `str()` of it is its best text."""
+    """The result of one source sentence; `str()` of it is its best text."""
 
     status: Status
     """`ok`, or what is wrong with the sentence or its output; see docs/guides/decode.md."""
@@ -83,7 +83,7 @@ class Translation:
 
 
 def translation_of(result: Result, writer: Writer) -> Translation:
-    """What the API gives of a line."""
+    """The result of a line in the types of the API."""
     outputs = tuple(_output(found, result, writer) for found in result.hypotheses)
     return Translation(result.status, result.message, outputs, result.line)
 

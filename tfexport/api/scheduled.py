@@ -1,4 +1,4 @@
-"""A model behind a scheduler: how the scheduler starts and ends, and what becomes of the lines of a request."""
+"""A model behind a scheduler: its start, its end, and the decoding of the lines of a request."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ class ScheduledModel:
 
     @property
     def is_serving(self) -> bool:
-        """The scheduler has started, and takes requests. It takes none after a worker ended that cannot be replaced."""
+        """The scheduler has started and accepts requests. It accepts none after a worker ended that cannot be replaced."""
         with self._service_lock:
             return self._service is not None and not self._service.is_closed
 
     @property
     def tells_attention(self) -> bool:
-        """Whether it can tell what tokens attend to: PyTorch can, and graphs that were exported for it."""
+        """Whether it can return attention: PyTorch can, and graphs that were exported for it."""
         roles = {graph.role for graph in self._bundle.graphs if graph.precision == self._runtime.precision}
         has_graphs = not roles.isdisjoint(ATTENTION_ROLES.values())
         return self._runtime.name.startswith("torch") or (self._runtime.name == "ort-cpu" and has_graphs)
@@ -93,7 +93,7 @@ class ScheduledModel:
 
     @with_keywords(SearchOptions, AlignmentOptions, KeepOptions)
     def search_options(self, **options: Any) -> SearchOptions:
-        """The search that `translate` does with these options: beside them are those of the bundle's generation_config.json.
+        """The search of `translate` with these options and those of the bundle's generation_config.json.
 
         Raises:
             TfexportError: an option cannot be used.
@@ -109,7 +109,7 @@ class ScheduledModel:
         given: Mapping[str, Any],
         terms: Terminology | None = None,
     ) -> tuple[SearchOptions, Reader, Writer]:
-        """The search with these options, and what reads and writes its lines. They are kept: requests have few kinds."""
+        """The search with these options, with the reader and writer of its lines. Cached: requests have few kinds."""
         search, reader, writer = self._kind(begins or terms is not None, shortlist, format, given)
         if terms is not None:
             terms = terms.for_search(search)
@@ -141,7 +141,7 @@ class ScheduledModel:
         options: SearchOptions,
         **more: Any,
     ) -> list[Result]:
-        """What becomes of lines, in their order; what `translate` of `decoding/translate.py` does without a scheduler."""
+        """The results of lines, in order; `translate` of `decoding/translate.py` is the same without a scheduler."""
         service = self._scheduler()
         begins = [] if outputs is None or outputs.lines is None else list(outputs.lines)
         beside = reader.terms.most_bytes if reader.terms is not None else 0

@@ -42,7 +42,7 @@ def bench(
     ] = None,
     python: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=PATH", help="The Python interpreter for a contestant; may be repeated."),
+        typer.Option(metavar="NAME=PATH", help="The Python interpreter of a contestant; may be repeated."),
     ] = None,
     input_format: InputFormatOption = None,
     as_json: AsJson = False,
@@ -90,7 +90,7 @@ def bench(
         show("\n".join(cell_lines(cell, plan.tokens)))
 
     def keep() -> None:
-        """After each cell: a run that is cut short leaves what it found."""
+        """Write the rows after each cell, so that an interrupted run keeps its results."""
         if output is not None:
             with writing(output, {}) as out:
                 print(json_text(record, indent=1), file=out.file)

@@ -58,7 +58,7 @@ def build(
 
 
 def needs_onnx(error: ModuleNotFoundError) -> Exception:
-    """What to raise where the modules that build engines cannot be imported."""
+    """The error to raise if the modules that build engines cannot be imported."""
     if error.name != "onnx":
         return error
     return RuntimeUnavailable(

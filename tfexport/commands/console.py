@@ -1,4 +1,4 @@
-"""What the command line reads and writes: input lines, output files, progress, warnings, reports."""
+"""Input lines, output files, progress, warnings and reports of the command line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Item = TypeVar("Item")
 
 
 class Line(Protocol):
-    """What became of an input line."""
+    """The result of an input line."""
 
     @property
     def line(self) -> int: ...
@@ -41,12 +41,12 @@ Marked = TypeVar("Marked", bound=Line)
 
 
 def say(text: str) -> None:
-    """A note, warning or error: to stderr, so that it never mixes with results."""
+    """Print a note, warning or error to stderr, so that it never mixes with results."""
     print(text, file=sys.stderr)
 
 
 def with_progress(items: Iterable[Item], description: str) -> Iterator[Item]:
-    """Pass `items` on and show their number on stderr, to a person only, and not between lines of output."""
+    """Yield `items` and show their number on stderr, only on a terminal, and not between lines of output."""
     if not sys.stderr.isatty() or sys.stdout.isatty():
         yield from items
         return
@@ -60,7 +60,7 @@ def with_progress(items: Iterable[Item], description: str) -> Iterator[Item]:
 
 @contextlib.contextmanager
 def working(description: str) -> Iterator[None]:
-    """Show on stderr, to a person only, that something long is under way."""
+    """Show on stderr, only on a terminal, that a long task is running."""
     if not sys.stderr.isatty():
         yield
         return
@@ -71,7 +71,7 @@ def working(description: str) -> Iterator[None]:
 
 
 def warned(results: Iterator[Marked], *, most: int = 10) -> Iterator[Marked]:
-    """Warn of lines with a problem: the first ones singly, all of them in a sum."""
+    """Warn of lines with a problem: a message for each of the first ones, then their number."""
     problems: dict[str, int] = {}
     lines = 0
     for result in results:
@@ -104,7 +104,7 @@ def print_inspection(inspection: Inspection) -> None:
 
 
 def print_export(loaded: Checkpoint, exported: Exported) -> None:
-    """What was exported, and what whoever did it should know."""
+    """Print what was exported, with notes for the user."""
     for note in loaded.notes:
         say(f"note: {note}")
     if loaded.ignored:
@@ -131,7 +131,7 @@ def print_repository(repository: Repository, precision: Precision) -> None:
 
 
 def print_graphs(checks: Sequence[GraphCheck], *, bisect: bool) -> None:
-    """What `tfexport parity` found in the graphs of a precision: those that are wrong, and with `--bisect` all."""
+    """Print the result of `tfexport parity` for the graphs of a precision: wrong graphs, or all with `--bisect`."""
     wrong = [check for check in checks if check.first is not None]
     for check in checks if bisect else wrong:
         file = f"{check.file}{' with kernels' if check.with_kernels else ''}"
@@ -158,7 +158,7 @@ def print_graphs(checks: Sequence[GraphCheck], *, bisect: bool) -> None:
 
 
 def print_mismatches(mismatches: Sequence[Mismatch]) -> None:
-    """What of a bundle's files is not as its model says."""
+    """Print the differences between a bundle's files and its model."""
     for mismatch in mismatches[:MOST_MISMATCHES]:
         print(f"{mismatch}")
     if len(mismatches) > MOST_MISMATCHES:
@@ -187,7 +187,7 @@ MOST_MISMATCHES = 20
 
 
 def print_invariance(found: Invariance) -> None:
-    """What `tfexport parity --invariance` found of a runtime."""
+    """Print the result of `tfexport parity --invariance` for a runtime."""
     print(
         f"{found.runtime} in {short_name(found.precision)}, beam {found.beam}: {found.sentences} sentences beside each alone"
     )
@@ -266,7 +266,7 @@ def print_probe(found: Probe) -> None:
 
 
 def print_plan(cost: PlanCost) -> None:
-    """What engines will need, before they are built."""
+    """Print the cost of engines, before they are built."""
     plan = cost.plan
     print(
         f"plan for {short_name(cost.precision)}: batches to {plan.max_batch}, beams to {plan.max_beam}, sources to "

@@ -32,9 +32,7 @@ def corpus(
     runtime: RuntimeOptions,
     batches: TranslatorBatches,
     cluster: ClusterOptions,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with an interrupted run of the same command.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run of the same command.")] = False,
 ) -> None:
     """Translate whole corpora with Ray: a row of output for each row of input, in parts.
 

@@ -123,7 +123,7 @@ def decode(
 
 @dataclass(frozen=True)
 class Request:
-    """What the flags of `decode` ask for."""
+    """The request that the flags of `decode` describe."""
 
     directory: Path
     source: Path | None
@@ -139,7 +139,7 @@ class Request:
     stream: bool
 
     def check(self, *, to_file: bool) -> None:
-        """Find what is wrong with the flags before a bundle is read.
+        """Check the flags before a bundle is read.
 
         Raises:
             TfexportError: flags exclude each other, or one is out of range.
@@ -167,7 +167,7 @@ class Request:
             )
 
     def _check_search(self, options: SearchOptions) -> None:
-        """Raises TfexportError where other flags and the search exclude each other."""
+        """Raises TfexportError where other flags do not combine with the search."""
         from tfexport.decoding.stream import refuse_several
 
         if options.alignment_layer != -1 and not options.reads_attention:
@@ -182,7 +182,7 @@ class Request:
         return {"scores": scores, "attention": reads_attention, **self.search}
 
     def options(self, token_ids: Any) -> SearchOptions:
-        """The search as the flags say it, with tokens as the vocabulary's ids."""
+        """The search that the flags describe, with tokens as ids of the vocabulary."""
         return SearchOptions.of(self._given(), token_ids)
 
     def load(self, window: int | None) -> Job:
@@ -235,7 +235,7 @@ class Request:
         return with_alignments(self.alignments, reader, Writer.of(bundle, self.formats.output_format))
 
     def _terms(self, reader: Reader, writer: Writer, options: SearchOptions) -> Terminology | None:
-        """What outputs have to say, without the lines of a file of phrases."""
+        """The required and forbidden phrases, without the lines of a file of phrases."""
         from tfexport.decoding.glossary import read_glossary
         from tfexport.decoding.search import require_beam
         from tfexport.decoding.terminology import Terminology
@@ -261,7 +261,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Job:
-    """A request with all that it needs, loaded."""
+    """A request with everything that it needs, loaded."""
 
     request: Request
     bundle: Bundle
@@ -280,7 +280,7 @@ class Job:
     """Whether workers or threads were chosen here, and not by the user."""
 
     def terminology(self, phrase_lines: Iterable[bytes] | None) -> Terminology | None:
-        """What outputs have to say.
+        """The required and forbidden phrases.
 
         Args:
             phrase_lines: of the file that has the phrases of each line.
@@ -294,7 +294,7 @@ class Job:
     def decode(
         self, reader: Reader, lines: Iterable[bytes], done: int, outputs: TargetReader | None = None
     ) -> Iterator[Result]:
-        """The results of lines after so many that are done; see `translate`."""
+        """The results of the lines after the first `done` ones; see `translate`."""
         from tfexport.decoding.translate import translate
 
         return translate(
@@ -312,7 +312,7 @@ class Job:
         )
 
     def identity(self) -> dict[str, Any]:
-        """All that the output depends on: only a run of the same goes on with its file."""
+        """Everything that the output depends on: only a run with the same identity continues its file."""
         from tfexport.bundle.reader import MANIFEST, file_sha256
 
         asked, listed, prefixes = self.request.alignments, self.request.shortlist, self.request.prefixes
@@ -334,7 +334,7 @@ class Job:
         }
 
     def print_notes(self) -> None:
-        """Say what was chosen for the user, and what was not checked."""
+        """Print the choices that were made for the user, and what was not checked."""
         from tfexport.decoding.shortlist import SHORTLIST_ADVICE
         from tfexport.verification.certificates import missing
 

@@ -32,7 +32,7 @@ def require_documents(
     stream: bool,
     resume: bool,
 ) -> None:
-    """Raises TfexportError where a flag has no meaning for a text of many sentences."""
+    """Raises TfexportError where a flag cannot be used for a text of many sentences."""
     flag = _flag(asked)
     if prefixes:
         raise TfexportError(f"a prefix is that of one sentence, and {flag} splits lines. Leave one of them out.")

@@ -62,7 +62,7 @@ def export(
 
 @dataclass(frozen=True)
 class Request:
-    """What the flags of `export` ask for."""
+    """The request that the flags of `export` describe."""
 
     checkpoint: Path
     output: Path | None
@@ -102,7 +102,7 @@ class Request:
         return open_checkpoint(self.checkpoint, self.described, say)
 
     def wanted(self) -> GraphsTarget:
-        """What is written beyond the graphs."""
+        """The files to write beyond the graphs."""
         from tfexport.commands.targets import GraphsTarget, TritonTarget, engines_target
 
         precisions, _ = self.precisions

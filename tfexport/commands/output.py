@@ -1,4 +1,4 @@
-"""Where results are written: stdout, or a file that takes its name only when it is complete, and can be gone on with.
+"""The output of results: stdout, or a file that gets its name only when it is complete, and that a later run can continue.
 
 out.txt.partial        the lines so far, in order
 out.txt.partial.json   what they are results of: nothing else may be added to them
@@ -38,7 +38,7 @@ class Output:
 
 
 def refuse_to_replace(output: Path | None, *inputs: Path | None, bundle: Path) -> None:
-    """Raises TfexportError where an output would take the place of a file that is read, or of a file of the bundle.
+    """Raises TfexportError where an output would replace a file that is read, or a file of the bundle.
 
     The files beside the output, which have the lines so far and their notes, count too.
     """
@@ -57,7 +57,7 @@ def refuse_to_replace(output: Path | None, *inputs: Path | None, bundle: Path) -
 
 
 def files_beside(output: Path) -> tuple[Path, Path]:
-    """The lines so far, and what they are results of."""
+    """The files with the lines so far, and with the description of their run."""
     partial, notes = (output.with_name(f"{output.name}.partial{suffix}") for suffix in ("", ".json"))
     return partial, notes
 
@@ -66,7 +66,7 @@ def files_beside(output: Path) -> tuple[Path, Path]:
 def writing(
     output: Path | None, about: Mapping[str, Any], *, resume: bool = False, window: int = 1
 ) -> Iterator[Output]:
-    """Open an output; `about` is all that its lines depend on, JSON-ready.
+    """Open an output; `about` is everything that its lines depend on, JSON-ready.
 
     With `resume` it goes on after the lines that an earlier run has left, which may have been killed at any point.
 
@@ -117,7 +117,7 @@ def writing(
 
 
 def content_of(path: Path | None) -> str | None:
-    """What tells whether a file is still the one that a run began with; its name, where it can be read once only."""
+    """An identifier of a file, to detect changes since a run began; its name if it can be read only once."""
     from tfexport.bundle.reader import file_sha256
 
     if path is None or not path.is_file():
@@ -156,7 +156,7 @@ def _opened_alone(partial: Path) -> io.BufferedRandom:
 
 
 def _of_its_own(name: str, flags: int) -> int:
-    """Open a file that has this name alone. What it would write to otherwise may be anybody's."""
+    """Open a file that has no other name. Otherwise a write could change a file of another user."""
     descriptor = os.open(name, flags | NO_LINK | getattr(os, "O_NONBLOCK", 0), 0o666)
     about = os.fstat(descriptor)
     if stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
@@ -166,7 +166,7 @@ def _of_its_own(name: str, flags: int) -> int:
 
 
 def _lines_to_keep(file: io.BufferedRandom, partial: Path, notes: Path, about: Mapping[str, Any], window: int) -> int:
-    """The number of lines in whole windows that were written; what is behind them is removed.
+    """The number of lines in whole windows that were written; later lines are removed.
 
     A loss of power may leave zeros in the place of what did not reach the disk. Lines with them and after them are not kept.
 

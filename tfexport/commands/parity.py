@@ -70,8 +70,8 @@ def parity(
     ] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Compare a bundle with PyTorch: every graph value by value, every weight and setting, and what its runtimes decode of
-    real input. Prints numbers and a verdict; exit code 1 on failure.
+    """Compare a bundle with PyTorch: every graph value by value, every weight and setting,
+    and the outputs that its runtimes decode from real input. Prints numbers and a verdict; exit code 1 on failure.
 
     Without INPUT random ids are decoded instead, and nothing is certified. With --checkpoint the vocabularies are found
     where the export read them, or given with the flags of `export`.
@@ -114,7 +114,7 @@ def parity(
 
 
 def _reference(directory: Path, checkpoint: Path | None, described: ReferenceOptions) -> Reference | None:
-    """The checkpoint to compare with, and how to read it: as the flags say, or as the export read it.
+    """The checkpoint to compare with, read as the flags describe, or as the export read it.
 
     Raises:
         TfexportError: there are flags for a checkpoint, and there is none.
@@ -138,7 +138,7 @@ def _reference(directory: Path, checkpoint: Path | None, described: ReferenceOpt
 
 
 def _check_report(report: Path | None) -> None:
-    """Raises TfexportError where the page cannot be written, before the comparison takes its time."""
+    """Raises TfexportError where the page cannot be written, before the long comparison begins."""
     if report is not None and not report.parent.is_dir():
         raise TfexportError(f"there is no folder {report.parent} for the page. Make it, or give another --report.")
     if report is not None and report.is_dir():
@@ -146,7 +146,7 @@ def _check_report(report: Path | None) -> None:
 
 
 def _arranged(comparison: Comparison, batch_size: int) -> list[Invariance]:
-    """What each variant decodes alone and in other batches, cache sizes and thread counts."""
+    """The outputs of each variant alone and in other batches, cache sizes and thread counts."""
     from tfexport.verification.invariance import invariance
 
     return [
@@ -164,7 +164,7 @@ def _write_page(report: Path, comparison: Comparison, arranged: Sequence[Invaria
 
 
 def _record(comparison: Comparison, arranged: Sequence[Invariance], *, values: bool) -> dict[str, Any]:
-    """What was found, for JSON."""
+    """The results, for JSON."""
     return {
         "reports": [found.to_dict() for found in comparison.reports],
         "mismatches": [found.to_dict() for found in comparison.mismatches],
@@ -174,7 +174,7 @@ def _record(comparison: Comparison, arranged: Sequence[Invariance], *, values: b
 
 
 def _print(comparison: Comparison, arranged: Sequence[Invariance], *, bisect: bool) -> None:
-    """What was found, for people."""
+    """Print the results for people."""
     for found in comparison.reports:
         print_parity(found)
     print_graphs([check for checks in comparison.graphs.values() for check in checks], bisect=bisect)
@@ -189,7 +189,7 @@ ENOUGH_STEPS = 10
 
 
 def _certify(comparison: Comparison, refuted: Collection[tuple[str, Precision]]) -> None:
-    """Keep the certificates of what passed, and drop earlier ones of what failed, here or otherwise (`refuted`)."""
+    """Store certificates of the comparisons that passed, and drop earlier ones that a failure refutes (`refuted`)."""
     from tfexport.verification.certificates import certify, write_certificates
 
     if comparison.unknown and comparison.source != "bundle":

@@ -62,14 +62,14 @@ def serve(
 
 
 def server_defaults(runtime: str) -> dict[str, Any]:
-    """Of the options of a scheduler, those whose defaults differ from Python's: a server has the machine for itself."""
+    """The options of a scheduler whose defaults differ from Python's, because a server has the machine for itself."""
     if runtime == "ort-cpu":  # more slots answer no more requests there, and each step takes longer
         return {"max_wait": MAX_WAIT, "workers": usable_cpus(), "slots": CPU_SLOTS}
     return {"max_wait": MAX_WAIT, "workers": 1}
 
 
 def about_workers(config: ModelConfig, options: ServingOptions) -> str:
-    """How many workers there are, and what their caches may take: key and value of each token in each layer, in float32."""
+    """The workers and the largest size of their caches: keys and values of each token in each layer, in float32."""
     cache = options.cache_tokens * 2 * config.n_decoder_layers * config.d_model * 4
     several = "1 worker" if options.workers == 1 else f"{options.workers} workers"
     return f"{several}, with caches of {cache / 2**20:,.0f} MiB at most (--workers, --cache-tokens)"

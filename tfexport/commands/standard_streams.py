@@ -1,4 +1,4 @@
-"""Stdout and stderr as they are found: closed, full, or a pipe that nobody reads from."""
+"""Stdout and stderr that are closed, full, or a pipe without a reader."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BROKEN_PIPE = 141
 
 
 class ClosedStdout(io.TextIOBase):
-    """Stands for a stdout that is closed: Python has none then, and would print to nowhere."""
+    """A replacement for a closed stdout: Python would otherwise print nowhere, without an error."""
 
     def write(self, _: str) -> int:
         raise closed_error()
@@ -72,7 +72,7 @@ class Stdout(io.TextIOBase):
             raise
 
     def _give_up(self) -> None:
-        """What could not be written is still in the buffer, and Python would fail on it once more when it ends."""
+        """Discard the buffer: Python would try to write it again at exit, and fail again."""
         _write_nowhere(self._file)
 
     def under(self) -> TextIO:
@@ -81,7 +81,7 @@ class Stdout(io.TextIOBase):
 
 
 class Stderr:
-    """Stderr that loses what it cannot write: a note that nobody can read ends no command."""
+    """Stderr that drops what it cannot write: a note that nobody can read does not end a command."""
 
     def __init__(self, file: TextIO):
         self._file = file
@@ -117,7 +117,7 @@ def _write_nowhere(file: TextIO) -> None:
 
 
 def prepare() -> None:
-    """Let nothing that is printed go astray: call this before anything else is opened.
+    """Prepare stdout and stderr so that no output goes to a wrong file: call this before any file is opened.
 
     Where stderr is closed, full or unread, notes go nowhere; Python would print them to stdout, or end the command. A path
     that is not UTF-8 is printed as its bytes.
@@ -152,7 +152,7 @@ def closed_error() -> TfexportError:
 
 @contextlib.contextmanager
 def guarded(*, verdict: bool = False) -> Iterator[None]:
-    """Print results in this block; they are on their way when it ends.
+    """Print results in this block; they are flushed when it ends.
 
     Blocks in this block print for themselves.
 
@@ -183,7 +183,7 @@ def guarded(*, verdict: bool = False) -> Iterator[None]:
 
 
 def printing(command: Command, *, to_file: bool = False, verdict: bool = False) -> Command:
-    """The command, which tells of a stdout that it cannot write to.
+    """The command, which reports a stdout that it cannot write to.
 
     Args:
         to_file: with `output`, it needs no stdout.

@@ -1,6 +1,4 @@
-"""What `export --target` and `build` do beyond the graphs: TensorRT engines, with their cost told before, and a Triton
-model repository.
-"""
+"""The targets of `export --target` and `build` beyond the graphs: TensorRT engines, and a Triton model repository."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ class GraphsTarget:
     precisions: tuple[Precision, ...]
 
     def check(self, config: ModelConfig) -> None:
-        """Before the export, which takes longer: raise what it or `write` would raise of any such model.
+        """Before the long export, raise the errors that it or `write` would raise for any such model.
 
         Raises:
             TfexportError: there are no graphs of such a model in one of the precisions.
@@ -41,7 +39,7 @@ class GraphsTarget:
             )
 
     def write(self, directory: Path) -> None:
-        """After the export: add to the bundle at `directory`, or beside it, and print what."""
+        """After the export, add files to the bundle at `directory` or beside it, and print their names."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ class TritonTarget(GraphsTarget):
 
 @contextmanager
 def telling_of_lost_engines(directory: Path) -> Iterator[None]:
-    """Say, when the block ends, how many of the engines of the bundle at `directory` it has removed."""
+    """When the block ends, print how many engines of the bundle at `directory` it has removed."""
     before = _engine_files(directory)
     try:
         yield

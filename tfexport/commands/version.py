@@ -1,4 +1,4 @@
-"""`tfexport version`: what is installed, what can run here, and why not what cannot."""
+"""`tfexport version`: the installed packages, the runtimes that work here, and why others do not."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def version(as_json: AsJson = False) -> None:
 
 
 def facts() -> dict[str, Any]:
-    """The versions and the CPU: what is known without importing any library."""
+    """The versions and the CPU, which are known without importing a library."""
     return {
         "tfexport": own_version(),
         "python": platform.python_version(),
@@ -56,7 +56,7 @@ def checks() -> dict[str, Any]:
 
 
 def checked() -> dict[str, dict[str, Any]]:
-    """What processes of their own find of each runtime, and of `kernels`; see `tfexport/runtimes/availability.py`.
+    """The findings of separate processes about each runtime and the `kernels`; see `tfexport/runtimes/availability.py`.
 
     One process makes all checks, so that each library is imported once. A check that ends its process is passed over by
     the next one.
@@ -100,7 +100,7 @@ def _ending(code: int, messages: bytes) -> str:
 
 
 def packages() -> dict[str, str]:
-    """Those of the packages that tfexport and its extras name that are installed, with their versions."""
+    """The installed packages among those that tfexport and its extras name, with their versions."""
     try:
         wanted = requires("tfexport") or []
     except PackageNotFoundError:

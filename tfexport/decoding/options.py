@@ -129,7 +129,7 @@ class BaseSearchOptions(Options):
 
     constraint_order: ConstraintOrder = option(
         "unordered",
-        help="Whether the required phrases of a line come in their order in the output, or in any.",
+        help="Whether the required phrases of a line occur in the given order in the output, or in any order.",
         panel=TERMS,
     )
     """`fairseq-interactive --constraints` alone means `ordered`."""

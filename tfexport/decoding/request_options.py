@@ -77,14 +77,14 @@ class TermOptions(KeepOptions):
 
     constraint_columns: bool = option(
         False,
-        help="Each input line is source<TAB>phrase<TAB>phrase...; the output has each phrase.",
+        help="Each input line is source<TAB>phrase<TAB>phrase...; the output contains each phrase.",
         panel=TERMS,
         also=("constraints",),
     )
     constraint_file: Path | None = option(
         None,
         metavar="FILE",
-        help="Phrases that outputs have, separated by tabs, one line for each input line.",
+        help="Phrases that outputs must contain, separated by tabs, one line for each input line.",
         panel=TERMS,
     )
     glossary: Path | None = option(
@@ -95,7 +95,7 @@ class TermOptions(KeepOptions):
         panel=TERMS,
     )
     glossary_case: GlossaryCase = option(
-        "exact", help="Whether the source phrases of a glossary have to occur in their case.", panel=TERMS
+        "exact", help="Whether the case of letters must match in source phrases of a glossary.", panel=TERMS
     )
 
     def conflicts(self) -> list[str]:
@@ -120,7 +120,7 @@ class ShortlistOptions(Options):
     shortlist: Path | None = option(
         None,
         metavar="FILE",
-        help="Words that outputs may contain: a vmap, a lexicon (lex.s2t), or one word per line.",
+        help="Words that are allowed in outputs: a vmap, a lexicon (lex.s2t), or one word per line.",
         panel=_SHORTLIST,
     )
     shortlist_first: int | None = option(

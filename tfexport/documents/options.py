@@ -21,7 +21,7 @@ class DocumentOptions(Options):
 
     split: Split | None = option(
         None,
-        help="Translate sentence by sentence within each line, or line by line; what is too long for the model is cut.",
+        help="Translate sentence by sentence within each line, or line by line; cut what is too long for the model.",
         panel=_PANEL,
     )
     language: str | None = option(

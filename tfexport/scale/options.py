@@ -17,9 +17,7 @@ CorpusFormat = Literal["parquet", "jsonl", "text"]
 class CorpusOptions(Options):
     """What is read and written."""
 
-    text_column: str = option(
-        "text", help="The column that has the text; of files of text it is `text`.", panel=_CORPUS
-    )
+    text_column: str = option("text", help="The column with the text; in text files its name is `text`.", panel=_CORPUS)
     output_format: CorpusFormat | None = option(
         None, help="Format of the output files.", default_text="that of the input", panel=_CORPUS
     )
@@ -27,7 +25,7 @@ class CorpusOptions(Options):
         16_384,
         minimum=1,
         maximum=1 << 24,
-        help="Largest number of rows in an output file. A run that ends loses at most this much work of each actor.",
+        help="Largest number of rows in an output file. An interrupted run loses at most this many rows of each actor.",
         panel=_CORPUS,
     )
 
@@ -67,6 +65,6 @@ class ClusterOptions(Options):
     buffer_mib: int = option(
         512,
         minimum=1,
-        help="MiB of input that may wait for actors, in the object store of Ray.",
+        help="Input that may wait for actors in Ray's object store, in MiB.",
         panel=_CLUSTER,
     )

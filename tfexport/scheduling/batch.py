@@ -14,30 +14,22 @@ A runtime or a graph that cannot join states gets a batch for each group (`Separ
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from tfexport.decoding.search import pad, search_batch
-from tfexport.decoding.source_batch import encode, length_limits
+from tfexport.decoding.source_batch import encode
 from tfexport.decoding.steps import SearchBatch, rows_to_keep
-from tfexport.decoding.token_rules import ends_at_limit, uses_argmax
-from tfexport.errors import TfexportError, UnavailableError
+from tfexport.decoding.token_rules import uses_argmax
 from tfexport.runtimes.base import Argmax, Best, FloatArray, IntArray, Runtime, Told, tell
-from tfexport.scheduling.sentences import Decided, Event, Failed, Finished, Sentence
+from tfexport.scheduling.groups import Group, asks_of, failed, grouped, pieces
+from tfexport.scheduling.sentences import Event, Sentence
 
 COMPACT_BELOW = 0.9
 """Idle places are removed when the others are at most this part: until then they wait for new sentences."""
-
-LIKE_LENGTH = 0.75
-"""The part of the longest source of a run of the encoder that others have at least, where there are enough."""
-
-FEWEST_IDS = 48
-"""Source ids of a run of the encoder, if there are so many: below, its own cost is more than what padding costs."""
 
 
 class Batch(Protocol):
@@ -75,7 +67,7 @@ def kind_of(runtime: Runtime[Any], sentence: Sentence) -> Hashable:
     options, source = sentence.options, sentence.source
     if joins(runtime, sentence):
         return options.width, options.reads_attention, uses_argmax(runtime, options, source)
-    return options, source.candidates is None, _asks_of(runtime, sentence)
+    return options, source.candidates is None, asks_of(runtime, sentence)
 
 
 def joins(runtime: Runtime[Any], sentence: Sentence) -> bool:
@@ -88,106 +80,6 @@ def batch_for(runtime: Runtime[Any], sentence: Sentence) -> Batch:
     if joins(runtime, sentence):
         return JoinedBatch(runtime, sentence.options.width, attention=sentence.options.reads_attention)
     return SeparateBatch(runtime)
-
-
-@dataclass
-class Group:
-    """Sentences that began together, with the same options.
-
-    Attributes:
-        places: of each sentence in the batch, [sentences].
-        rows: the row in the batch of each row of the search.
-    """
-
-    search: SearchBatch
-    sentences: Sequence[Sentence]
-    places: IntArray
-    rows: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    _told: dict[int, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._streams = any(one.streams for one in self.sentences)
-
-    def live(self) -> list[Sentence]:
-        return [self.sentences[index] for index in self.search.sentences.tolist()]
-
-    def find_rows(self, width: int) -> IntArray:
-        """`rows` of the sentences that the search has now."""
-        self.rows = (self.places[self.search.sentences][:, None] * width + np.arange(width)).ravel()
-        return self.rows
-
-    def drop(self, keys: frozenset[Hashable]) -> IntArray:
-        """Let sentences leave; returns their indices."""
-        live = self.search.sentences.tolist()
-        leaving = np.array([index for index in live if self.sentences[index].key in keys], dtype=np.int64)
-        if len(leaving):
-            self.search.drop(leaving)
-        return leaving
-
-    def events(self) -> Iterator[Event]:
-        """What the last step of the search decided."""
-        ended = self.search.ended
-        if len(ended):
-            for index, outputs in zip(ended.tolist(), self.search.outputs(ended), strict=True):
-                yield Finished(self.sentences[index].key, outputs)
-        if self.search.is_done or not self._streams:
-            return
-        for index in self.search.sentences.tolist():
-            if self.sentences[index].streams:
-                ids, log_probs = self.search.stable_prefix(index)
-                if len(ids) > self._told.get(index, 0):
-                    self._told[index] = len(ids)
-                    yield Decided(self.sentences[index].key, tuple(ids.tolist()), tuple(log_probs.tolist()))
-
-
-def grouped(runtime: Runtime[Any], sentences: Sequence[Sentence]) -> list[list[Sentence]]:
-    """Sentences in groups that ask of each step what each of their sentences alone would ask, in their order.
-
-    Where one of a group needs logits, all of it are ranked by the host, whose log-probabilities may have other last bits
-    than those of the runtime.
-    """
-    groups: dict[Hashable, list[Sentence]] = {}
-    for sentence in sentences:
-        groups.setdefault((sentence.options, _asks_of(runtime, sentence)), []).append(sentence)
-    return list(groups.values())
-
-
-def _asks_of(runtime: Runtime[Any], sentence: Sentence) -> Hashable:
-    limit = 0
-    if ends_at_limit(sentence.options):
-        limit = int(length_limits(runtime, [sentence.source], sentence.options)[0])
-    source = sentence.source
-    return len(source.prefix), source.least, bool(source.required), bool(source.forbidden), limit
-
-
-def failed(sentences: Iterable[Sentence], error: Exception) -> list[Event]:
-    """What is told of sentences that cannot be decoded.
-
-    An error that nobody raises on purpose is a fault of ours. It goes to whoever asked, as text that any process can read,
-    and ends neither the worker nor the requests of others.
-    """
-    if isinstance(error, MemoryError):
-        error = UnavailableError(
-            "there is not enough memory for this request. Use a smaller beam, or shorter sentences."
-        )
-    elif not isinstance(error, TfexportError):
-        text = "".join(traceback.format_exception(error))
-        error = RuntimeError(f"{type(error).__name__} in a worker")
-        error.add_note(text)
-    return [Failed(sentence.key, error) for sentence in sentences]
-
-
-def pieces(lengths: Sequence[int]) -> list[list[int]]:
-    """Indices of sources in runs of the encoder: of like length, the longest first, so that little of a run is padding."""
-    found: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        piece = found[-1] if found else []
-        # A short piece goes on: a run of the encoder has its own cost.
-        if piece and (lengths[index] >= LIKE_LENGTH * lengths[piece[0]] or lengths[piece[0]] * len(piece) < FEWEST_IDS):
-            piece.append(index)
-        else:
-            found.append([index])
-    return found
 
 
 class JoinedBatch:

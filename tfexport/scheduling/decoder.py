@@ -11,7 +11,8 @@ from typing import Any
 from tfexport.decoding.alternatives import Alternatives
 from tfexport.decoding.hypothesis import Hypothesis
 from tfexport.runtimes.base import Runtime
-from tfexport.scheduling.batch import Batch, batch_for, failed, kind_of
+from tfexport.scheduling.batch import Batch, batch_for, kind_of
+from tfexport.scheduling.groups import failed
 from tfexport.scheduling.sentences import NO_ORDERS, Event, Failed, Finished, Orders, Report, Sentence
 
 

@@ -21,72 +21,78 @@ class ServerOptions(Options):
         TfexportError: an option is out of range.
     """
 
-    host: str = option("127.0.0.1", help="Address to listen on; 0.0.0.0 for all of the machine.", panel=_ADDRESS)
+    host: str = option(
+        "127.0.0.1", help="Address to listen on; 0.0.0.0 for all addresses of the machine.", panel=_ADDRESS
+    )
     port: int = option(8080, minimum=0, maximum=65535, help="Port; 0 for any free one.", panel=_ADDRESS)
     page: bool = option(
         True,
         flag="--page/--no-page",
-        help="Answer / with a web page on which a person tries the bundles.",
+        help="Serve a web page at / to try the bundles.",
         panel=_ADDRESS,
     )
     certified: bool = option(
-        False, help="Serve no bundle without a certificate of `tfexport parity` that holds here.", panel=_MODELS
+        False,
+        help="Serve only bundles with a certificate of `tfexport parity` that is valid on this machine.",
+        panel=_MODELS,
     )
     reload: bool = option(
-        False, help="Load bundles again when their files change, and at SIGHUP, without losing requests.", panel=_MODELS
+        False, help="Reload bundles when their files change, and at SIGHUP, without losing requests.", panel=_MODELS
     )
-    reload_every: float = option(5.0, above=0, help="Seconds between two looks at the files.", panel=_MODELS)
+    reload_every: float = option(5.0, above=0, help="Seconds between two checks of the files.", panel=_MODELS)
 
     keys: Path | None = option(
         None,
         metavar="FILE",
-        help="File with a name and a key on each line; without it nobody needs a key.",
+        help="File with a name and a key on each line; without it requests need no key.",
         panel=_ACCESS,
     )
     cors: tuple[str, ...] = option(
         (),
         repeated=True,
         metavar="ORIGIN",
-        help="Origin whose pages may call the server, such as https://example.org; * for all.",
+        help="Origin of web pages that may call the server, such as https://example.org; * for all.",
         panel=_ACCESS,
     )
     trusted_proxies: str | None = option(
         None,
         metavar="ADDRESSES",
-        help="Proxies whose X-Forwarded-For is believed, separated by commas; * for all.",
+        help="Proxies whose X-Forwarded-For is trusted, separated by commas; * for all.",
         panel=_ACCESS,
     )
 
     rate: str | None = option(
         None,
         metavar="N/UNIT",
-        help="Requests of a key, or of an address without keys: 10/second, 500 per 10 minutes.",
+        help="Largest rate for each key, or for each address if there are no keys: 10/second, 500 per 10 minutes.",
         panel=_LIMITS,
     )
     max_requests: int = option(
-        2048, minimum=1, help="Requests that are taken at once; more are rejected.", panel=_LIMITS
+        2048, minimum=1, help="Largest number of concurrent requests; more are rejected.", panel=_LIMITS
     )
-    max_connections: int = option(4096, minimum=1, help="Open connections; more are closed at once.", panel=_LIMITS)
-    max_body: int = option(4 * 2**20, minimum=1, help="Bytes of a request's body.", panel=_LIMITS)
+    max_connections: int = option(
+        4096, minimum=1, help="Largest number of open connections; more are closed at once.", panel=_LIMITS
+    )
+    max_body: int = option(4 * 2**20, minimum=1, help="Largest body of a request, in bytes.", panel=_LIMITS)
     receive_timeout: float = option(
-        30.0, above=0, help="Seconds in which a client has sent its headers, and then its body.", panel=_LIMITS
+        30.0, above=0, help="Seconds in which a client must send its headers, and again its body.", panel=_LIMITS
     )
     send_timeout: float = option(
         30.0,
         above=0,
-        help="Seconds in which a client reads some of what was sent; then its connection ends.",
+        help="Seconds after which a connection is closed if the client reads nothing.",
         panel=_LIMITS,
     )
 
-    log_format: LogFormat = option("text", help="How requests and notes are logged, on stderr.", panel=_RUNNING)
+    log_format: LogFormat = option("text", help="Format of the log on stderr.", panel=_RUNNING)
     drain_delay: float = option(
         0.0,
         minimum=0,
-        help="Seconds after SIGTERM in which new connections are taken, though /ready says no.",
+        help="Seconds after SIGTERM in which the server still accepts connections, while /ready returns 503.",
         panel=_RUNNING,
     )
     drain_timeout: int = option(
-        30, minimum=1, help="Seconds after that in which requests that were taken are answered.", panel=_RUNNING
+        30, minimum=1, help="Seconds after that in which accepted requests are still answered.", panel=_RUNNING
     )
 
     def conflicts(self) -> list[str]:

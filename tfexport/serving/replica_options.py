@@ -17,12 +17,12 @@ class ReplicaOptions(Options):
         TfexportError: an option is out of range, or two of them exclude each other.
     """
 
-    replicas: int = option(1, minimum=1, maximum=4096, help="Replicas, at least.", panel=_REPLICAS)
+    replicas: int = option(1, minimum=1, maximum=4096, help="Smallest number of replicas.", panel=_REPLICAS)
     max_replicas: int | None = option(
         None,
         minimum=1,
         maximum=4096,
-        help="Replicas, at most: their number then follows that of the requests.",
+        help="Largest number of replicas; their number then follows the number of requests.",
         panel=_REPLICAS,
     )
     num_cpus: float | None = option(
@@ -36,19 +36,22 @@ class ReplicaOptions(Options):
     target_ongoing_requests: float = option(
         32.0,
         above=0,
-        help="Requests at once of a replica that another one is started for, with max_replicas.",
+        help="Concurrent requests of a replica at which another one is started, with max_replicas.",
         panel=_REPLICAS,
     )
     max_ongoing_requests: int = option(
-        128, minimum=1, help="Requests at once of a replica, at most; others wait in Ray's proxies.", panel=_REPLICAS
+        128,
+        minimum=1,
+        help="Largest number of concurrent requests of a replica; others wait in Ray's proxies.",
+        panel=_REPLICAS,
     )
     max_queued_requests: int = option(
-        1024, minimum=0, help="Requests that wait in a proxy, at most; more are answered 503.", panel=_REPLICAS
+        1024, minimum=0, help="Largest number of requests that wait in a proxy; more get 503.", panel=_REPLICAS
     )
     shutdown_timeout: float = option(
         60.0,
         minimum=0,
-        help="Seconds that a replica which Ray Serve ends has to answer what it took.",
+        help="Seconds in which a replica that Ray Serve stops may answer its requests.",
         panel=_REPLICAS,
     )
 

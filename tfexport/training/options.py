@@ -45,7 +45,7 @@ class TrainOptions(Options):
         1024, minimum=1, flag="--batch-tokens", help="Size of a batch in tokens, padding included."
     )
     max_length: int = option(128, minimum=2, help="Number of positions; longer pairs are skipped.")
-    """Of encoder and decoder."""
+    """Number of layers of the encoder and of the decoder."""
     label_smoothing: float = option(0.1, flag="", help="Label smoothing (section 5.4 of the paper).")
     ema_decay: float = option(
         0.999, flag="", help="Decay per step of the averaged weights, which are validated and saved."

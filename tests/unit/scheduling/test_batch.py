@@ -23,8 +23,8 @@ from tfexport.decoding.search import SearchOptions, Source, search, search_batch
 from tfexport.errors import TfexportError, UnavailableError
 from tfexport.runtimes.base import FloatArray, IntArray
 from tfexport.scheduling import batch
-from tfexport.scheduling.batch import pieces
 from tfexport.scheduling.decoder import Decoder
+from tfexport.scheduling.groups import pieces
 from tfexport.scheduling.sentences import Failed, Finished, Orders, Sentence
 
 VOCAB = 12

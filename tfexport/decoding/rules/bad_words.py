@@ -25,7 +25,7 @@ class BadWords(HistoryRule):
         tokens=True,
         repeated=True,
         metavar="TOKENS",
-        help="A sequence of tokens that never comes, separated by spaces; may be repeated.",
+        help="A forbidden sequence of tokens, separated by spaces; may be repeated.",
         panel=PANEL,
         also=("bad_words_ids", "suppress_sequences"),
     )

@@ -24,7 +24,7 @@ class EncoderNoRepeatNgram(HistoryRule):
     encoder_no_repeat_ngram: int = option(
         0,
         minimum=0,
-        help="No N tokens of the source come in its output; 0 for no such rule.",
+        help="Forbid that a sequence of N source tokens occurs in the output; 0 switches it off.",
         panel=PANEL,
         also=("encoder_no_repeat_ngram_size",),
     )

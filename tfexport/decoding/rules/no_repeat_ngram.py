@@ -23,7 +23,7 @@ class NoRepeatNgram(HistoryRule):
     no_repeat_ngram: int = option(
         0,
         minimum=0,
-        help="No N tokens come twice in an output; 0 for no such rule.",
+        help="Forbid that a sequence of N tokens occurs twice in an output; 0 switches it off.",
         panel=PANEL,
         also=("no_repeat_ngram_size",),
     )

@@ -20,7 +20,7 @@ class RepetitionPenalty(HistoryRule):
     """Divides the scores of past tokens where positive, and multiplies them where negative; once, however often one came."""
 
     repetition_penalty: float = option(
-        1.0, above=0, help="Above 1 makes tokens that came before less likely.", panel=PANEL
+        1.0, above=0, help="Above 1 makes tokens that the output already contains less likely.", panel=PANEL
     )
 
     def is_active(self) -> bool:

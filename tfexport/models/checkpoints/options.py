@@ -44,7 +44,7 @@ class FamilyOptions(Options):
         None,
         metavar="NAME",
         gives=("key",),
-        help="The entry of the file that holds the weights, where there are several: ema, or a path such as net.ema.",
+        help="The entry of the file with the weights, if there are several: ema, or a path such as net.ema.",
     )
     ignore: tuple[str, ...] | None = option(
         None,
