@@ -89,10 +89,10 @@ def _let_signals_kill() -> None:
 
 def _explain(error: BaseException) -> tuple[str, int]:
     """What to tell of an error, in one line, and the exit code."""
-    from tfexport.errors import DeviceMemoryError, TfexportError
+    from tfexport.errors import DeviceMemoryError, TfexportError, words_of
     from tfexport.system.imports import is_out_of_memory
 
-    text = " ".join(str(error).split())
+    text = words_of(error)
     if isinstance(error, DeviceMemoryError):
         return text, 2
     if is_out_of_memory(error):
@@ -101,9 +101,7 @@ def _explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, TfexportError):
         return text, 2
     if isinstance(error, ModuleNotFoundError):
-        extra = {"lightning": "train", "sacrebleu": "train", "onnxruntime": "cpu", "pyarrow": "ray", "ray": "ray"}.get(
-            error.name or "", "export"
-        )
+        extra = _EXTRAS.get(error.name or "", "export")
         return f"this command needs {error.name}, which is not installed: pip install 'tfexport[{extra}]'.", 2
     if isinstance(error, ImportError):
         return f"a library is installed and cannot be imported: {text}. Install it again.", 2
