@@ -28,11 +28,14 @@ def main() -> NoReturn:
 
     standard_streams.prepare()
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    _let_signals_end()
     try:
-        _run()
-    finally:
-        _let_signals_kill()
+        try:
+            _let_signals_end()
+            _run()
+        finally:
+            _let_signals_kill()
+    except KeyboardInterrupt:  # where Typer does not catch it: it takes a while until it has made its parsers
+        sys.exit(128 + signal.SIGINT)
 
 
 def _run() -> NoReturn:
