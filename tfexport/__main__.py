@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT")
 """That end a command."""
 
+LONGEST_MESSAGE = 8000
+"""Characters of an error. It quotes names and values of a file, which may have any length."""
+
 _EXTRAS = {"lightning": "train", "sacrebleu": "train", "onnxruntime": "cpu", "pyarrow": "ray", "ray": "ray"}
 """What to install for a module that is missing."""
 
@@ -64,9 +67,15 @@ def _run() -> NoReturn:
         if debug:
             traceback.print_exc()
         message, code = _explain(error)
-        say(f"error: {message}")
+        say(f"error: {_shortened(message)}")
         sys.exit(code)
     sys.exit(0)
+
+
+def _shortened(message: str) -> str:
+    """A message without its middle where it is long: its end says what to do."""
+    half = LONGEST_MESSAGE // 2
+    return message if len(message) <= LONGEST_MESSAGE else f"{message[:half]} ... {message[-half:]}"
 
 
 def _let_signals_end() -> None:
