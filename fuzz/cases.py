@@ -105,7 +105,15 @@ def readers(folder: Path) -> list[Reader]:
     bytes_of = Path.read_bytes
     pieces = json.dumps(read_vocabulary(folder / "bpe.model").to_dict()).encode()
     subwords = b'{"tokenizer": ' + bytes_of(folder / "shards" / "tokenizer.json") + b"}"
-    tokenizers = (bytes_of(bundle / "source_tokenizer.json"), pieces, subwords)
+    padded = json.loads(subwords)
+    padded["tokenizer"]["padding"] = {
+        **{"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": 8},
+        **{"pad_id": 0, "pad_type_id": 0, "pad_token": "<pad>"},
+    }
+    padded["tokenizer"]["truncation"] = {
+        **{"direction": "Right", "max_length": 7, "strategy": "LongestFirst", "stride": 1}
+    }
+    tokenizers = (bytes_of(bundle / "source_tokenizer.json"), pieces, subwords, json.dumps(padded).encode())
     graphs = [bytes_of(bundle / f"{name}.onnx") for name in ("encoder.ort", "encoder", "decoder_step.ort")]
     dictionary = json.dumps({word: index for index, word in enumerate(WORDS)}).encode()
     vocabularies = (bytes_of(folder / "words.json"), dictionary, "\n".join(WORDS).encode())

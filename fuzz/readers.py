@@ -32,6 +32,7 @@ from fuzz.cases import prepare, readers
 from fuzz.mutations import mutated
 from fuzz.reader import Reader
 from fuzz.watch import Watch
+from tfexport.errors import words_of
 
 SECONDS = 5
 """Of the CPU, for one input: more is a hang. Of the clock it may take WAITS times as long, as others use the machine too."""
@@ -147,9 +148,9 @@ def _memory(field: str) -> int:
 def _failed_allocation(error: BaseException | None) -> str | None:
     """What an error, or one that it comes from, says of memory that could not be had."""
     while error is not None:
-        said = f"{type(error).__name__}: {error}"
+        said = f"{type(error).__name__}: {words_of(error)}"
         if ALLOCATION.search(said):
-            return " ".join(said.split())[:300]
+            return said[:300]
         error = error.__cause__ or error.__context__
     return None
 

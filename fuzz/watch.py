@@ -15,7 +15,10 @@ RUNNING = {
 }
 """Audit events of Python (PEP 578) that a file must not lead to."""
 
-_PYTHON = (sys.prefix, sys.base_prefix, Path(__file__).parents[1], "/proc", "/sys", "/usr", "/dev/null", "/dev/urandom")
+_PYTHON = (
+    *(sys.prefix, sys.base_prefix, Path(__file__).parents[1], "/proc", "/sys", "/usr", "/dev/null", "/dev/urandom"),
+    *(place for place in sys.path if place.endswith("site-packages")),  # also of another environment
+)
 """Where libraries open files of their own while they are used."""
 
 

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT")
 """That end a command."""
 
+LONGEST_MESSAGE = 8000
+"""Characters of an error. It quotes names and values of a file, which may have any length."""
+
 _EXTRAS = {"lightning": "train", "sacrebleu": "train", "onnxruntime": "cpu", "pyarrow": "ray", "ray": "ray"}
 """What to install for a module that is missing."""
 
@@ -28,11 +31,14 @@ def main() -> NoReturn:
 
     standard_streams.prepare()
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    _let_signals_end()
     try:
-        _run()
-    finally:
-        _let_signals_kill()
+        try:
+            _let_signals_end()
+            _run()
+        finally:
+            _let_signals_kill()
+    except KeyboardInterrupt:  # where Typer does not catch it: it takes a while until it has made its parsers
+        sys.exit(128 + signal.SIGINT)
 
 
 def _run() -> NoReturn:
@@ -61,9 +67,15 @@ def _run() -> NoReturn:
         if debug:
             traceback.print_exc()
         message, code = _explain(error)
-        say(f"error: {message}")
+        say(f"error: {_shortened(message)}")
         sys.exit(code)
     sys.exit(0)
+
+
+def _shortened(message: str) -> str:
+    """A message without its middle where it is long: its end says what to do."""
+    half = LONGEST_MESSAGE // 2
+    return message if len(message) <= LONGEST_MESSAGE else f"{message[:half]} ... {message[-half:]}"
 
 
 def _let_signals_end() -> None:
@@ -89,10 +101,10 @@ def _let_signals_kill() -> None:
 
 def _explain(error: BaseException) -> tuple[str, int]:
     """What to tell of an error, in one line, and the exit code."""
-    from tfexport.errors import DeviceMemoryError, TfexportError
+    from tfexport.errors import DeviceMemoryError, TfexportError, words_of
     from tfexport.system.imports import is_out_of_memory
 
-    text = " ".join(str(error).split())
+    text = words_of(error)
     if isinstance(error, DeviceMemoryError):
         return text, 2
     if is_out_of_memory(error):
@@ -101,9 +113,7 @@ def _explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, TfexportError):
         return text, 2
     if isinstance(error, ModuleNotFoundError):
-        extra = {"lightning": "train", "sacrebleu": "train", "onnxruntime": "cpu", "pyarrow": "ray", "ray": "ray"}.get(
-            error.name or "", "export"
-        )
+        extra = _EXTRAS.get(error.name or "", "export")
         return f"this command needs {error.name}, which is not installed: pip install 'tfexport[{extra}]'.", 2
     if isinstance(error, ImportError):
         return f"a library is installed and cannot be imported: {text}. Install it again.", 2

@@ -59,3 +59,12 @@ class UnavailableError(TfexportError):
 
 class ReplacedBundleError(BundleError, UnavailableError):
     """A bundle whose files are gone or others since it was loaded."""
+
+
+def words_of(error: BaseException) -> str:
+    """What an error says, in one line. Nothing where it cannot be written: libraries quote what a file holds, and that
+    may be nested too deeply to be printed."""
+    try:
+        return " ".join(str(error).split())
+    except Exception:
+        return ""

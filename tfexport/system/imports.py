@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from tfexport.errors import RuntimeUnavailable
+from tfexport.errors import RuntimeUnavailable, words_of
 
 _OUT_OF_MEMORY = (
     *("cannot allocate memory", "can't allocate memory", "failed to allocate memory", "bad_alloc", "bad allocation"),
@@ -24,8 +24,7 @@ def import_failure(error: ImportError, library: str, absent: str) -> Exception:
         return RuntimeUnavailable(absent)
     if is_out_of_memory(error):
         return MemoryError(f"{library} cannot be loaded")
-    reason = " ".join(str(error).split())
-    return RuntimeUnavailable(f"{library} is installed and cannot be imported: {reason}. Install it again.")
+    return RuntimeUnavailable(f"{library} is installed and cannot be imported: {words_of(error)}. Install it again.")
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -35,7 +34,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
         seen.add(id(error))
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
             return True
-        if any(sign in str(error).lower() for sign in _OUT_OF_MEMORY):
+        if any(sign in words_of(error).lower() for sign in _OUT_OF_MEMORY):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -117,7 +117,8 @@ def library_tokenizer(fields: Any, where: str) -> Tokenizer:
     """
     check_parts(fields)
     with telling_of_panics(f"{where} cannot be read"):
-        found = Tokenizer.from_str(json.dumps(fields))  # not the file's text, in which a key may stand twice
+        # Not the file's text, in which a key may stand twice. Text is not padded, for which a file may say any length.
+        found = Tokenizer.from_str(json.dumps({**fields, "padding": None, "truncation": None}))
         with suppress(Exception):  # a vocabulary without an unknown token, which lines are told of
             found.encode(SAMPLE, add_special_tokens=False)
         found.decode([0, 1, 2])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -240,3 +242,13 @@ def test_an_output_that_is_the_input_is_refused(
     error = one_error(run(name, tiny_bundle, source, *([other] * len(more)), "-o", source))
     assert "would be replaced" in error
     assert source.read_bytes() == TEXT
+
+
+def test_what_a_file_says_does_not_fill_the_terminal(tiny_bundle: Path, tmp_path: Path, run: Run) -> None:
+    bundle = Path(shutil.copytree(tiny_bundle, tmp_path / "bundle"))
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    (bundle / "manifest.json").write_text(json.dumps({**manifest, "format": "x" * 10**6}))
+    message = one_error(run("decode", bundle))
+    assert len(message) < 10_000
+    assert " ... " in message
+    assert message.endswith("use the version of tfexport that wrote it.")

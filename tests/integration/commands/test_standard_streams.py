@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,23 @@ def test_ctrl_c_while_libraries_are_imported_prints_no_traceback(
     )
     assert done.returncode in (-signal.SIGINT, 130)
     assert b"Traceback" not in done.stderr
+
+
+def test_ctrl_c_while_the_parsers_are_made_prints_no_traceback() -> None:
+    """Typer makes them of all commands, which takes a while, before it looks out for Ctrl-C."""
+    code = """
+        import os, signal, typer.main
+        make = typer.main.get_command
+        def interrupted(app):
+            os.kill(os.getpid(), signal.SIGINT)
+            return make(app)
+        typer.main.get_command = interrupted
+        from tfexport.__main__ import main
+        main()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), "version"]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of files are Unicode there")

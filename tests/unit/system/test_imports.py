@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from tfexport.errors import RuntimeUnavailable
+from tfexport.errors import RuntimeUnavailable, words_of
 from tfexport.system.imports import import_failure, is_out_of_memory
 
 ABSENT = "it needs spacy, which is not installed"
@@ -68,3 +68,13 @@ def test_errors_that_led_to_each_other_end() -> None:
     one, other = ValueError("one"), ValueError("other")
     one.__context__, other.__context__ = other, one
     assert not is_out_of_memory(one)
+
+
+def test_an_error_that_cannot_be_written_ends_no_command() -> None:
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    error = ValueError("the file cannot be read")
+    error.__cause__ = KeyError(deep)
+    assert not is_out_of_memory(error)
+    assert words_of(error.__cause__) == ""

@@ -306,3 +306,14 @@ def test_a_word_whose_id_the_model_lacks_marks_its_line() -> None:
     with pytest.raises(Unreadable, match="it has the id 2147483647, the model's last is 8") as caught:
         Reader(CONFIG, tokenizer, "text").ids(b"b\n")
     assert caught.value.status == "invalid_ids"
+
+
+@pytest.mark.parametrize("strategy", [{"Fixed": 2**31}, {"Fixed": 2**63}])
+def test_padding_of_any_length_is_not_made(strategy: dict[str, int]) -> None:
+    """2 GiB for each list of numbers, and as many texts."""
+    padding = {"strategy": strategy, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0}
+    cut = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    found = tokenizer_parts.library_tokenizer(
+        with_parts(padding={**padding, "pad_token": "<pad>"}, truncation=cut), "tokenizer.json"
+    )
+    assert found.encode("a b a").ids == [1, 2, 1]

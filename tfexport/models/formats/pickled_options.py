@@ -20,7 +20,7 @@ from typing import IO, Any, cast
 import torch
 from torch import Tensor
 
-from tfexport.errors import CheckpointError
+from tfexport.errors import CheckpointError, words_of
 from tfexport.models.formats.pickles import InertClass, InertObject, Refused, read_pickle
 from tfexport.system.regular_files import open_regular
 
@@ -75,11 +75,7 @@ def read_inert(path: Path) -> Any:
             "that it was copied completely."
         ) from error
     except Exception as error:  # a damaged file is met with whatever the parsers run into
-        try:
-            told = f"{type(error).__name__}: {error}"
-        except Exception:  # it holds something of the file's that cannot be written
-            told = type(error).__name__
-        what = " ".join(told.split())[:200]
+        what = ": ".join(filter(None, (type(error).__name__, words_of(error))))[:200]
         raise CheckpointError(
             f"{path} cannot be read as a file of torch.save ({what}). Check that it was copied completely."
         ) from error
@@ -201,6 +197,8 @@ def _read_stream(mapped: mmap.mmap) -> Any:
     read_pickle(stream, note)
     keys = read_pickle(stream, no_storage)
     start, found = mapped.tell(), {}
+    if not isinstance(keys, list) or not all(isinstance(key, str) and key in declared for key in keys):
+        raise Refused("its list of storages is not that of its tensors")
     for key in keys:
         start += 8  # after its number of elements
         if start + declared[key] > len(mapped):

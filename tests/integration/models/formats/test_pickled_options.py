@@ -381,3 +381,14 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     torch.jit.script(nn.Linear(2, 2)).save(path)
     with pytest.raises(CheckpointError, match="TorchScript"):
         read_inert(path)
+
+
+def test_a_list_of_storages_that_holds_something_else_is_refused(tmp_path: Path) -> None:
+    """Nested so deeply that no error can quote it."""
+    machine = {"protocol_version": 1001, "little_endian": sys.byteorder == "little", "type_sizes": {}}
+    parts = [pickle.dumps(part, protocol=2) for part in (0x1950A86A20F9469CFC6C, 1001, machine, {"heads": 4})]
+    path, depth = tmp_path / "model.pt", 100_000
+    for keys in (b"\x80\x02" + depth * b"]" + (depth - 1) * b"a" + b".", *map(pickle.dumps, (["0"], {"0": 1}, 7))):
+        path.write_bytes(b"".join([*parts, keys]))
+        with pytest.raises(CheckpointError, match="list of storages is not that of its tensors"):
+            read_inert(path)
