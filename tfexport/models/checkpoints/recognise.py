@@ -42,6 +42,10 @@ def family_of(path: Path, weights: Mapping[str, Tensor], chosen: Chosen) -> Fami
     if absent := named.lacking(weights):
         refuse_leading_zeros(path, weights, named)
         advice = "Leave out --family." if isinstance(chosen, str) else "Correct its signature, or give its checkpoint."
+        prefix = next((name[: -len(absent[0])] for name in weights if name.endswith(f".{absent[0]}")), "")
+        if others := sorted({f"{name.partition('.')[0]}.*" for name in weights if not name.startswith(prefix)}):
+            given = " ".join(f"--ignore '{other}'" for other in others[:3])
+            advice = f"Its names begin with {prefix} in this file: leave out what belongs to no layer, such as {given}."
         raise CheckpointError(f"{path} is not of the family {named.name}: it has no {some(absent)}. {advice}")
     return named
 

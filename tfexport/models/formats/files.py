@@ -44,6 +44,8 @@ def read_file(path: Path, *, unwrap: bool = True, picked: Picked = EVERYTHING) -
         CheckpointError: the file is missing, cut, declares more than it has, or holds no tensors by name.
     """
     if not os.path.isfile(path):  # unlike pathlib, it takes a name that is too long for one of no file
+        if os.path.exists(path) and not os.path.isdir(path):
+            raise CheckpointError(f"{path} is a pipe or a device. Copy what it gives to a file, and give that.")
         raise CheckpointError(f"there is no file {path}. Give the path of a checkpoint such as ckpt.pt.")
     try:
         with open_regular(path) as file:

@@ -196,6 +196,18 @@ def test_a_family_of_one_s_own_is_asked_alone(tmp_path: Path, example: Path) -> 
         load_checkpoint(tmp_path / "ckpt.pt", HINTS, family=families)
 
 
+def test_weights_beside_those_of_a_loss_are_read_without_it(example: Path, load: Any) -> None:
+    """As Lightning saves them. With other names beside them, `model.` is part of no name of the family."""
+    families = read_family_file(example / "my_family.py")
+    own = torch.load(example / "ckpt.pt", weights_only=True)
+    weights = {**{f"model.{name}": tensor for name, tensor in own.items()}, "crit.weight": torch.ones(3)}
+    hints = {"n_heads": 4, "pad_id": 0, "bos_id": 1, "eos_id": 2}
+    message = refused(load, weights, hints, family=families)
+    assert "Its names begin with model. in this file" in message
+    assert "--ignore 'crit.*'" in message
+    assert load(weights, {**hints, "ignore": ("crit.*",)}, family=families).ignored == ("crit.weight",)
+
+
 def test_modules_beside_the_file_are_found_and_the_path_is_left_as_it_was(example: Path) -> None:
     before = list(sys.path)
     read_family_file(example / "my_family.py")

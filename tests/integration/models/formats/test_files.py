@@ -228,6 +228,11 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
             load_checkpoint(path, HINTS)
 
 
+def test_a_device_is_refused_by_its_kind() -> None:
+    with pytest.raises(CheckpointError, match="/dev/zero is a pipe or a device"):
+        load_checkpoint(Path("/dev/zero"), HINTS)
+
+
 @pytest.mark.parametrize("content", [[1, 2], torch.ones(3), {}, {"state_dict": {}}, {"a": 1, "b": {"c": 2}}])
 def test_content_without_weights_by_name_is_refused(load: Callable[..., Checkpoint], content: Any) -> None:
     assert "holds no weights by name" in refused(load, content)
