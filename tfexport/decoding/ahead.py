@@ -1,8 +1,8 @@
-"""When a runtime makes several steps of a search by itself.
+"""Decides when a runtime makes several steps of a search by itself.
 
-A runtime that ranks continuations where it computes them needs no host between two steps. The search learns afterwards what
-each step found, and does with it what it does with its own ranking. It ranks itself where a step needs more than the best
-tokens of a row: rules about past tokens, sampling, forced beginnings, attention.
+A runtime that ranks continuations on its own device does not need the host between two steps. The search receives the
+result of each step afterwards, and handles it like its own ranking. The search ranks by itself if a step needs more than
+the best tokens of a row: for rules about past tokens, sampling, forced prefixes and attention.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from tfexport.runtimes.base import AHEAD, Ahead, Capabilities, IntArray
 
 
 def obstacle(options: SearchOptions) -> str:
-    """What of these options keeps a whole search on the host, in words; empty where nothing does."""
+    """Describes the option that keeps a whole search on the host; empty if there is none."""
     if options.samples:
-        # Its sums over the vocabulary are in float64, in one order, so that a seed means the same everywhere.
+        # Sampling sums over the vocabulary in float64, in a fixed order, so that a seed gives the same output everywhere.
         return "sampling"
     if options.active_rules:
         return "rules about past tokens"
     if options.reads_attention:
         return "attention weights"
     if options.search_profile.narrows_beam and options.beam > 1:
-        return f"the profile {options.profile}, whose beam depends on what is finished"
+        return f"the profile {options.profile}, whose beam depends on finished hypotheses"
     return ""
 
 
 class SearchAhead:
-    """Decides, step by step, whether the runtime goes ahead.
+    """Decides at each step whether the runtime continues by itself.
 
     Args:
-        capabilities: of the runtime.
+    capabilities: the capabilities of the runtime.
     """
 
     def __init__(self, rules: TokenRules, options: SearchOptions, capabilities: Capabilities):
@@ -48,7 +48,7 @@ class SearchAhead:
     def request(
         self, length: int, sentences: IntArray, tokens: IntArray, log_probs: LogProbs | None, candidates: int
     ) -> Ahead | None:
-        """The next steps, after `length` tokens of each hypothesis; None where the search ranks the next one itself."""
+        """A request for the next steps, after `length` tokens of each hypothesis; None if the search ranks the next step."""
         if not self._able:
             return None
         banned = self._rules.banned_ahead(length + 1, sentences, AHEAD)
@@ -61,7 +61,7 @@ _noted: set[str] = set()
 
 
 def _note_once(reason: str) -> None:
-    """Say why a search stays on the host, once in a process."""
+    """Log why a search stays on the host, once per process."""
     if reason not in _noted:
         _noted.add(reason)
         logging.getLogger(__name__).warning("note: %s: the host chooses each token, which is slower on a GPU.", reason)

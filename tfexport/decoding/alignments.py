@@ -1,7 +1,7 @@
-"""Attention as word alignments: pairs as Pharaoh wrote them, and unknown tokens replaced by what they were aligned to.
+"""Word alignments from attention: pairs in the format of Pharaoh, and the replacement of unknown tokens.
 
-Positions count the tokens of the text. What the model has around them (bos, eos, a language) is no part of an alignment, as
-in fairseq; Marian aligns the end of sentences too.
+Positions count the tokens of the text. Special tokens around them (bos, eos, a language) are not part of an alignment, as
+in fairseq. Marian also aligns the end of sentences.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AlignmentFormat:
-    """How the alignment of an output is written, as Marian's --alignment has it."""
+    """The format of the alignment of an output, as in Marian's --alignment."""
 
     threshold: float
-    """Pairs whose attention is above it; 1 for the one best source token of each target token."""
+    """Write the pairs whose attention is above it; 1 for only the best source token of each target token."""
     soft: bool = False
-    """All numbers instead."""
+    """Write all attention weights instead of pairs."""
 
     @classmethod
     def parse(cls, given: str) -> AlignmentFormat:
-        """`hard`, `soft` or a threshold from 0 to 1.
+        """Parse `hard`, `soft` or a threshold from 0 to 1.
 
         Raises:
-            TfexportError: it is none of them.
+            TfexportError: the text is something else.
         """
         if given in ("hard", "soft"):
             return cls(1.0, given == "soft")
@@ -52,7 +52,7 @@ class AlignmentFormat:
         return cls(threshold)
 
     def pairs(self, attention: NDArray[Any], source: SourceTokens) -> list[tuple[int, int]]:
-        """(source, target) positions from 0, in their order, of `attention` [target tokens, source ids]."""
+        """Sorted pairs of (source, target) positions, counted from 0, for `attention` [target tokens, source ids]."""
         own = attention[:, source.start : source.end]
         if not own.size:
             return []
@@ -61,7 +61,7 @@ class AlignmentFormat:
         return sorted((int(s), t) for t, s in enumerate(own.argmax(axis=1)))
 
     def text(self, attention: NDArray[Any], source: SourceTokens) -> str:
-        """`0-0 1-2`; soft: the numbers of a target token with commas between, spaces between target tokens."""
+        """Text such as `0-0 1-2`. For soft, commas separate the weights of a target token, spaces separate target tokens."""
         if self.soft:
             rows = attention[:, source.start : source.end].tolist()
             return " ".join(",".join(f"{weight:.4f}" for weight in row) for row in rows)
@@ -70,27 +70,27 @@ class AlignmentFormat:
 
 @dataclass(frozen=True)
 class Replacement:
-    """Puts the source token that it attended to most in the place of each unknown token (Luong et al. 2015, section 3; as
+    """Replaces each unknown token by the source token that it attended to most (Luong et al. 2015, section 3; as
     `replace_unknowns` of CTranslate2 and `--replace-unk` of fairseq)."""
 
     unknown: int
-    """Its id."""
+    """The id of the unknown token."""
     dictionary: Mapping[str, str] = field(default_factory=dict)
-    """What is written for a source token, where it is not to be copied."""
+    """Translations of source tokens, to write instead of the source token itself."""
 
     @classmethod
     def of(cls, config: ModelConfig, dictionary: Path | None) -> Replacement:
-        """For a model, with a dictionary file where there is one.
+        """The replacement for a model, with an optional dictionary file.
 
         Raises:
-            TfexportError: the model has no unknown token, or the file is no dictionary.
+            TfexportError: the model has no unknown token, or the file is not a dictionary.
         """
         if not 0 <= config.unk_id < config.tgt_vocab_size:
             raise TfexportError("the target vocabulary has no unknown token to replace. Leave --replace-unk out.")
         return cls(config.unk_id, read_dictionary(dictionary) if dictionary else {})
 
     def words(self, ids: Sequence[int], attention: NDArray[Any], source: SourceTokens) -> dict[int, str]:
-        """What to write at positions of an output `ids`, of whose first tokens `attention` is [tokens, source ids]."""
+        """The words to write at positions of the output `ids`; `attention` [tokens, source ids] is of its first tokens."""
         if source.start == source.end:
             return {}
         found = {}
@@ -103,29 +103,29 @@ class Replacement:
 
 @dataclass(frozen=True)
 class Aligner:
-    """What is written of the attention of outputs; by default nothing."""
+    """Writes alignments of outputs; by default nothing."""
 
     eos_id: int = -1
     format: AlignmentFormat | None = None
     replacement: Replacement | None = None
 
     def words(self, hypothesis: Hypothesis, source: Source | None) -> dict[int, str]:
-        """What is to be written at places of an output instead of its tokens."""
+        """The words to write at positions of an output instead of its tokens."""
         return self.replacement.words(hypothesis.ids, *self._aligned(hypothesis, source)) if self.replacement else {}
 
     def after(self, hypothesis: Hypothesis, source: Source | None) -> str:
-        """What follows an output in its line, as Marian has it."""
+        """The text after an output on its line, in the format of Marian."""
         return f" ||| {self.format.text(*self._aligned(hypothesis, source))}" if self.format else ""
 
     def source_record(self, source: Source | None) -> dict[str, Any]:
-        """What a JSON record tells of a source: all its tokens, and which of them are the text's own."""
+        """The fields of a JSON record for a source: all its tokens, and the range of the text's own tokens."""
         tokens = source.tokens if source else None
         if self.format is None or tokens is None:
             return {}
         return {"source_tokens": list(tokens.words), "source_text": [tokens.start, tokens.end]}
 
     def record(self, hypothesis: Hypothesis, source: Source | None) -> dict[str, Any]:
-        """What a JSON record tells of an output: pairs, and the attention of each token, eos too, to each source token."""
+        """The fields of a JSON record for an output: pairs, and attention of each token (eos too) to each source token."""
         if self.format is None:
             return {}
         assert hypothesis.attention is not None
@@ -133,11 +133,11 @@ class Aligner:
         return {"alignment": self.pairs(hypothesis, source), "attention": rows}
 
     def pairs(self, hypothesis: Hypothesis, source: Source | None) -> list[tuple[int, int]]:
-        """(source, target) positions of an output; none where no alignments are written."""
+        """Pairs of (source, target) positions of an output; empty if no alignments are written."""
         return self.format.pairs(*self._aligned(hypothesis, source)) if self.format else []
 
     def _aligned(self, hypothesis: Hypothesis, source: Source | None) -> tuple[NDArray[Any], SourceTokens]:
-        """What the tokens of an output attended to, without its eos, and the tokens of its source."""
+        """The attention of the tokens of an output, without eos, and the tokens of its source."""
         assert hypothesis.attention is not None
         assert source is not None
         assert source.tokens is not None
@@ -149,10 +149,10 @@ NO_ALIGNER = Aligner()
 
 
 def read_dictionary(path: Path) -> dict[str, str]:
-    """A file of lines with a source word, a tab and its translation.
+    """Read a file of lines with a source word, a tab and its translation.
 
     Raises:
-        TfexportError: it cannot be read, or a line is something else.
+        TfexportError: the file cannot be read, or a line has another form.
     """
     try:
         lines = read_text(path, "utf-8-sig").splitlines()

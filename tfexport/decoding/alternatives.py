@@ -1,7 +1,7 @@
 """Alternatives at a position: the most likely tokens after a forced prefix, each with its best continuation.
 
-They are what CTranslate2 calls `return_alternatives` (4.8, `decode_alternatives` in decoding.cc): the N best next tokens
-other than eos, in the order of their probabilities; a search of its own continues each of them.
+This is `return_alternatives` of CTranslate2 (4.8, `decode_alternatives` in decoding.cc): the N best next tokens except eos,
+most likely first. A separate search continues each of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tfexport.runtimes.base import Best, Runtime, tell
 
 
 class Candidate(NamedTuple):
-    """A token that a search is to continue."""
+    """A token for a search to continue."""
 
     token: int
     log_prob: float
@@ -30,11 +30,11 @@ class Candidate(NamedTuple):
 class Alternatives:
     """The next tokens of a batch of sources, most likely first, and the searches that continue them.
 
-    A source whose length limit leaves no room for a token after its prefix has one alternative, which is its output.
+    If the length limit of a source leaves no room for a token after its prefix, it has one alternative, its output.
 
     Attributes:
-        options: of the searches that continue.
-        batches: their sources; no batch is larger than that of the sources.
+        options: the options of the searches that continue.
+        batches: the sources of these searches; no batch is larger than `sources`.
     """
 
     def __init__(self, runtime: Runtime[Any], sources: Sequence[Source], options: SearchOptions):
@@ -51,7 +51,7 @@ class Alternatives:
             for candidate in candidates
         ]
         self.batches = [continued[start : start + len(sources)] for start in range(0, len(continued), len(sources))]
-        # A profile that scores continuations chooses among all that its search ends with.
+        # A profile that scores continuations chooses among all hypotheses of its search.
         chooses = options.search_profile.scores_continuation and options.length_penalty != 0
         self.options = replace(
             options, alternatives=0, min_alternative_prob=0.0, token_scores=True, nbest=options.beam if chooses else 1
@@ -61,7 +61,7 @@ class Alternatives:
         """The best hypothesis of each alternative, by source.
 
         Args:
-            found: what the searches found for `batches`.
+            found: the results of the searches of `batches`.
         """
         hypotheses = (of_source for batch in found for of_source in batch)
         return [
@@ -80,30 +80,30 @@ class Alternatives:
         no_limits = np.full(len(sources), np.iinfo(np.int64).max)
         rules, sentences = TokenRules(runtime, options, without_eos, no_limits), np.arange(len(sources))
         past = np.full((len(sources) * options.width, 1), runtime.config.bos_id, dtype=np.int64)
-        found = [[Candidate(-1, 0.0)] for _ in sources]  # for those without room, which need none
+        found = [[Candidate(-1, 0.0)] for _ in sources]  # for sources without room for a token
         last = max((place for place, has_room in zip(positions, self._has_room, strict=True) if has_room), default=-1)
         for position in range(last + 1):
             tokens, length = np.ascontiguousarray(past[:, -1]), position + 1
             ask = rules.asks(options.alternatives, length, sentences)
             told, state = tell(runtime, state, tokens, ask)
             best = rules.best(told, ask, options.alternatives, length, sentences, lambda *_, past=past: past.copy())
-            assert isinstance(best, Best)  # scores are asked for
+            assert isinstance(best, Best)  # scores are requested
             for index in range(len(sources)):
                 if self._has_room[index] and position == positions[index]:
-                    row = index * options.width  # all rows of a source are alike
+                    row = index * options.width  # all rows of a source are equal
                     found[index] = self._likely(best.ids[row].tolist(), best.log_probs[row].tolist())
             past = np.concatenate([past, best.ids[:, :1]], axis=1)
         return found
 
     def _likely(self, ids: Sequence[int], log_probs: Sequence[float]) -> list[Candidate]:
-        """The tokens, which are ranked, that are possible and likely enough; always the best possible one."""
+        """The possible tokens of this ranking with at least the minimum probability; always the best possible one."""
         options = self._options
         least = math.log(options.min_alternative_prob) if options.min_alternative_prob else -math.inf
         possible = [Candidate(*one) for one in zip(ids, log_probs, strict=True) if one[1] > -math.inf]
         return possible[:1] + [one for one in possible[1:] if one.log_prob >= least]
 
     def _best(self, continuations: Sequence[Hypothesis], position: int, log_prob: float) -> Hypothesis:
-        """The best of the `continuations` of an alternative, whose token at `position` has this log-probability."""
+        """The best of the `continuations` of an alternative. Its token at `position` has this log-probability."""
         options = self._options
         if not options.search_profile.scores_continuation:
             best = continuations[0]

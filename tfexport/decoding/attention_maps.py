@@ -1,4 +1,4 @@
-"""What each token of an output attended to in its source, in every layer and head: for people to look at."""
+"""Pictures of the cross-attention of outputs, in every layer and head."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LONGEST_LABEL = 16
-"""Letters of a token that are shown."""
+"""The largest number of characters of a token that are shown."""
 
 CELL, LETTER, GAP = 0.19, 0.068, 0.3
-"""Of a PNG, in inches: the side of a cell, the width of a letter of a label, the space between maps."""
+"""Sizes in a PNG, in inches: the side of a cell, the width of a letter of a label, the space between maps."""
 WIDEST = 24.0
-"""Of a PNG, in inches: maps of a layer that would be beyond it come in another line."""
+"""The largest width of a PNG, in inches. Further maps of a layer begin a new line."""
 DPI = 110
 MOST_PIXELS = 60_000_000
-"""Of a PNG; a quarter of a gigabyte while it is drawn."""
+"""The largest number of pixels of a PNG: a quarter of a gigabyte while it is drawn."""
 
 
 MOST_WEIGHTS = 25_000_000
-"""Of all sentences that are drawn at once; 100 MB."""
+"""The largest number of attention weights of all sentences that are drawn at once: 100 MB."""
 
 
 @dataclass(frozen=True)
@@ -40,24 +40,24 @@ class Attention:
     """The cross-attention of one sentence."""
 
     source: tuple[str, ...]
-    """Labels of the source ids."""
+    """The labels of the source ids."""
     target: tuple[str, ...]
-    """Labels of the output's tokens."""
+    """The labels of the output tokens."""
     weights: FloatArray
-    """[layers, heads, target, source]; what a token attended to when it was chosen."""
+    """[layers, heads, target, source]: the attention of each token when it was chosen."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which maps of a sentence are shown."""
+    """The maps of a sentence to show."""
 
     layer: int | None = None
-    """From 0, negative ones from the last; all where None."""
+    """Layer number from 0; negative numbers count from the last. None shows all layers."""
     head: int | None = None
-    """From 0; all, and their mean, where None."""
+    """Head number from 0. None shows all heads and their mean."""
 
     def rows(self, attention: Attention) -> list[list[tuple[str, FloatArray]]]:
-        """Of each layer the title and the weights [target, source] of each map.
+        """For each layer, the title and the weights [target, source] of each map.
 
         Raises:
             TfexportError: the model has no such layer or head.
@@ -75,20 +75,21 @@ class Choice:
 
 
 def require_drawable(config: ModelConfig, sizes: Iterable[tuple[int, int]]) -> None:
-    """Raises TfexportError where the maps of sentences of these numbers of source ids and output tokens are too many."""
+    """Raises TfexportError if the maps of sentences with these numbers of source ids and output tokens are too large."""
     weights = config.n_decoder_layers * config.n_heads * sum(source * target for source, target in sizes)
     if weights > MOST_WEIGHTS:
         raise TfexportError(
-            f"{weights:,} numbers are more than anyone looks at, or a page could hold. Give fewer --lines, or shorter ones."
+            f"{weights:,} attention weights are too many for one page. Give fewer --lines, or shorter ones."
         )
 
 
 def attention_maps(runtime: Runtime[Any], source: Sequence[int], target: Sequence[int]) -> FloatArray:
-    """The cross-attention [layers, heads, target, source] with which a model writes `target` (without bos), whether it would
-    or not, for the encoder's ids `source`.
+    """The cross-attention [layers, heads, target, source] of a model along `target`, given the encoder's ids `source`.
+
+    `target` has no bos, and need not be an output that the model would choose.
 
     Raises:
-        RuntimeUnavailable, BundleError: the runtime or the bundle does not tell it.
+        RuntimeUnavailable, BundleError: the runtime or the bundle does not return attention.
     """
     state = runtime.encode(np.array([source]), np.array([len(source)]), attention=True)
     steps = []
@@ -99,7 +100,7 @@ def attention_maps(runtime: Runtime[Any], source: Sequence[int], target: Sequenc
 
 
 def labels_of(ids: Sequence[int], tokenizer: TextTokenizer | None) -> tuple[str, ...]:
-    """What a person reads of each id: its text, else as the vocabulary writes it."""
+    """The label of each id: its text, or its token in the vocabulary if it has no text."""
     if tokenizer is None:
         return tuple(str(index) for index in ids)
     texts = (tokenizer.decode([index]).strip() for index in ids)
@@ -109,7 +110,7 @@ def labels_of(ids: Sequence[int], tokenizer: TextTokenizer | None) -> tuple[str,
 
 
 def shortened(label: str) -> str:
-    """A label that leaves room for others."""
+    """A label cut to `LONGEST_LABEL` characters."""
     label = " ".join(label.split())
     return label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
 
@@ -119,7 +120,7 @@ def png(sentences: Sequence[Attention], choice: Choice) -> bytes:
 
     Raises:
         RuntimeUnavailable: matplotlib is not installed.
-        TfexportError: there is no such layer or head, or the picture would be too large.
+        TfexportError: the layer or head does not exist, or the picture would be too large.
     """
     try:
         from matplotlib.figure import Figure
@@ -138,11 +139,11 @@ def png(sentences: Sequence[Attention], choice: Choice) -> bytes:
 
 
 Place = tuple[Attention, str, FloatArray, float, float, bool]
-"""A map: its sentence, title, weights, where its upper left cell is in inches, and whether it is the first of its line."""
+"""A map: sentence, title, weights, position of its upper left cell in inches, and whether it is the first of its line."""
 
 
 def _placed(sentences: Sequence[Attention], choice: Choice) -> tuple[list[Place], float, float]:
-    """All maps of a picture, and its width and height in inches."""
+    """All maps of a picture, and the picture's width and height in inches."""
     places: list[Place] = []
     width, y = 0.0, GAP
     for attention in sentences:
@@ -152,7 +153,7 @@ def _placed(sentences: Sequence[Attention], choice: Choice) -> tuple[list[Place]
         for maps in choice.rows(attention):
             step = (
                 max(across, max(len(title) for title, _ in maps) * LETTER) + GAP
-            )  # a title may be wider than few cells
+            )  # a title may be wider than its cells
             in_line = max(1, int((WIDEST - left) / step))
             for index, (title, weights) in enumerate(maps):
                 if index % in_line == 0:
@@ -196,5 +197,5 @@ def _draw(
 
 
 def _literal(labels: Sequence[str]) -> list[str]:
-    """Labels in which a dollar begins no formula."""
+    """Labels in which a dollar sign does not begin a formula."""
     return [shortened(label).replace("$", r"\$") for label in labels]

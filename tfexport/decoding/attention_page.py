@@ -1,4 +1,4 @@
-"""Attention as one HTML page that needs nothing else: maps drawn in SVG, whose cells tell their number."""
+"""Attention as a self-contained HTML page: maps in SVG, whose cells show their weight."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CELL, LETTER = 17, 7
 """The side of a cell and the width of a letter of a label, in pixels."""
 
 LEAST = 0.02
-"""Weights below it are left white: they are most, and are not seen."""
+"""Smaller weights stay white: most weights are small, and would not be visible."""
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem; color: #222 }
@@ -23,7 +23,7 @@ figure { margin: 0 } figcaption { font-weight: 600; font-size: 13px } svg { disp
 
 
 def page(title: str, sentences: Sequence[Attention], choice: Choice) -> str:
-    """The page of some sentences: of each a row of maps for each layer, the mean of its heads first.
+    """The page of some sentences. Each sentence has a row of maps for each layer, the mean of the heads first.
 
     Raises:
         TfexportError: the model has no such layer or head.
@@ -70,7 +70,7 @@ def _svg(attention: Attention, weights: FloatArray) -> str:
         for column in range(columns)
         if weights[row, column] >= LEAST
     ]
-    # Colours as attributes, not in the style: so a map is the same when it is taken out of the page.
+    # Colours are attributes, not styles, so that a map looks the same outside of the page.
     return (
         f'<svg width="{left + across + 2}" height="{top + down + 2}" role="img">'
         f'<rect x="{left}" y="{top}" width="{across}" height="{down}" fill="#fff" stroke="#bbb"></rect>'

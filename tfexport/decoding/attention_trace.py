@@ -1,4 +1,4 @@
-"""The cross-attention of a search's hypotheses, and their coverage of the source."""
+"""The cross-attention of the hypotheses of a search, and their coverage of the source."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tfexport.runtimes.base import FloatArray, IntArray
 
 
 class AttentionTrace:
-    """The cross-attention of one decoder layer, the mean of its heads, at each step of a search.
+    """Records the cross-attention of one decoder layer, averaged over its heads, at each step of a search.
 
-    A search moves its hypotheses from row to row; the trace moves nothing. To read the attention of a hypothesis, give the
-    beam that it was in at each step.
+    A search moves its hypotheses from row to row, but the trace does not. To read the attention of a hypothesis, give its
+    beam at each step.
 
     Args:
-        layer: from 0; negative ones count from the last.
-        n_layers: of the decoder.
-        src_len: source ids of each sentence, [batch].
-        width: hypotheses of a sentence.
+        layer: the layer number from 0; negative numbers count from the last.
+        n_layers: the number of decoder layers.
+        src_len: the number of source ids of each sentence, [batch].
+        width: the number of hypotheses of a sentence.
 
     Raises:
         TfexportError: the decoder has no such layer.
@@ -33,7 +33,7 @@ class AttentionTrace:
         self._steps: list[tuple[FloatArray, IntArray]] = []
 
     def add(self, attention: FloatArray, sentences: IntArray) -> None:
-        """Add the `attention` [layers, rows, heads, src] of a step, whose groups of rows decode `sentences`."""
+        """Add the `attention` [layers, rows, heads, src] of a step. Its groups of rows decode `sentences`."""
         mean = attention[self._layer].mean(axis=1)
         place = np.full(len(self._src_len), -1)
         place[sentences] = np.arange(len(sentences))
@@ -43,7 +43,7 @@ class AttentionTrace:
         """The attention of each token of a hypothesis of sentence `index`, [tokens, source ids].
 
         Args:
-            beams: the beam of the hypothesis, or the number of the sample, in the step that found each of its tokens.
+            beams: for each token, the beam of the hypothesis, or the number of the sample, in the step that found the token.
         """
         steps = zip(self._steps, beams, strict=False)
         return np.stack([mean[place[index], beam, : self._src_len[index]] for (mean, place), beam in steps])
@@ -65,8 +65,9 @@ def resolve_layer(layer: int, n_layers: int) -> int:
 def coverage(attention: NDArray[Any]) -> float:
     """The sum over source ids of log(min(a, 1)), where a is the sum over tokens of `attention` [tokens, source ids].
 
-    It is 0 where every source id is attended to, and below 0 where some are passed over (Wu et al. 2016, section 7, without
-    the factor beta). A source id whose attention underflows to 0 would make it infinite; as in CTranslate2 it is left out.
+    The coverage is 0 if the output attends to every source id, and below 0 if it skips some (Wu et al. 2016, section 7,
+    without the factor beta). A source id whose attention underflows to 0 would make the sum infinite. It is left out, as in
+    CTranslate2.
     """
     sums = attention.sum(axis=0, dtype=np.float64)
     return float(np.log(np.minimum(sums[sums > 0], 1.0)).sum())

@@ -1,4 +1,4 @@
-"""How the hypotheses of a beam search grew, read backwards when they are needed."""
+"""The history of the hypotheses of a beam search, as backpointers that are followed when tokens are needed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tfexport.decoding.token_rules import LogProbs
 from tfexport.runtimes.base import Continuations, IntArray
 
 JOINED = 8
-"""Logs of one step that become one log: each log takes time of its own when hypotheses are read."""
+"""The number of one-step logs that are joined into one log: reading hypotheses has a cost per log."""
 
 
 class Endings(NamedTuple):
-    """Finished hypotheses, without the tokens before the last. Each field is [hypotheses]."""
+    """Finished hypotheses without their tokens before the last one. Each field has the shape [hypotheses]."""
 
     sentences: IntArray
     scores: LogProbs
@@ -28,7 +28,7 @@ class Endings(NamedTuple):
     """The last tokens."""
 
     def at(self, index: IntArray) -> Endings:
-        """Those at an index of all fields."""
+        """The hypotheses at `index`."""
         return Endings(
             self.sentences.take(index),
             self.scores.take(index),
@@ -40,7 +40,7 @@ class Endings(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence[Endings]) -> Endings:
-        """All of several."""
+        """The concatenation of several parts."""
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
     @classmethod
@@ -51,22 +51,22 @@ class Endings(NamedTuple):
 
 
 class Log(NamedTuple):
-    """Steps of a search, one after the other, and where hypotheses lie in them."""
+    """Consecutive steps of a search, and the places of hypotheses in them."""
 
     first: int
-    """The number of steps before them."""
+    """The number of steps before this log."""
     found: Continuations
-    """[steps, sentences, candidates], of which the first `beam` live on."""
+    """[steps, sentences, candidates]. The first `beam` candidates continue."""
     first_rows: IntArray
-    """Of each sentence of the batch, the row of its first candidate in the arrays [sentences * candidates] of a step."""
+    """For each sentence of the batch, the row of its first candidate in the arrays [sentences * candidates] of a step."""
 
 
 class Paths:
-    """Hypotheses as they grew, token by token: those that were the `beams` of `sentences` after `lengths` tokens, all
-    [hypotheses]. In arrays [length, hypotheses], what follows the end of one means nothing.
+    """The tokens of hypotheses: those at `beams` of `sentences` after `lengths` tokens, all [hypotheses]. In arrays
+    [length, hypotheses], values after the end of a hypothesis are undefined.
 
     Args:
-        parts: logs, and the rows in each of their steps, [steps, hypotheses].
+        parts: logs, with the rows of the hypotheses in each step, [steps, hypotheses].
     """
 
     def __init__(
@@ -81,17 +81,17 @@ class Paths:
 
     @property
     def log_probs(self) -> LogProbs:
-        """Of the hypothesis up to each token, [length, hypotheses]."""
+        """The log-probability of each hypothesis up to each token, [length, hypotheses]."""
         return self._read([(found.log_probs, rows) for found, rows in self._parts], np.float64)
 
     def beams(self) -> list[list[int]]:
-        """Of each hypothesis, the beam that each token continues, and that which a next token would."""
+        """For each hypothesis, the beam that each token continues, and the beam that a next token would continue."""
         continued = self._read([(found.parents, rows) for found, rows in self._parts], np.int64).T.tolist()
         lasts = zip(continued, self.lengths.tolist(), self._last_beams.tolist(), strict=True)
         return [[*beams[:length], last] for beams, length, last in lasts]
 
     def token_log_probs(self, totals: LogProbs) -> list[tuple[float, ...]]:
-        """Of each hypothesis, the log-probability of each token, and of one more with which it has that of `totals`."""
+        """For each hypothesis, the log-probability of each token, and of one further token whose addition gives `totals`."""
         sums = zip(self.log_probs.T, self.lengths.tolist(), totals.tolist(), strict=True)
         return [tuple(np.diff(one[:length], prepend=0.0, append=total).tolist()) for one, length, total in sums]
 
@@ -107,20 +107,20 @@ class Paths:
 
 
 class Backpointers:
-    """The live hypotheses after each step, as a token and the hypothesis of the step before that it continues. No step
-    copies the tokens of a hypothesis: what steps found is kept as it is, and read backwards when it is needed.
+    """The live hypotheses after each step: each is a token and a pointer to a hypothesis of the step before. No step copies
+    the tokens of a hypothesis. The results of steps are stored as they are, and followed backwards when they are needed.
     """
 
     def __init__(self, batch: int, beam: int):
         self._batch, self._every_beam = batch, np.arange(beam)
         self._logs: list[Log] = []
-        self._single = 0  # logs of one step at the end, of the same sentences
+        self._single = 0  # number of one-step logs at the end with the same sentences
         self._steps = 0
         self._sentences: IntArray | None = None
         self._width = 0
 
     def add(self, sentences: IntArray, found: Continuations) -> None:
-        """Add what the next steps of `sentences` found, [steps, sentences, candidates]: first what lives on."""
+        """Add the results of the next steps of `sentences`, [steps, sentences, candidates], live hypotheses first."""
         width = found.tokens.shape[2]
         if sentences is not self._sentences or width != self._width:
             self._sentences, self._width, self._single = sentences, width, 0
@@ -133,7 +133,7 @@ class Backpointers:
             self._join()
 
     def _join(self) -> None:
-        """Make one log of the last `JOINED`."""
+        """Join the last `JOINED` logs into one."""
         logs = self._logs[-JOINED:]
         log_probs, parents, tokens = (
             np.concatenate(fields) for fields in zip(*(log.found for log in logs), strict=True)
@@ -142,12 +142,12 @@ class Backpointers:
         self._single = 0
 
     def read_live(self, sentences: IntArray) -> Paths:
-        """All live hypotheses of some sentences, one sentence after the other."""
+        """All live hypotheses of these sentences, sentence by sentence."""
         beams = np.tile(self._every_beam, len(sentences))
         return self.read(sentences.repeat(len(self._every_beam)), beams, np.full(len(beams), self._steps))
 
     def read(self, sentences: IntArray, beams: IntArray, lengths: IntArray) -> Paths:
-        """The hypotheses that were the `beams` of `sentences` after `lengths` tokens, all [hypotheses]."""
+        """The hypotheses at `beams` of `sentences` after `lengths` tokens, all [hypotheses]."""
         longest = int(lengths.max(initial=0))
         last, parts = beams, list[tuple[Continuations, IntArray]]()
         for log in reversed(self._logs):
@@ -161,7 +161,7 @@ class Backpointers:
             begins = lengths == np.arange(log.first, log.first + steps)[:, None]
             some_begin = begins.any(axis=1).tolist()
             for step in range(steps - 1, -1, -1):
-                # What lies behind the end of a hypothesis means nothing, and may be no row.
+                # Values after the end of a hypothesis are undefined, and may not be valid rows.
                 last = parents[step].take(rows[step], mode="clip")
                 if some_begin[step]:
                     np.copyto(last, beams, where=begins[step])

@@ -1,4 +1,4 @@
-"""Many sentences, in batches of like length, so that little of a batch is padding."""
+"""Decodes many sentences in batches of similar length, so that batches have little padding."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tfexport.runtimes.base import Runtime
 from tfexport.system.processes import return_freed_memory
 
 MOST_IDS = 16_384
-"""Source ids of a batch, padding included. Batches of long sentences are smaller, so that memory is bounded."""
+"""The largest number of source ids in a batch, padding included. It bounds the memory of batches of long sentences."""
 
 WINDOWS_AHEAD = 1
-"""Windows that begin before an earlier one is done, so that no worker waits at the end of a window."""
+"""Number of windows that begin before an earlier one is done, so that no worker waits at the end of a window."""
 
 TASKS_PER_WORKER = 2
-"""In a window. A task is several batches, because a process takes some tenths of a millisecond to receive a task. It is not
-all batches of a worker, so that a worker that is done early helps the others."""
+"""The number of tasks per worker in a window. A task has several batches, because a process takes some tenths of a
+millisecond to receive a task. A worker gets more than one task, so that workers that finish early help the others."""
 
 Sentence = Source | Sequence[int]
 Task = tuple[list[list[int]], Future[Outputs]]
-"""Some batches, as the indices of their sources in the window, and the future of their outputs."""
+"""Batches, as the indices of their sources in the window, and the future of their outputs."""
 
 
 def decode_all(
@@ -47,10 +47,10 @@ def decode_windows(
     """The hypotheses of each source of each window, in order.
 
     Args:
-        max_batch_tokens: source ids of a batch at most, padding included; `MOST_IDS` by default.
+        max_batch_tokens: the largest number of source ids in a batch, padding included; by default `MOST_IDS`.
         windows: sources that may share batches, as many as may be in memory. With several workers the next window is read
-            before the outputs of this one are returned. None stands for no window yet: meanwhile the outputs of one that has
-            begun are returned.
+        before the outputs of this one are returned. None means that no window is available yet: the outputs of a window
+        that has begun are returned first.
     """
     size = pool.runtime.capacity.batch_size(batch_size, options.width)
     ahead = WINDOWS_AHEAD if pool.workers > 1 else 0
@@ -60,7 +60,7 @@ def decode_windows(
             if begun:
                 yield _in_order(begun.popleft())
             continue
-        # Few sentences are divided among all workers.
+        # A small window is divided among all workers.
         share = max(1, min(size, -(-len(sources) // pool.workers)))
         batches = batches_by_length([len(source) for source in sources], share, max_batch_tokens or MOST_IDS)
         count = min(len(batches), TASKS_PER_WORKER * pool.workers) if pool.workers > 1 else 1
@@ -74,8 +74,8 @@ def decode_windows(
 
 
 def batches_by_length(lengths: Sequence[int], batch_size: int, most_ids: int = MOST_IDS) -> list[list[int]]:
-    """Indices into `lengths`, in batches of like length, the longest first. So the last batches are short, and the workers
-    are done at about the same time."""
+    """Indices into `lengths`, in batches of similar length, the longest first. So the last batches are short, and the
+    workers finish at about the same time."""
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         batch = batches[-1] if batches else []

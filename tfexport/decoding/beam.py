@@ -1,4 +1,4 @@
-"""Beam search, with the variations of other toolkits that `decoding/profiles.py` describes.
+"""Beam search, with the variants of other toolkits that `decoding/profiles.py` describes.
 
     live = {[bos]}; finished = {}
     until the sentence is done, or the length limit:
@@ -7,8 +7,8 @@
         finished  += the first `beam` candidates, those that end in eos
     return the best of finished, by score
 
-There are 2 * beam candidates because each live hypothesis ends in eos at most once: at least `beam` of them continue. With
-other tokens that end an output beside eos there are as many more.
+Each live hypothesis has at most one continuation that ends in eos, so at least `beam` of the 2 * beam candidates continue.
+Every further token that ends an output adds `beam` candidates.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tfexport.runtimes.base import Ahead, Ask, Best, Continuations, FloatArray, 
 
 
 class BeamBatch:
-    """A beam search between two steps: the hypotheses of a batch, the live ones, `beam` for each sentence, and the finished
-    ones. A `SearchBatch`.
+    """The state of a beam search between two steps: the finished hypotheses of a batch, and `beam` live ones for each
+    sentence. A `SearchBatch`.
 
     Args:
-        limits: the largest number of tokens of each sentence's outputs, [batch].
-        trace: records cross-attention, where the search needs it.
+        limits: the largest number of output tokens for each sentence, [batch].
+        trace: records cross-attention, if the search needs it.
         ahead: decides when the runtime makes several steps by itself; None for never.
     """
 
@@ -50,10 +50,10 @@ class BeamBatch:
         self._options, self._profile = options, options.search_profile
         self._bos_id, self._end_ids = config.bos_id, options.end_ids(config)
         self._n_candidates = (1 + len(self._end_ids)) * self._beam
-        """Continuations of a sentence among which the next live hypotheses are."""
+        """The number of continuations of a sentence from which the next live hypotheses are chosen."""
         self._limits, self._shortest_limit, self._longest_limit = limits, int(limits.min()), int(limits.max())
         self._length = 0
-        # Of the live hypotheses, best first, [sentences, beam]; -inf where one does not exist. A sentence begins with one.
+        # Live hypotheses, best first, [sentences, beam]; -inf marks a missing one. A sentence begins with one hypothesis.
         self._log_probs: LogProbs = np.full((batch, self._beam), -np.inf)
         self._log_probs[:, 0] = 0.0
         self._parents: IntArray = np.zeros((batch, self._beam), dtype=np.int64)
@@ -64,7 +64,7 @@ class BeamBatch:
         self._is_done = False
         self._past = Backpointers(batch, self._beam)
         self._continues_end = np.zeros((batch, self._beam), dtype=bool)
-        """Which live hypotheses have an end among their tokens."""
+        """The live hypotheses that contain an end token."""
         self._finished = FinishedHypotheses(options, limits)
 
     @property
@@ -102,7 +102,7 @@ class BeamBatch:
         return [found[end - count : end] for end, count in zip(ends, counts.tolist(), strict=True)]
 
     def _hypotheses(self, ended: Endings) -> list[Hypothesis]:
-        """The hypotheses `ended` with their tokens, and what else the options request."""
+        """The hypotheses of `ended` with their tokens, and the scores and attention that the options request."""
         options, number = self._options, len(ended.lengths)
         paths = self._past.read(ended.sentences, ended.parents, ended.lengths - 1)
         scalars = (field.tolist() for field in (ended.tokens, ended.scores, ended.log_probs))
@@ -117,29 +117,29 @@ class BeamBatch:
         ]
 
     def _continuations(self, told: Told, length: int) -> Continuations:
-        """The `_n_candidates` best continuations of each sentence, to `length` tokens; of one step."""
+        """The `_n_candidates` best continuations of each sentence to `length` tokens, for one step."""
         best = self._rules.best(told, self._ask, self._n_candidates, length, self.sentences, self._history)
         assert isinstance(best, Best)  # a beam compares probabilities
         return self._narrowed(rank_continuations(self._log_probs, best, self._n_candidates))
 
     def _best_live(self, found: Continuations) -> LogProbs:
-        """The log-probability of the best of the first `beam` of what was found, which are live; [.., sentences]."""
+        """The log-probability of the best live hypothesis, which is the first candidate; [.., sentences]."""
         return found.log_probs[..., 0]
 
     def _narrowed(self, candidates: Continuations) -> Continuations:
-        """The candidates that have a place in the beam, as those of one step."""
+        """The candidates that fit into the beam, as one step."""
         if self._profile.narrows_beam:
             places = self._beam - self._finished.count[self.sentences]
             candidates.log_probs[np.arange(candidates.log_probs.shape[1]) >= places[:, None]] = -np.inf
         return candidates.at(None)
 
     def _take(self, found: Continuations, begin: Begin | None = None, *, in_order: bool = False) -> IntArray | None:
-        """Take one step or several; what a sentence's steps found after it was done is dropped.
+        """Apply one or several steps. The steps of a sentence after its end are dropped.
 
         Args:
             found: the best continuations of each step, [steps, sentences, _n_candidates].
             begin: see `SearchBatch.advance_ahead`.
-            in_order: the runtime has reordered the beams already.
+            in_order: the runtime has already reordered the beams.
 
         Returns:
             As `advance`.
@@ -171,7 +171,7 @@ class BeamBatch:
         )
         stops = done if at_limit is None else done | at_limit
         if not stops.any():
-            return self._stay(in_order=in_order)  # mostly
+            return self._stay(in_order=in_order)  # the usual case
         stopped = np.asarray(stops.any(axis=0))
         groups = stopped.nonzero()[0]
         self._stop(groups, stops.argmax(axis=0)[groups], done, found)
@@ -180,23 +180,26 @@ class BeamBatch:
     def _ends(
         self, found: Continuations, is_eos: NDArray[np.bool_], ending: IntArray, at_limit: NDArray[np.bool_] | None
     ) -> Ends | None:
-        """The candidates that are to be finished: those at the places `ending`, and at the limit others."""
+        """The candidates to finish: those at the places `ending`, or at the limit those that the profile selects."""
         if at_limit is not None and self._profile.at_limit != "compete":
             # The first `beam` candidates are finished, whatever their last token is.
             ending = places_among_first(is_eos | at_limit[..., None], self._beam)
         return Ends.of(ending, found)
 
     def _at_limit(self, first: int) -> NDArray[np.bool_] | None:
-        """Which sentences are at their limit after each step from that with token `first` on, [steps, sentences]; None where
-        none is."""
+        """The sentences that are at their limit after each step, [steps, sentences]; None if no sentence is.
+
+        Args:
+        first: the number of the token that the first of these steps adds.
+        """
         if self._length < self._shortest_limit:
             return None
         lengths = np.arange(first, self._length + 1)
         return np.asarray(self._limits[self.sentences] == lengths[:, None])
 
     def _begin_following(self, begin: Begin, ends: Ends | None) -> None:
-        """Call `begin` with the next steps, if some sentence goes on for certain: nothing of it is finished, nothing may be
-        of the last steps, and a live hypothesis exists.
+        """Call `begin` with the next steps, if at least one sentence certainly continues: it has no finished hypothesis, the
+        last steps ended none, and it has a live hypothesis.
         """
         if self._length >= self._longest_limit:
             return
@@ -210,10 +213,11 @@ class BeamBatch:
             begin(request, certain)
 
     def _stop(self, groups: IntArray, last: IntArray, done: NDArray[np.bool_], found: Continuations) -> None:
-        """The sentences at the places `groups` are over with the steps `last`; of what was `found` the first live on.
+        """End the sentences at the places `groups`, each with its step in `last`. Remaining live hypotheses of `found` may
+        become outputs.
 
         Raises:
-            TfexportError: one has no live hypothesis and no finished one.
+            TfexportError: a sentence has neither a live nor a finished hypothesis.
         """
         if self._profile.at_limit == "compete" and not (decided := done[last, groups]).all():
             competes = groups[~decided]
@@ -226,7 +230,7 @@ class BeamBatch:
             raise no_token_error()
 
     def _new_outputs(self, found: Continuations, is_eos: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
-        """Which of the first `beam` candidates of each step do not continue an output; None for all."""
+        """The candidates among the first `beam` of each step that do not continue a finished output; None for all."""
         if not self._profile.continues_past_eos:
             return None
         new = np.empty((*is_eos.shape[:2], self._beam), dtype=bool)
@@ -238,7 +242,7 @@ class BeamBatch:
         return new
 
     def _penalties(self, ends: Ends | None, sentences: IntArray, length: int) -> LogProbs | None:
-        """The coverage penalties of the hypotheses that end in a step, of `length` tokens each; None without."""
+        """The coverage penalties of hypotheses that end, with `length` tokens in the first step; None if unused."""
         if not self._options.coverage_penalty or ends is None:
             return None
         index, lengths = sentences[ends.groups], ends.steps + length
@@ -246,13 +250,13 @@ class BeamBatch:
         return self._options.coverage_penalty * np.array([coverage(one) for one in self._attention(paths)])
 
     def _attention(self, paths: Paths) -> list[FloatArray]:
-        """The cross-attention of each token of hypotheses, and of one more."""
-        assert self._trace is not None, "the attention of several steps is told by nobody"
+        """The cross-attention of each token of the hypotheses, and of one token more."""
+        assert self._trace is not None, "a runtime that makes several steps by itself returns no attention"
         every = zip(paths.sentences.tolist(), paths.beams(), strict=True)
         return [self._trace.hypothesis(sentence, beams) for sentence, beams in every]
 
     def _leave(self, unfinished: NDArray[np.bool_], *, in_order: bool) -> IntArray | None:
-        """Let sentences leave that are not `unfinished`; returns what `advance` does."""
+        """Remove the sentences that are not `unfinished`. Returns as `advance`."""
         if unfinished.all():
             return self._stay(in_order=in_order)
         self.ended = self.sentences[~unfinished]
@@ -263,14 +267,14 @@ class BeamBatch:
         return rows.ravel()
 
     def _stay(self, *, in_order: bool) -> IntArray | None:
-        """As `_leave`, where no sentence does."""
+        """`_leave` if all sentences are unfinished."""
         self.ended = NO_SENTENCES
         if in_order or not (self._parents != self._same_beams).any():
             return None
         return (self._first_rows[: len(self.sentences)] + self._parents).ravel()
 
     def _keep(self, kept: IntArray) -> None:
-        """Drop all sentences but those at the places `kept`."""
+        """Keep only the sentences at the places `kept`."""
         self.sentences, self._continues_end = self.sentences[kept], self._continues_end[kept]
         self._log_probs, self._parents = self._log_probs[kept], self._parents[kept]
         self.tokens = self.tokens.reshape(-1, self._beam)[kept].ravel()
@@ -281,9 +285,9 @@ class BeamBatch:
         return np.concatenate([np.full((len(past), 1), self._bos_id), past], axis=1)
 
     def stable_prefix(self, index: int) -> tuple[IntArray, LogProbs]:
-        """What all hypotheses of source `index` have in common that may become its best: the live ones, and the best
+        """The common prefix of all hypotheses that may become the best of source `index`: the live ones and the best
         finished one."""
-        group = np.flatnonzero(self.sentences == index)  # none where the sentence is finished
+        group = np.flatnonzero(self.sentences == index)  # empty if the sentence is finished
         exists = np.isfinite(self._log_probs[group])
         live = self._past.read_live(self.sentences[group])
         ids, log_probs = live.tokens.T[exists.ravel()], live.log_probs.T[exists.ravel()]
@@ -300,7 +304,7 @@ class BeamBatch:
 
 
 def places_among_first(flags: NDArray[np.bool_], beam: int) -> IntArray:
-    """Where `flags` [steps, sentences, candidates] are true among the first `beam` candidates, in the flat array."""
+    """Flat indices of the true `flags` [steps, sentences, candidates] among the first `beam` candidates."""
     candidates = flags.shape[2]
     places = flags.ravel().nonzero()[0]
     # NumPy divides faster than it takes remainders, and finds true values faster in contiguous arrays.
@@ -308,18 +312,18 @@ def places_among_first(flags: NDArray[np.bool_], beam: int) -> IntArray:
 
 
 def let_go_on(found: Continuations, is_eos: NDArray[np.bool_], ending: IntArray, beam: int) -> None:
-    """Let the first `beam` candidates of each sentence in `found`, which is changed, be the best that do not end.
+    """Reorder `found` in place, so that the first `beam` candidates of each sentence are the best ones that do not end.
 
     Args:
         found: contiguous arrays.
-        is_eos: which end, [steps, sentences, candidates]. At least `beam` of each sentence do not; where an end is forced
-            there may be fewer, and others of the sentence fill the places: it is over.
-        ending: the places of those among the first `beam`, one or more.
+        is_eos: the candidates that end, [steps, sentences, candidates]. At least `beam` of each sentence do not end, except
+        where an end is forced: then other candidates of the sentence fill the places, because the sentence is over.
+        ending: the flat indices of ending candidates among the first `beam`; at least one.
     """
     candidates = is_eos.shape[2]
     rows = ending // candidates
     rows = rows[begins_run(rows)]
-    # Those that go on of all these rows, one row after the other, and of each row the first `beam`.
+    # The candidates that continue, row by row; then the first `beam` of each row.
     going_on = (~is_eos.reshape(-1, candidates).take(rows, axis=0)).ravel().nonzero()[0]
     starts, every = np.arange(0, len(rows) * candidates, candidates), np.arange(beam)
     firsts = going_on.searchsorted(starts)
@@ -336,11 +340,11 @@ def rank_continuations(log_probs: LogProbs, best: Best, count: int) -> Continuat
     """The `count` best continuations of each sentence, the lower beam first among equals.
 
     Args:
-        log_probs: of the live hypotheses, [sentences, beam].
-        best: their next tokens, [sentences * beam, tokens].
+        log_probs: the log-probabilities of the live hypotheses, [sentences, beam].
+        best: the best next tokens of each live hypothesis, [sentences * beam, tokens].
     """
     totals = (log_probs.reshape(-1, 1) + best.log_probs).reshape(len(log_probs), -1)
     order = (-totals).argsort(axis=1, kind="stable")[:, :count]
-    # In the flat arrays; one sentence alone begins at 0.
+    # Indices into the flat arrays. A single sentence begins at 0, and needs no offset.
     places = order if len(order) == 1 else order + np.arange(0, totals.size, totals.shape[1])[:, None]
     return Continuations(totals.take(places), order // best.ids.shape[1], best.ids.take(places))

@@ -1,4 +1,4 @@
-"""Lines in, classes out: what `translate` is for translation models, for encoder classifiers."""
+"""Lines in, classes out: `translate` for encoder classifiers."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from tfexport.system.regular_files import read_text
 
 
 class ClassProbability(NamedTuple):
-    """A class and how likely it is. In JSON its fields are `class`, `probability` and, where it has one, `label`."""
+    """A class and its probability. In JSON the fields are `class`, `probability` and, if there are labels, `label`."""
 
     class_: int
-    """Its number, from 0."""
+    """The number of the class, from 0."""
     probability: float
     label: str | None = None
-    """Its name, where labels were given."""
+    """The name of the class, if labels were given."""
 
 
 @dataclass(frozen=True)
 class Classified:
-    """What became of one input line."""
+    """The result of one input line."""
 
     line: int
     """Counted from 1."""
     status: Status
-    """As of lines that are decoded; without `length_limit`."""
+    """The status of the line, as for decoded lines; `length_limit` does not occur."""
     message: str
-    """What is wrong, for every status but `ok` and `empty`."""
+    """The problem, for every status except `ok` and `empty`."""
     classes: tuple[ClassProbability, ...] = ()
-    """Each with its probability, the most likely first; of equal ones the lower first. None where the line is not read."""
+    """Classes with their probabilities, the most likely first, equal ones by number. Empty if the line cannot be read."""
 
 
 def classify(
@@ -58,13 +58,13 @@ def classify(
     """The `top` most likely classes of each line, in order.
 
     Args:
-        batch_size: sentences computed together, at most: long ones come in smaller batches.
-        window: lines read before any is computed; by default those of some batches. 1 answers each line at once.
-        done: lines to pass over, whose results are there already.
-        labels: the names of the classes, which the results then have.
+        batch_size: the largest number of sentences computed together; long sentences have smaller batches.
+        window: lines read before the first is computed; by default the lines of some batches. 1 answers each line at once.
+        done: lines to skip, because their results exist already.
+        labels: the names of the classes, for the results.
 
     Raises:
-        TfexportError: the model gives no finite numbers, or there are fewer lines than are `done`.
+        TfexportError: the model returns numbers that are not finite, or there are fewer lines than `done`.
     """
     stream = enumerate(reader.lines(lines, None), start=1)
     pass_over(stream, done)
@@ -94,10 +94,10 @@ def classify(
 
 
 def read_labels(path: Path, n_classes: int) -> list[str]:
-    """The names of the classes, one a line, class 0 first.
+    """Read the names of the classes, one per line, class 0 first.
 
     Raises:
-        TfexportError: the file cannot be read, or has not one name for each class.
+        TfexportError: the file cannot be read, or the numbers of names and classes differ.
     """
     try:
         labels = read_text(path, "utf-8-sig").removesuffix("\n").split("\n")
@@ -106,23 +106,23 @@ def read_labels(path: Path, n_classes: int) -> list[str]:
     labels = [" ".join(label.split()) for label in labels]
     if len(labels) != n_classes or not all(labels):
         raise TfexportError(
-            f"{path} has {sum(map(bool, labels))} labels, the model {n_classes} classes. Give one a line."
+            f"{path} has {sum(map(bool, labels))} labels, the model {n_classes} classes. Give one label per line."
         )
     return labels
 
 
 class ClassWriter:
-    """Writes results as output lines, without the newline: the labels of classes, or their numbers where they have none."""
+    """Writes results as output lines, without the newline: the labels of classes, or their numbers without labels."""
 
     def line(self, result: Classified) -> str:
-        """Class and probability, the best first, separated by tabs; an empty line where the input could not be read."""
+        """Classes and probabilities, the best first, separated by tabs; an empty line if the input could not be read."""
         return "\t".join(
             f"{found.class_ if found.label is None else found.label}\t{found.probability:.6f}"
             for found in result.classes
         )
 
     def record(self, result: Classified) -> dict[str, Any]:
-        """All facts, for JSON."""
+        """All fields, for JSON."""
         message = {"message": result.message} if result.message else {}
         classes = [
             {

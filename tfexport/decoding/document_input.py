@@ -1,4 +1,4 @@
-"""Input of `decode` as units of documents: each line, a column of each line, or the whole input."""
+"""Splits the input of `decode` into units of documents: each line, a column of each line, or the whole input."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tfexport.errors import TfexportError
 from tfexport.system.input_files import Lines
 
 LONGEST_DOCUMENT = 1 << 24
-"""Bytes of a line, or of a whole document, that is taken apart."""
+"""The largest number of bytes of a line or a whole document that is split into sentences."""
 
 LONGEST_MARKUP = 1 << 20
-"""Bytes of a document with markup: for what leaves many tags open, the time of Python's parser grows with the square."""
+"""The largest number of bytes of a document with markup: Python's parser takes quadratic time if many tags stay open."""
 
 _EMPTY = Document("", (), ())
 
@@ -24,11 +24,11 @@ def units_of(lines: Lines, maker: DocumentMaker, column: str | None, *, is_whole
     """The units of an input.
 
     Args:
-        column: the number, from 1, or the name of the column that is translated; the first line has the names.
+        column: the number, from 1, or the name of the column to translate; the first line has the names.
         is_whole: the whole input is one unit.
 
     Raises:
-        TfexportError: there is no such column, or the whole input is too long or no UTF-8.
+        TfexportError: the column does not exist, or the whole input is too long or not UTF-8.
     """
     lines.longest = LONGEST_DOCUMENT
     if is_whole:
@@ -56,7 +56,7 @@ def _text(line: bytes, most: int) -> str:
     """The text of a line, without its newline.
 
     Raises:
-        UnreadableText: it has none.
+        UnreadableText: the line is too long or not UTF-8.
     """
     if len(line) > most:
         raise UnreadableText("too_long", f"more than {most:,} bytes: split the line")
@@ -93,7 +93,7 @@ def _cell(line: bytes, number: int, column: int, maker: DocumentMaker) -> Unit:
     if len(cells) < column:
         if not text.strip():
             return Unit(number, _EMPTY, before=text)
-        message = f"it has {len(cells)} columns, no column {column}: it is left as it is"
+        message = f"it has {len(cells)} columns, no column {column}: it is left unchanged"
         return Unit(number, _EMPTY, before=text, status="missing_column", message=message)
     before, after = "\t".join([*cells[: column - 1], ""]), "\t".join(["", *cells[column:]])
     cell = cells[column - 1]
@@ -112,7 +112,7 @@ def _whole(lines: Iterable[bytes], maker: DocumentMaker) -> Unit:
         size += len(line)
         if size > LONGEST_MARKUP:
             raise TfexportError(
-                f"the input has more than {LONGEST_MARKUP:,} bytes, which is the most of one document with markup. Split it."
+                f"the input has more than {LONGEST_MARKUP:,} bytes, the limit for one document with markup. Split it."
             )
     raw = b"".join(parts)
     try:

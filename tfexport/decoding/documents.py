@@ -1,7 +1,7 @@
-"""Texts of many sentences: taken apart, decoded sentence by sentence in full batches, and put together again.
+"""Texts of many sentences: split into sentences, decoded in full batches, and joined again.
 
-A sentence is decoded as if it stood alone. Sentences of many texts share the windows of `translate`, so that memory depends
-on the window and on the longest text, not on the input.
+Each sentence is decoded as if it were alone. Sentences of many texts share the windows of `translate`, so memory depends on
+the window and on the longest text, not on the input.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from tfexport.text.tokenizer_parts import PanicError
 from tfexport.text.tokenizers import LONGEST_WORD
 
 _FARTHEST = 40
-"""Characters between a token of a source and the next: what is farther away is another of the same letters."""
+"""The largest number of characters between two tokens of a source. A match farther away is another word with the same
+letters."""
 
 
 @dataclass(frozen=True)
 class DocumentMaker:
-    """Takes texts apart for a model.
+    """Splits texts for a model.
 
     Args:
-        language: of the source, as a code; None where nobody knows it.
-        is_aligned: translations will have attention, so that tags can move with words.
+    language: the code of the source language; None if unknown.
+    is_aligned: translations will have attention, so that tags can move with words.
     """
 
     reader: Reader
@@ -47,16 +48,16 @@ class DocumentMaker:
     def of(
         cls, reader: Reader, capacity: Capacity, options: DocumentOptions, *, is_aligned: bool = True
     ) -> DocumentMaker:
-        """For a reader; where the options have no language, it is that of the reader's tokenizer."""
+        """A maker for a reader. Without a language in the options, it has the language of the reader's tokenizer."""
         known = reader.tokenizer.spacy_language if reader.tokenizer else None
         return cls(reader, capacity, options, options.language or known, is_aligned)
 
     def document(self, text: str) -> Document:
-        """A text, taken apart.
+        """Split a text.
 
         Raises:
-            RuntimeUnavailable: a library that it needs is not installed.
-            TfexportError: it cannot be read.
+            RuntimeUnavailable: a required library is not installed.
+            TfexportError: the text cannot be read.
         """
         return document(
             text,
@@ -68,11 +69,11 @@ class DocumentMaker:
         )
 
     def _fits(self, text: str) -> bool:
-        """Whether the model reads a text as a whole, as far as its length goes."""
+        """Whether a text is short enough for the model to read it as a whole."""
         most = min(self.reader.config.max_source_length, self.capacity.source)
         tokenizer = self.reader.tokenizer
         more = 2 + (len(tokenizer.before) + len(tokenizer.after) + len(tokenizer.prefix) if tokenizer else 0)
-        if text.isascii() and len(text) + more <= min(most, LONGEST_WORD):  # an id is at least a byte
+        if text.isascii() and len(text) + more <= min(most, LONGEST_WORD):  # an id has at least one byte
             return True
         raw = text.encode("utf-8", "surrogatepass")
         if len(raw) > most_bytes(most):
@@ -85,27 +86,27 @@ class DocumentMaker:
 
 @dataclass(frozen=True)
 class Unit:
-    """What becomes one output: a line, or a whole document."""
+    """The input of one output: a line, or a whole document."""
 
     line: int
-    """Of the input, where it begins, from 1."""
+    """The line of the input where the unit begins, from 1."""
     document: Document
     before: str = ""
-    """What stands before the document in the output, as other columns do."""
+    """Text before the document in the output, such as other columns."""
     after: str = ""
     status: str = "ok"
-    """What is wrong with it, if there is nothing in it to translate."""
+    """`ok`, or the problem of a unit that is not translated."""
     message: str = ""
 
     @property
     def lines(self) -> list[bytes]:
-        """The segments as lines; an empty line where there are none, so that every unit has a result in time."""
+        """The segments as lines. Without segments this is an empty line, so that every unit has a result in order."""
         return [segment.text.encode("utf-8", "surrogatepass") for segment in self.document.segments] or [b""]
 
 
 @dataclass(frozen=True)
 class SentenceResult:
-    """What became of a segment."""
+    """The result of a segment."""
 
     segment: Segment
     result: Result
@@ -113,23 +114,23 @@ class SentenceResult:
 
 @dataclass(frozen=True)
 class DocumentResult:
-    """What became of a unit."""
+    """The result of a unit."""
 
     line: int
     status: str
-    """`ok`; `cut` where a sentence was longer than the model reads; else that of the first sentence that has another."""
+    """`ok`; `cut` if a sentence was longer than the model reads; otherwise the first other status of a sentence."""
     message: str
     text: str
-    """With what is around the document."""
+    """The output with the text around the document."""
     sentences: tuple[SentenceResult, ...]
     offset: int = 0
-    """Characters before the document, where the spans of the segments begin."""
+    """The number of characters before the document. Spans of segments count from there."""
     alternatives: tuple[str, ...] = ()
-    """`text` with the next outputs of the sentences, where these have several; none comes twice."""
+    """`text` with the next outputs of the sentences, if they have several; without duplicates."""
 
 
 Decode = Callable[[Iterable[bytes], int], Iterator[Result]]
-"""Lines, and how many of them are done, to a result for each other one, as `translate` gives them."""
+"""Takes lines and the number of lines that are done. Yields a result for each other line, as `translate`."""
 
 
 def translate_units(
@@ -138,13 +139,13 @@ def translate_units(
     """Decode the segments of units, and yield a result for each unit, in order.
 
     Args:
-        window: segments that are decoded together. A run that goes on begins with a whole window, so that its segments meet
-            the batches that they would have met.
-        done: units whose results are there already.
-        is_aligned: tags are put into translations.
+        window: segments that are decoded together. A continued run begins with a whole window, so that its segments are in
+        the same batches as without the interruption.
+        done: units whose results exist already.
+        is_aligned: put tags into translations.
 
     Raises:
-        TfexportError: there are fewer units than are `done`.
+        TfexportError: there are fewer units than `done`.
     """
     stream = iter(units)
     passed: deque[bytes] = deque(maxlen=window)
@@ -179,7 +180,7 @@ def translate_units(
 
 
 def result_of_unit(unit: Unit, found: Sequence[Result], writer: Writer, *, is_aligned: bool) -> DocumentResult:
-    """What became of a unit whose segments have these results."""
+    """The result of a unit whose segments have these results."""
     pairs = list(zip(unit.document.segments, found, strict=bool(unit.document.segments)))
     ranks = max((len(one.hypotheses) for _, one in pairs), default=1)
     versions = [
@@ -199,10 +200,10 @@ def _status(sentences: Sequence[SentenceResult], translations: Sequence[Aligned 
     if failed:
         first, more = failed[0].result, f"; {len(failed)} sentences" if len(failed) > 1 else ""
         status = "tokenizer_error" if first.hypotheses else first.status
-        return status, f"{_shown(failed[0].segment)} is left as it is{more}: {first.message or status}"
+        return status, f"{_shown(failed[0].segment)} is left unchanged{more}: {first.message or status}"
     cut = [one for one in sentences if one.segment.is_piece]
     pieces = (
-        f"what the model cannot read at once was cut: {len(cut)} pieces, the first is {_shown(cut[0].segment)}"
+        f"text that is too long for the model was cut: {len(cut)} pieces, the first is {_shown(cut[0].segment)}"
         if cut
         else ""
     )
@@ -221,12 +222,12 @@ def _shown(segment: Segment) -> str:
 
 
 def aligned_of(result: Result, writer: Writer, text: str, *, is_aligned: bool, rank: int = 0) -> Aligned | None:
-    """An output of a result as text; with `is_aligned` its tokens too, and what they attend to in the source `text`.
+    """An output of a result as text. With `is_aligned`, also its tokens and their attention to the source `text`.
 
-    None where there is no output, or the tokenizer cannot write it.
+    None if there is no output, or the tokenizer cannot write it.
 
     Args:
-        rank: of the output, from 0; the last one, where there are fewer.
+    rank: the rank of the output, from 0. If there are fewer outputs, the last one.
     """
     if not result.hypotheses:
         return None
@@ -254,7 +255,7 @@ def aligned_of(result: Result, writer: Writer, text: str, *, is_aligned: bool, r
 
 
 def _spans_of(words: Sequence[str], text: str) -> list[tuple[int, int]]:
-    """The characters of `text` that each token is; none for those that are written differently."""
+    """The span of `text` for each token; empty for a token that is spelled differently."""
     found, done, folded = [], 0, text.lower()
     if len(folded) != len(text):
         folded = text
@@ -270,7 +271,7 @@ def _spans_of(words: Sequence[str], text: str) -> list[tuple[int, int]]:
 
 
 def document_record(result: DocumentResult, writer: Writer) -> dict[str, Any]:
-    """What `jsonl` tells of a unit."""
+    """The record of a unit in `jsonl`."""
     sentences = []
     for one in result.sentences:
         about = {"start": one.segment.start + result.offset, "end": one.segment.end + result.offset}

@@ -1,4 +1,4 @@
-"""The finished hypotheses of a beam search, and the criterion by which a sentence is done."""
+"""The finished hypotheses of a beam search, and the criterion that ends a sentence."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ Flags = NDArray[np.bool_]
 
 @cache
 def _divisors(google_length: bool, exponent: float, longest: int) -> Scores:
-    """`length_divisor` of lengths from 1, computed one by one: NumPy's powers have other last bits."""
+    """`length_divisor` for lengths from 1, computed one by one, because NumPy's powers have other last bits."""
     return np.array([length_divisor(length, exponent, google_length) for length in range(1, longest + 1)])
 
 
 class Ends:
-    """Candidates of some steps that end an output, one or more: by sentence, and of each in the order in which they come.
+    """Candidates of some steps that end an output, at least one. They are ordered by sentence, then by step and rank.
 
     Args:
-        places: of the candidates among those of all steps, ascending.
-        found: the continuations that they are of.
+    places: the flat indices of these candidates among those of all steps, ascending.
+    found: the continuations of the steps.
 
     Attributes:
-        groups, steps, ranks: the places of their sentences, their steps and their ranks, each [ends].
-        rows: which of the sentences that have an end each belongs to, counted from 0, [ends].
-        firsts: the first end of each of these sentences.
+    groups, steps, ranks: the place of the sentence, the step and the rank of each end, each [ends].
+    rows: the sentence of each end, counted from 0 among the sentences that have an end, [ends].
+    firsts: the index of the first end of each of these sentences.
         log_probs, parents, tokens: as in `Continuations`, [ends].
     """
 
@@ -52,7 +52,7 @@ class Ends:
 
     @classmethod
     def of(cls, places: IntArray, found: Continuations) -> Ends | None:
-        """Those at `places` that exist; None without any."""
+        """The candidates at `places` that exist; None if there are none."""
         if len(places):
             places = places[found.log_probs.take(places) > -np.inf]
         return cls(places, found) if len(places) else None
@@ -61,7 +61,7 @@ class Ends:
         return len(self.groups)
 
     def numbers(self, flags: Flags) -> IntArray:
-        """The number of true `flags` [steps, ends] of each sentence, [steps, sentences]."""
+        """The number of true `flags` [steps, ends] for each sentence, [steps, sentences]."""
         numbers = np.zeros((len(flags), self.n_sentences), dtype=np.int64)
         numbers[:, self.groups.take(self.firsts)] = np.add.reduceat(flags, self.firsts, axis=1, dtype=np.int64)
         return numbers
@@ -74,7 +74,7 @@ class Ends:
 
 
 def begins_run(numbers: IntArray) -> Flags:
-    """Which of ascending `numbers`, one or more, differ from the one before."""
+    """Flags for the `numbers` that differ from the number before. `numbers` are ascending, at least one."""
     begins = np.empty(len(numbers), dtype=bool)
     begins[0] = True
     np.not_equal(numbers[1:], numbers[:-1], out=begins[1:])
@@ -82,29 +82,29 @@ def begins_run(numbers: IntArray) -> Flags:
 
 
 class Known:
-    """What was finished of some sentences, [sentences].
+    """The finished hypotheses of some sentences, as far as the criterion needs them.
 
     Args:
-        scores: the best, ascending, [sentences, most]; -inf where there are fewer.
-        counts: how many.
-        ended_ranks: the ranks among a step's candidates at which an output has ended, [.., sentences, beam].
+    scores: the best scores, ascending, [sentences, most]; -inf fills up missing ones.
+    counts: the number of finished hypotheses, [sentences].
+    ended_ranks: the ranks among a step's candidates at which an output has ended, [.., sentences, beam].
     """
 
     def __init__(self, scores: Scores, counts: IntArray, ended_ranks: Flags):
         self.scores, self.counts, self.ended_ranks = scores, counts, ended_ranks
 
     def reaches(self, bounds: Scores, rank: int) -> Flags:
-        """Whether the hypothesis of this rank, from 1, is as good as `bounds` [steps, sentences]."""
+        """Whether the hypothesis of this rank, counted from 1, scores at least `bounds` [steps, sentences]."""
         return bounds <= self.scores[:, -rank]
 
 
 class KnownBySteps(Known):
-    """The same after each of some steps.
+    """`Known` after each of some steps.
 
     Args:
-        known: what was finished before.
-        new_scores: of the ends; -inf for those that are no hypotheses of their own.
-        ranks: how many ranks of candidates to tell of.
+    known: the state before these steps.
+    new_scores: the scores of `ends`; -inf for ends that only continue a finished hypothesis.
+    ranks: the number of ranks in `ended_ranks`.
     """
 
     def __init__(self, known: Known, ends: Ends, new_scores: Scores, ranks: int):
@@ -118,25 +118,25 @@ class KnownBySteps(Known):
     def reaches(self, bounds: Scores, rank: int) -> Flags:
         number = self._ends.numbers(self._there & (self._new_scores >= bounds.take(self._ends.groups, axis=1)))
         if self._some_before:
-            number += sum(bounds <= scores for scores in self.scores.T)  # NumPy's sums over short axes take longer
+            number += sum(bounds <= scores for scores in self.scores.T)  # faster than NumPy's sums over short axes
         return number >= rank
 
 
 class FinishedHypotheses:
     """The finished hypotheses of each sentence of a batch.
 
-    It depends on candidates alone, and not on who ranked them or how many steps came at once.
+    The result depends only on the candidates, not on who ranked them or how many steps came at once.
 
     Args:
-        limits: the largest number of tokens of each sentence's hypotheses, [batch].
+        limits: the largest number of tokens of a hypothesis for each sentence, [batch].
     """
 
     def __init__(self, options: SearchOptions, limits: IntArray):
         self._options, self._profile, self._limits = options, options.search_profile, limits
         self._most = max(options.beam, options.enough_finished)
         self.count: IntArray = np.zeros(len(limits), dtype=np.int64)
-        """The number of each sentence, [batch]."""
-        # The best ones, ascending, no more than a criterion may ask for. A place without one has score -inf.
+        """The number of finished hypotheses of each sentence, [batch]."""
+        # The best hypotheses, ascending, as many as a criterion may need. An empty place has score -inf.
         self._scores = np.full((len(limits), self._most), -np.inf)
         self._endings: list[Endings] = []
         self._is_ranked = True
@@ -145,7 +145,7 @@ class FinishedHypotheses:
         self._ended_ranks = np.zeros((len(limits), options.beam), dtype=bool)
         self._nbest, self._enough = options.nbest, options.enough_finished
         self._is_longest_best = options.length_exponent > 0
-        # A bias above 0 may raise log-probabilities; else they only fall.
+        # A positive bias may raise log-probabilities; without one they only fall.
         self._scores_fall = not any(bias > 0 for _, bias in options.sequence_bias)
         plain = options.length_penalty == options.coverage_penalty == 0 and options.patience == 1
         self._stops_at_top = self._profile.top_ends and plain
@@ -162,25 +162,25 @@ class FinishedHypotheses:
         counts: Flags | None = None,
         penalties: Scores | None = None,
     ) -> Flags:
-        """Take what ends in some steps: of each sentence until it is done, or at its limit.
+        """Add the hypotheses that end in some steps, for each sentence until it is done or at its limit.
 
-        Of two with the same score the earlier one is better, and in a step that of the lower rank.
+        Of two hypotheses with the same score the earlier one is better, and within a step the one of lower rank.
 
         Args:
-            ends: the candidates that end an output; None without any.
+        ends: the candidates that end an output; None if there are none.
             best_live: the log-probability of the best live hypothesis after each step, [steps, sentences].
             length: the number of tokens after the first step.
-            at_limit: which sentences are at their limit after each step, [steps, sentences]; None for none.
-            counts: which of `ends` are new outputs; all when None. The others continue one that was taken before.
+            at_limit: the sentences that are at their limit after each step, [steps, sentences]; None for none.
+            counts: the ends that are new outputs; None for all. The others continue an output that was added before.
             penalties: added to the scores of `ends`.
 
         Returns:
-            Whether each sentence is done after each step, [steps, sentences], with what ended until then.
+            Whether each sentence is done after each step, [steps, sentences].
         """
         every = self._index(sentences)
         if ends is None:
             if not self._endings:
-                return best_live == -np.inf  # mostly
+                return best_live == -np.inf  # the usual case
             return self._is_done(best_live, length, every, self._known(every))
         lengths, index = ends.steps + length, sentences.take(ends.groups)
         scores = self._scored(ends, lengths, penalties)
@@ -202,7 +202,7 @@ class FinishedHypotheses:
         return done
 
     def compete(self, live: Ends, sentences: IntArray, *, penalties: Scores | None = None) -> None:
-        """Finish the `live` hypotheses of `sentences`, which are at their limit, as they are.
+        """Finish the `live` hypotheses of `sentences`, which are at their limit, without an eos.
 
         Args:
             penalties: as in `take`.
@@ -218,7 +218,7 @@ class FinishedHypotheses:
         return sentences if len(sentences) < len(self._limits) else ALL_SENTENCES
 
     def _are_new(self, ends: Ends, index: IntArray, counts: Flags | None) -> Flags:
-        """Which of `ends`, of the sentences `index`, are hypotheses of their own, and kept."""
+        """The `ends` of the sentences `index` that are new hypotheses and are kept."""
         new = np.ones(len(ends), dtype=bool) if counts is None else counts[ends.steps, ends.groups, ends.ranks]
         if self._profile.keeps == "first":
             before = new.cumsum() - new
@@ -230,7 +230,7 @@ class FinishedHypotheses:
         return scores if penalties is None else scores + penalties
 
     def _keep(self, ends: Ends, scores: Scores, index: IntArray, lengths: IntArray) -> None:
-        """Add those of the hypotheses `ends`, of the sentences `index`, that have a score above -inf."""
+        """Add the hypotheses `ends` of the sentences `index` whose score is above -inf."""
         kept = (scores > -np.inf).nonzero()[0]
         endings = Endings(index, scores, ends.log_probs, lengths, ends.parents, ends.tokens).at(kept)
         self._endings.append(endings)
@@ -245,7 +245,7 @@ class FinishedHypotheses:
         self._scores[ended] = best[:, -self._most :]
 
     def _is_done(self, best_live: Scores, length: int, every: IntArray | slice, known: Known) -> Flags:
-        """Whether the sentences `every` are done, of which so much is `known`."""
+        """Whether the sentences `every` are done, given `known`."""
         options, profile = self._options, self._profile
         done = best_live == -np.inf  # no live hypothesis exists
         if not known.counts.any() and profile.done != "places":
@@ -269,19 +269,19 @@ class FinishedHypotheses:
         return done | known.reaches(best_live / divisors, self._enough)
 
     def _best_divisors(self, length: int, every: IntArray | slice, steps: int) -> Scores:
-        """Of the lengths at which log-probabilities give the best scores, as they are after steps from `length` on."""
+        """The length divisors with which log-probabilities after steps from `length` on give the best scores."""
         if self._is_longest_best:
             return self._limit_divisors[every]
         return self._divisors[np.minimum(np.arange(length, length + steps)[:, None], self._limits[every] - 1)]
 
     def best(self, sentences: IntArray) -> tuple[Endings, IntArray]:
-        """The `nbest` best ones of `sentences`, one sentence after the other, and their number in each [sentences]."""
+        """The `nbest` best hypotheses of `sentences`, sentence by sentence, and their number for each [sentences]."""
         counts = np.minimum(self.count[sentences], self._nbest)
         if not self._endings:
             return Endings.none(), counts
         if not self._is_ranked:
             every = Endings.joined(self._endings)
-            # Stable: of equal ones the earlier is better.
+            # The sort is stable: of equal hypotheses the earlier one is better.
             self._endings = [every.at(np.lexsort((-every.scores, every.sentences)))]
             self._is_ranked = True
         ranked, ranks = self._endings[0], np.arange(self._nbest)

@@ -1,8 +1,8 @@
 """generation_config.json of Transformers as defaults of the search profile `hf`.
 
-A bundle keeps the file of the folder that it was exported from. What `generate` takes from it when nothing else is said, the
-profile takes too; what the user gives comes first. Padding, the start token, a forced first token, and tokens that never
-come are settings of the model: the export has read them (`models/toolkits/hugging_face_layouts.py`).
+A bundle keeps the file of the folder that it was exported from. The profile `hf` has the same defaults from this file as
+`generate`. Options of the user take precedence. Padding, the start token, a forced first token and suppressed tokens are
+settings of the model, which the export has read (`models/toolkits/hugging_face_layouts.py`).
 
 Source: `GenerationConfig` and `generate` of Transformers 5 (its defaults, and how lengths and processors follow from them).
 """
@@ -20,9 +20,9 @@ from tfexport.errors import TfexportError
 from tfexport.option import checked
 
 DEFAULT_NEW_TOKENS = 20
-"""Generated where the file has no limit."""
+"""The largest number of new tokens if the file has no limit."""
 DEFAULT_TOP_K = 50
-"""Of sampling where the file has none."""
+"""`top_k` of sampling if the file has none."""
 
 _RENAMED = {
     "num_beams": "beam",
@@ -33,7 +33,7 @@ _RENAMED = {
     "encoder_no_repeat_ngram_size": "encoder_no_repeat_ngram",
     "sequence_bias": "sequence_bias",
 }
-"""Settings that are options under another name, or under the same."""
+"""Settings that are options, with the names of the options."""
 
 _NEUTRAL: dict[str, Any] = {
     "diversity_penalty": 0.0,
@@ -45,7 +45,7 @@ _NEUTRAL: dict[str, Any] = {
     "guidance_scale": 1.0,
     "penalty_alpha": 0.0,
 }
-"""Settings that are not supported, with the value without effect; of all others this is null, false or empty."""
+"""Unsupported settings with the value that has no effect. For all others this value is null, false or empty."""
 
 _ELSEWHERE = """
     max_length max_new_tokens min_length min_new_tokens bad_words_ids forced_eos_token_id eos_token_id num_return_sequences
@@ -57,26 +57,26 @@ _ELSEWHERE = """
     target_lookbehind assistant_ensemble_weight max_matching_ngram_size speculation_type compile_config disable_compile
     prefill_chunk_size low_memory
 """
-"""Settings that are read below or were at the export, and those that change no output."""
+"""Settings that are read below or at the export, and settings that do not change outputs."""
 
 _MOST_SHOWN = 60
 
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """What a file says of the search."""
+    """The defaults of the search from a file."""
 
     options: Mapping[str, Any]
-    """The options that it gives and the user does not, by name."""
+    """The options that the file sets and the user does not, by name."""
     unsupported: tuple[str, ...] = ()
-    """The settings that have no effect here, with their values."""
+    """The unsupported settings, with their values."""
 
     def notes(self) -> list[str]:
-        """Lines for the user: what was taken, and what was not."""
+        """Notes for the user: the settings that are used, and those that are not."""
         lines = []
         if self.options:
             taken = ", ".join(f"{name} {_shown(value)}" for name, value in self.options.items())
-            lines.append(f"{FILE} gives {taken}; options that you give come first")
+            lines.append(f"{FILE} gives {taken}; options that you give take precedence")
         if self.unsupported:
             lines.append(f"{FILE} has settings that are not supported: {', '.join(self.unsupported)}")
         return lines
@@ -91,15 +91,15 @@ def options_with_defaults(
     config: ModelConfig,
     token_ids: Callable[[str], tuple[int, ...]],
 ) -> tuple[SearchOptions, GenerationDefaults]:
-    """`SearchOptions.of` what is `given`, over the defaults of a file where the profile is `hf`.
+    """`SearchOptions.of` the options that are `given`. With the profile `hf`, the file's defaults fill up the others.
 
     Args:
-        content: of the file; None where the bundle has none.
+    content: the content of the file; None if the bundle has none.
 
     Raises:
         TfexportError: as `SearchOptions.of`, or a setting of the file cannot be read.
     """
-    checked(SearchOptions, given)  # a fault of the user is told before one of the file
+    checked(SearchOptions, given)  # report an error of the user before one of the file
     if content is None or given.get("profile") != "hf":
         return SearchOptions.of(given, token_ids), NO_DEFAULTS
     defaults = generation_defaults(content, config, given)
@@ -107,15 +107,15 @@ def options_with_defaults(
         return SearchOptions.of({**defaults.options, **_said(given)}, token_ids), defaults
     except TfexportError as error:
         if str(error) == _fault(given, token_ids):
-            raise  # the file has no part in it
+            raise  # the file is not the cause
         taken = ", ".join(f"{name} {_shown(value)}" for name, value in defaults.options.items())
         raise TfexportError(
-            f"{error} Of these, {FILE} of this bundle gives {taken}: what you give yourself comes first."
+            f"{error} {FILE} of this bundle gives {taken}: options that you give take precedence."
         ) from error
 
 
 def _fault(given: Mapping[str, Any], token_ids: Callable[[str], tuple[int, ...]]) -> str | None:
-    """What is wrong with options alone."""
+    """The error of these options alone; None if they are valid."""
     try:
         SearchOptions.of(given, token_ids)
     except TfexportError as error:
@@ -126,7 +126,7 @@ def _fault(given: Mapping[str, Any], token_ids: Callable[[str], tuple[int, ...]]
 def generation_defaults(
     content: Mapping[str, Any], config: ModelConfig, given: Mapping[str, Any] | None = None
 ) -> GenerationDefaults:
-    """The options of `SearchOptions` that a file gives beside those that are `given`.
+    """The options of `SearchOptions` that a file sets and that are not `given`.
 
     Raises:
         TfexportError: a setting has another type than the library's.
@@ -160,7 +160,7 @@ def _is_unknown(name: str, value: Any) -> bool:
 
 
 def _lengths(said: Mapping[str, Any], config: ModelConfig, mine: Mapping[str, Any]) -> dict[str, Any]:
-    """Limits, with the start token; those of new tokens come first in the library too."""
+    """Length limits, with the start token. Limits of new tokens take precedence, as in the library."""
     limit = said.get("max_length", min(DEFAULT_NEW_TOKENS + 1, config.max_target_length))
     if "max_new_tokens" in said:
         limit = _number(said, "max_new_tokens") + 1
@@ -169,14 +169,14 @@ def _lengths(said: Mapping[str, Any], config: ModelConfig, mine: Mapping[str, An
         least = _number(said, "min_new_tokens") + 1
     found = {"max_length": limit}
     if least:
-        # A limit that the user gives holds, also where the file wants longer outputs.
+        # A limit of the user holds even if the file requires longer outputs.
         most = mine.get("max_length", limit)
         found["min_length"] = min(least, most - 1) if isinstance(least, int) and isinstance(most, int) else least
     return found
 
 
 def _tokens(said: Mapping[str, Any], config: ModelConfig, unsupported: list[str]) -> dict[str, Any]:
-    """What ends outputs, and sequences that never come."""
+    """The tokens that end outputs, and the sequences that are never generated."""
     found: dict[str, Any] = {}
     ends = _ids(said, "eos_token_id")
     if others := [index for index in ends if index != config.eos_id]:
@@ -197,13 +197,13 @@ def _tokens(said: Mapping[str, Any], config: ModelConfig, unsupported: list[str]
 
 
 def _has_pairs(value: Any) -> bool:
-    """Whether a bias is written as the library writes it: the file names no tokens by their text."""
+    """Whether a bias has the form of the library: lists of ids, not text of tokens."""
     pairs = isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
     return pairs and all(isinstance(ids, list) and all(type(index) is int for index in ids) for ids, _ in value)
 
 
 def _outputs(said: Mapping[str, Any], mine: Mapping[str, Any], unsupported: list[str]) -> dict[str, Any]:
-    """How many outputs there are, and whether they are drawn."""
+    """The number of outputs, and whether they are sampled."""
     count, beam = said.get("num_return_sequences", 1), mine.get("beam", said.get("num_beams", 1))
     found: dict[str, Any] = {}
     searches = mine.get("nbest", 1) > 1 or mine.get("alternatives", 0) > 0
@@ -234,7 +234,7 @@ def _number(said: Mapping[str, Any], name: str) -> int:
 
 
 def _ids(said: Mapping[str, Any], name: str) -> list[int]:
-    """A setting that is one id or several."""
+    """The ids of a setting that is one id or a list of ids."""
     value = said.get(name, [])
     value = value if isinstance(value, list) else [value]
     if not all(type(index) is int for index in value):

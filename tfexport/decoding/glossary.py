@@ -1,4 +1,4 @@
-"""Glossaries: source phrases, and what outputs have to say, or may not say, where one occurs.
+"""Glossaries: phrases that outputs must or must not contain where a source phrase occurs.
 
 Hund <TAB> dog                        where the source has `Hund`, the output has `dog`
 Handy <TAB> handy <TAB> forbidden     where the source has `Handy`, the output does not have `handy`
@@ -29,43 +29,43 @@ class Entry(NamedTuple):
     """A line of a glossary."""
 
     source: str
-    """Empty for what no output may say."""
+    """The source phrase; empty for a phrase that is forbidden in all outputs."""
     target: str
     is_forbidden: bool
     where: str
-    """What errors call it."""
+    """The name of the line in errors."""
 
 
 @dataclass(slots=True)
 class Term:
-    """What a glossary has for a source phrase, as text in the format of outputs."""
+    """The entries of a glossary for a source phrase, as text in the format of outputs."""
 
     required: str | None = None
     forbidden: list[str] = field(default_factory=list)
 
 
 _END = ""
-"""The key of the term of the words that lead to a node; no word is empty."""
+"""The key of a term in the node of its last word; no word is empty."""
 _Node = dict[str, "_Node | Term"]  # type: ignore[misc]
-"""Of a trie, by the next word."""
+"""A node of a trie, by the next word."""
 
 
 @dataclass(frozen=True)
 class Glossary:
-    """Terms by their source phrases.
+    """The terms of a glossary by their source phrases.
 
     Args:
-        terms: by the words of their source phrases.
-        everywhere: what no output may say.
+    terms: the terms by the words of their source phrases.
+    everywhere: phrases that are forbidden in all outputs.
     """
 
     terms: dict[Words, Term]
     everywhere: tuple[str, ...]
     format: InputFormat
-    """Of sources."""
+    """The format of sources."""
     case: GlossaryCase
     _trie: _Node = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Of the words of source phrases."""
+    """A trie of the words of source phrases."""
 
     def __post_init__(self) -> None:
         for words, term in self.terms.items():
@@ -76,16 +76,16 @@ class Glossary:
 
     @cached_property
     def n_characters(self) -> int:
-        """Of all target phrases."""
+        """The number of characters of all target phrases."""
         terms = (text for term in self.terms.values() for text in (term.required or "", *term.forbidden))
         return sum(map(len, chain(self.everywhere, terms)))
 
     @classmethod
     def of(cls, entries: Iterable[Entry], format: InputFormat = "text", case: GlossaryCase = "exact") -> Glossary:
-        """A glossary of entries.
+        """A glossary from entries.
 
         Raises:
-            TfexportError: two require different things of one phrase.
+            TfexportError: two entries require different target phrases for one source phrase.
         """
         terms: dict[Words, Term] = {}
         everywhere: list[str] = []
@@ -105,9 +105,10 @@ class Glossary:
         return cls(terms, tuple(everywhere), format, case)
 
     def found_in(self, text: str) -> Iterator[Term]:
-        """The terms whose source phrases occur, from left to right: at each word the longest, and the next after its end.
+        """The terms whose source phrases occur in a text, from left to right. At each word the longest phrase matches, and
+        the search continues after its end.
 
-        It takes the words of the text times those of the longest phrase at most.
+        The time is at most proportional to the words of the text times the words of the longest phrase.
         """
         words, place = words_of(text, self.format, self.case), 0
         while place < len(words):
@@ -125,10 +126,10 @@ class Glossary:
 
 
 def words_of(text: str, format: InputFormat, case: GlossaryCase) -> Words:
-    """The words that are compared.
+    """The words of a text, for comparison.
 
-    Of text they are runs of letters, digits and underscores, and each other character that is not white space, after
-    normalisation to NFC. Of tokens and ids they are what white space separates.
+    In text a word is a run of letters, digits and underscores, or one other character that is not white space, after
+    normalisation to NFC. In tokens and ids, white space separates words.
     """
     text = unicodedata.normalize("NFC", text)
     if case == "ignore":
@@ -150,11 +151,12 @@ def read_glossary(path: Path, format: InputFormat, case: GlossaryCase = "exact")
     """Read a glossary.
 
     Args:
-        format: of the source phrases.
-        case: whether `Hund` stands for `hund` too.
+        format: the format of the source phrases.
+        case: whether `Hund` also matches `hund`.
 
     Raises:
-        TfexportError: it cannot be read, a line has another form, or two lines require different things of one phrase.
+        TfexportError: the file cannot be read, a line has another form, or two lines require different target phrases for
+        one source phrase.
     """
     try:
         with open_regular(path) as file:
@@ -167,7 +169,7 @@ def read_glossary(path: Path, format: InputFormat, case: GlossaryCase = "exact")
 
 
 def _entries(lines: Iterable[bytes], path: Path) -> Iterator[Entry]:
-    """The entries of lines that are not empty."""
+    """The entries of the lines that are not empty."""
     for number, line in enumerate(without_bom(lines), start=1):
         if len(line) > LONGEST_LINE:
             raise TfexportError(f"line {number} of {path} has more than {LONGEST_LINE:,} bytes. Correct it.")
@@ -182,7 +184,7 @@ def _entries(lines: Iterable[bytes], path: Path) -> Iterator[Entry]:
             or not (source or kind[:1] == "f")
         ):
             raise TfexportError(
-                f"{path}, line {number} is no line of a glossary. Give a source phrase, a tab and a target phrase; after "
-                "a second tab the word 'forbidden' for what outputs may not say, then also without a source phrase."
+                f"{path}, line {number} is not a line of a glossary. Give a source phrase, a tab and a target phrase. To "
+                "forbid the target phrase, add a tab and the word 'forbidden'; the source phrase may then be empty."
             )
         yield Entry(source, target, kind == "forbidden", f"{path}, line {number}")

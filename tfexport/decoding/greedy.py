@@ -1,8 +1,8 @@
-"""Greedy search, and sampling, which differs from it in how the next token is chosen (`decoding/token_rules.py`).
+"""Greedy search and sampling. They differ only in how the next token is chosen (`decoding/token_rules.py`).
 
 tokens = [bos]
 until eos, or the length limit:
-    tokens += the most likely next token (greedy search), or one that is drawn (sampling)
+    tokens += the most likely next token (greedy search), or a random one (sampling)
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from tfexport.decoding.token_rules import TokenRules, require_numbers
 from tfexport.runtimes.base import Ahead, Ask, Continuations, IntArray, Told
 
 COMPACT_BELOW = 0.75
-"""Rows that ended leave the batch when the live ones are at most this part of it: the copy of the cache must pay off."""
+"""Finished rows leave the batch when at most this fraction of it is live: the copy of the cache must pay off."""
 
 
 class GreedyBatch:
-    """A greedy search between two steps: one output of each sentence, or `options.samples` outputs. A `SearchBatch`.
+    """The state of a greedy search between two steps: one output for each sentence, or `options.samples`. A `SearchBatch`.
 
     Args:
-        limits: the largest number of tokens of each sentence's outputs, [batch].
-        trace: records cross-attention, where the search needs it.
+        limits: the largest number of output tokens for each sentence, [batch].
+        trace: records cross-attention, if the search needs it.
         ahead: decides when the runtime makes several steps by itself; None for never.
-        compact_below: sentences that are done leave the batch when the others are at most this part of it.
+        compact_below: finished sentences leave the batch when the others are at most this fraction of it.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class GreedyBatch:
         self._limits, self._shortest_limit, self._longest_limit = limits, int(limits.min()), int(limits.max())
         self._length = 0
         self._live = np.ones((batch, self._width), dtype=bool)  # [sentences, width]
-        self._unfinished: NDArray[np.bool_] = np.ones(batch, dtype=bool)  # those with a live output, [sentences]
+        self._unfinished: NDArray[np.bool_] = np.ones(batch, dtype=bool)  # sentences with a live output, [sentences]
         self.sentences = np.arange(batch)
         self.tokens: IntArray = np.full(batch * self._width, rules.config.bos_id, dtype=np.int64)
         self.ended = NO_SENTENCES
@@ -99,17 +99,18 @@ class GreedyBatch:
         return [self._outputs.hypotheses(index, self._trace) for index in indices.tolist()]
 
     def _take(self, chosen: IntArray, scores: NDArray[np.floating], begin: Begin | None = None) -> IntArray | None:
-        """Take one step or several; what comes after the end of an output is dropped.
+        """Apply one or several steps. Tokens after the end of an output are dropped.
 
         Args:
-            chosen: the tokens of each step, and `scores` theirs, both [steps, sentences, width].
+            chosen: the tokens of each step, [steps, sentences, width].
+            scores: the scores of these tokens, of the same shape.
             begin: see `SearchBatch.advance_ahead`.
 
         Returns:
             As `advance`.
 
         Raises:
-            TfexportError: an output can neither go on nor end.
+            TfexportError: an output can neither continue nor end.
         """
         sentences, live, before = self.sentences, self._live, self._length
         self.tokens = chosen[-1].ravel()
@@ -135,8 +136,8 @@ class GreedyBatch:
         return self._leave(unfinished)
 
     def _begin_following(self, begin: Begin, ends: NDArray[np.bool_]) -> None:
-        """Call `begin` with the next steps, if some sentence goes on for certain: none of `ends` [steps, sentences, 1] is
-        its.
+        """Call `begin` with the next steps, if at least one sentence certainly continues, i.e. has no end in `ends`
+        [steps, sentences, 1].
         """
         if self._length >= self._longest_limit:
             return
@@ -146,7 +147,7 @@ class GreedyBatch:
             begin(request, certain)
 
     def _require_possible(self, scores: NDArray[np.floating], ends: NDArray[np.bool_], lengths: IntArray) -> None:
-        """Raises: TfexportError if an output goes on with a token of probability 0 that is not given."""
+        """Raises: TfexportError if an output continues with a token of probability 0 that is not forced."""
         ended = np.logical_or.accumulate(ends, axis=0)
         goes_on = self._live & ~np.concatenate([np.zeros_like(ended[:1]), ended[:-1]])
         forced = np.stack([self._rules.forced_tokens(length, self.sentences) for length in lengths.tolist()])
@@ -154,7 +155,7 @@ class GreedyBatch:
             raise no_token_error()
 
     def _leave(self, unfinished: NDArray[np.bool_]) -> IntArray | None:
-        """Let sentences leave that are not `unfinished`, if there are enough; returns what `advance` does."""
+        """Remove the sentences that are not `unfinished`, if there are enough of them. Returns as `advance`."""
         self._unfinished = unfinished
         self._is_done = not unfinished.any()
         if self._is_done or unfinished.sum() > self._compact_below * len(unfinished) or unfinished.all():
@@ -167,18 +168,18 @@ class GreedyBatch:
 
 
 class GreedyOutputs:
-    """The outputs of a batch while they grow, by sentence. What follows the end of an output is never read."""
+    """The growing outputs of a batch, by sentence. Tokens after the end of an output are never read."""
 
     def __init__(self, bos: int, end_ids: tuple[int, ...], limits: IntArray, options: SearchOptions):
         self._bos, self._end_ids, self._options = bos, end_ids, options
         shape = (limits.max(), len(limits), options.width)
         self._ids = np.empty(shape, dtype=np.int64)
-        self._log_probs = np.full(shape, np.nan)  # without `options.scores` the search knows none
+        self._log_probs = np.full(shape, np.nan)  # stays NaN without `options.scores`
         self._lengths = np.repeat(limits[:, None], options.width, axis=1)
         self._length = 0
 
     def append(self, chosen: IntArray, scores: NDArray[np.floating], sentences: IntArray) -> None:
-        """Add the tokens `chosen` of some steps for `sentences`, and their scores, both [steps, sentences, width]."""
+        """Append the `chosen` tokens of some steps for `sentences`, with their scores, both [steps, sentences, width]."""
         every = sentences if len(sentences) < self._ids.shape[1] else ALL_SENTENCES
         at = slice(self._length, self._length + len(chosen)), every
         self._ids[at] = chosen
@@ -187,10 +188,11 @@ class GreedyOutputs:
         self._length += len(chosen)
 
     def end(self, ends: NDArray[np.bool_], ended: NDArray[np.bool_], sentences: IntArray) -> None:
-        """Outputs of `sentences` end with one of the tokens that were added last, the first one where several end them.
+        """End outputs of `sentences` at their first ending token among the tokens that were added last.
 
         Args:
-            ends: which tokens do, [steps, sentences, width], and `ended` which outputs, [sentences, width].
+            ends: the tokens that end an output, [steps, sentences, width].
+            ended: the outputs that end, [sentences, width].
         """
         group, sample = np.nonzero(ended)
         first = ends[:, group, sample].argmax(axis=0) + 1
@@ -202,7 +204,7 @@ class GreedyOutputs:
         return np.concatenate([np.full((len(past), 1), self._bos), past], axis=1)
 
     def stable_prefix(self, index: int) -> tuple[IntArray, NDArray[np.float64]]:
-        """A chosen token never changes: all tokens of the first output of source `index`."""
+        """All tokens of the first output of source `index`: a chosen token never changes."""
         known = min(self._length, int(self._lengths[index, 0]))
         return self._ids[:known, index, 0], self._log_probs[:known, index, 0]
 

@@ -1,4 +1,4 @@
-"""What a search decodes, `Source`, and what it finds, `Hypothesis`."""
+"""The input of a search, `Source`, and its output, `Hypothesis`."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ Ids = tuple[int, ...]
 
 
 class Phrase(NamedTuple):
-    """A phrase that outputs have to have, or may not have."""
+    """A phrase that outputs must or must not contain."""
 
     ids: Ids
-    """At least one."""
+    """At least one id."""
     text: str = ""
-    """As a person reads it."""
+    """The phrase as text."""
     is_whole: bool = False
-    """It may be no part of a longer word, where `Source.word_parts` tells which tokens are parts."""
+    """The phrase must not be part of a longer word, as far as `Source.word_parts` is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTokens:
-    """The encoder's input as a person reads it."""
+    """The encoder's input as text."""
 
     words: tuple[str, ...]
-    """Of each id: as the text has it, where it is one of the text's own; else as the vocabulary writes it."""
+    """The text of each id: for the text's own tokens as in the text, for others as in the vocabulary."""
     start: int
-    """Ids before the text's own."""
+    """The index of the text's first id."""
     end: int
-    """Ids up to where the text's own end."""
+    """The index after the text's last id."""
 
     @classmethod
     def of(
@@ -48,7 +48,7 @@ class SourceTokens:
         """The tokens of the encoder's `ids`.
 
         Args:
-            text: the own tokens as the text has them, where that is known.
+            text: the text's own tokens as in the text, if known.
         """
         before = [config.bos_id] * config.source_bos + [*(tokenizer.before if tokenizer else ())]
         after = [*(tokenizer.after if tokenizer else ())] + [config.eos_id] * config.source_eos
@@ -62,9 +62,10 @@ class SourceTokens:
 
 @dataclass(slots=True)
 class Source:
-    """A source sentence, with what is particular to its outputs.
+    """A source sentence, with requirements on its outputs.
 
-    Neither this nor `Hypothesis` is frozen: a batch makes hundreds, and a frozen dataclass takes five times as long to make.
+    Neither this class nor `Hypothesis` is frozen: a batch makes hundreds of objects, and a frozen dataclass takes five times
+    as long to make.
     """
 
     ids: Sequence[int]
@@ -72,28 +73,28 @@ class Source:
     prefix: tuple[int, ...] = ()
     """Ids that every output begins with. Their log-probabilities count in its score."""
     most: int | None = None
-    """The largest number of tokens of its outputs, besides the limits of the search."""
+    """The largest number of output tokens, in addition to the limits of the search."""
     least: int = 0
-    """The smallest number of tokens before eos, besides that of the search."""
+    """The smallest number of tokens before eos, in addition to that of the search."""
     candidates: IntArray | None = field(default=None, compare=False)
-    """The target ids that its outputs may have, besides eos and `given_ids`; None for all."""
+    """The target ids that outputs may contain, in addition to eos and `given_ids`; None for all."""
     required: tuple[Phrase, ...] = ()
-    """Phrases that its outputs have to have."""
+    """Phrases that outputs must contain."""
     forbidden: tuple[Phrase, ...] = ()
-    """Phrases that they may not have."""
+    """Phrases that outputs must not contain."""
     word_parts: WordParts | None = field(default=None, compare=False)
-    """The tokens of the target vocabulary that are parts of words; None where that is not known."""
+    """The tokens of the target vocabulary that are parts of words; None if unknown."""
     line: int = 0
-    """The number of its line. With the seed it decides what sampling draws."""
+    """The line number. Together with the seed it determines the samples."""
     tokens: SourceTokens | None = None
-    """The words of its ids, where the writer of the outputs needs them."""
+    """The words of the ids, if the writer of the outputs needs them."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def given_ids(self) -> list[int]:
-        """The ids of what its outputs begin with and have to have."""
+        """The ids of the prefix and of the required phrases."""
         return [*self.prefix, *(index for phrase in self.required for index in phrase.ids)]
 
 
@@ -102,21 +103,21 @@ class Hypothesis:
     """One output of a search."""
 
     ids: tuple[int, ...]
-    """Without bos, with eos when it came."""
+    """The output ids without bos, including eos if it was generated."""
     score: float
     """The log-probability after length normalisation; n-best lists are sorted by it. NaN, as `log_prob`, if the search
     computes no scores."""
     log_prob: float
-    """Sum of the tokens' log-probabilities, eos included when it came."""
+    """The sum of the tokens' log-probabilities, including eos if it was generated."""
     finished: bool
-    """False where the length limit, not eos, ended it."""
+    """False if the length limit ended the output, not eos."""
     token_log_probs: tuple[float, ...] = ()
-    """Of each token; their sum is `log_prob`. Empty if the options do not request them."""
+    """The log-probability of each token; their sum is `log_prob`. Empty if the options do not request them."""
     attention: FloatArray | None = field(default=None, compare=False)
-    """The cross-attention of each token when it was chosen, [tokens, source ids]: of one layer, the mean of its heads. None
+    """The cross-attention of each token when it was chosen, [tokens, source ids], from one layer, averaged over heads. None
     if the options do not request it."""
     missing: tuple[Phrase, ...] = ()
-    """Required phrases that it lacks."""
+    """The required phrases that the output lacks."""
 
     @classmethod
     def scored(
@@ -129,7 +130,7 @@ class Hypothesis:
         token_log_probs: Iterable[float],
         attention: FloatArray | None = None,
     ) -> Hypothesis:
-        """A hypothesis with its score, and without what the options do not request.
+        """A hypothesis with its score, without the fields that the options do not request.
 
         Args:
             attention: needed if the score has a coverage penalty.

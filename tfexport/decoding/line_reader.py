@@ -1,4 +1,4 @@
-"""Lines of text, tokens or ids as ids: what a line says, or what is wrong with it."""
+"""Reads lines of text, tokens or ids as ids, or reports the problem of a line."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ Status = Literal[
     "tokenizer_error",
 ]
 """`length_limit`: decoded, but ended by the limit, not by eos. `phrases_missing`: decoded, but the output lacks a required
-phrase. All after them: not decoded, the output line is empty."""
+phrase. Lines with any status after these two are not decoded, and their output line is empty."""
 
 
 BYTES_PER_ID = 32
-"""A line may have so many bytes for each id that the model reads: several times what any language needs. Some tokenisers
-take minutes for a line of a megabyte, so longer lines are not tokenised."""
+"""The largest number of bytes of a line for each id that the model reads: several times what any language needs. Longer
+lines are not tokenised, because some tokenisers take minutes for a line of a megabyte."""
 
 SHORTEST_LIMIT = 8192
-"""Bytes that a line may have for any model."""
+"""A limit of bytes per line below which no model's limit falls."""
 
 
 def most_bytes(ids: int) -> int:
-    """The bytes that a line may have for a model that reads or writes so many `ids`."""
+    """The largest number of bytes of a line for a model that reads or writes so many `ids`."""
     return min(LONGEST_LINE // 2, max(SHORTEST_LIMIT, BYTES_PER_ID * ids))
 
 
 class Unreadable(Exception):
-    """A line that is marked instead of decoded: its results have this status and message."""
+    """A line that cannot be decoded: its result has this status and message."""
 
     def __init__(self, status: Status, message: str):
         super().__init__(message)
@@ -56,13 +56,13 @@ class Unreadable(Exception):
 
 
 class Line(NamedTuple):
-    """A line of the input with what is said of its output."""
+    """A line of the input, with requirements on its output."""
 
     source: bytes
     begins: bytes = b""
-    """What the output begins with."""
+    """The prefix of the output."""
     phrases: Sequence[bytes] = ()
-    """What it has to have."""
+    """Phrases that the output must contain."""
 
 
 class Piece(NamedTuple):
@@ -70,38 +70,38 @@ class Piece(NamedTuple):
 
     text: str
     is_kept: bool
-    """It is copied."""
+    """The part is copied."""
 
 
 class LineTerms(Protocol):
-    """What lines say of the phrases of their outputs; see `terminology.Terminology`."""
+    """Reads the phrases of lines; see `terminology.Terminology`."""
 
     @property
     def most_bytes(self) -> int:
-        """Of phrases that are read beside the lines, where that is known."""
+        """The largest number of bytes of the phrases that are read in addition to the lines, if known."""
         ...
 
     def require_readable(self) -> None:
-        """Raises: TfexportError where what no output may say cannot be read."""
+        """Raises: TfexportError if a phrase that is forbidden in all outputs cannot be read."""
         ...
 
     def lines(self, pairs: Iterable[tuple[bytes, bytes]], *, has_prefixes: bool) -> Iterator[Line]:
-        """The lines of an input, from sources and what outputs begin with, which may stand in the input too."""
+        """The lines of an input, from pairs of a source and an output prefix. The prefix may also be in the input."""
         ...
 
     def divided(self, raw: bytes) -> tuple[bytes, list[Piece]]:
         """A source without its marks, and its pieces.
 
         Raises:
-            Unreadable: a mark has no other.
+        Unreadable: an opening or closing mark has no counterpart.
         """
         ...
 
     def applied(self, source: Source, pieces: Iterable[Piece], phrases: Iterable[bytes]) -> Source:
-        """A source whose outputs have its phrases.
+        """A source whose outputs must contain its phrases.
 
         Raises:
-            Unreadable: one of them cannot be an output of the model.
+        Unreadable: the model cannot generate one of the phrases.
         """
         ...
 
@@ -114,13 +114,13 @@ class Reader:
     tokenizer: TextTokenizer | None
     format: InputFormat
     tells_tokens: bool = False
-    """Tell the tokens of sources too."""
+    """Also return the tokens of sources."""
     terms: LineTerms | None = field(default=None, compare=False)
-    """What outputs have to say."""
+    """The required and forbidden phrases of outputs."""
 
     @classmethod
     def of(cls, bundle: Bundle, format: InputFormat | None) -> Reader:
-        """A reader for a bundle: of text where no format is said, of ids where there is no vocabulary.
+        """A reader for a bundle. The default format is text, or ids if the bundle has no vocabulary.
 
         Raises:
             TfexportError: the format needs a vocabulary that the bundle does not have.
@@ -138,7 +138,7 @@ class Reader:
         """The ids of one line.
 
         Raises:
-            Unreadable: the line has none that the model can read.
+            Unreadable: the model cannot read the line.
         """
         most = self.config.max_source_length
         if len(raw) > most_bytes(most):
@@ -163,15 +163,15 @@ class Reader:
             raise Unreadable("too_long", f"{len(ids)} ids, the model reads at most {most}: split the line")
         pad_id = self.config.pad_id
         if pad_id in ids and pad_id not in (self.config.bos_id, self.config.eos_id, self.config.unk_id):
-            # PyTorch code hides padding by its id, these graphs by length: as a real token it would be something new.
+            # PyTorch code masks padding by its id, these graphs by length. A model has never seen padding as a token.
             raise Unreadable("invalid_ids", f"it has the padding id {pad_id}: leave padding out")
         return ids
 
     def lines(self, raw: Iterable[bytes], outputs: TargetReader | None) -> Iterator[Line]:
-        """The lines of an input, with what outputs begin with and what they have to have.
+        """The lines of an input, with the prefixes of outputs and their required phrases.
 
         Raises:
-            TfexportError: there are more lines of one than of the others.
+        TfexportError: the numbers of lines differ.
         """
         plain = without_bom(raw)
         pairs = outputs.pairs(plain) if outputs else ((line, b"") for line in plain)
@@ -180,7 +180,7 @@ class Reader:
         return self.terms.lines(pairs, has_prefixes=outputs is not None and outputs.lines is None)
 
     def tokens(self, raw: bytes, ids: list[int]) -> SourceTokens | None:
-        """The tokens of a line whose `ids` these are, if they are to be told."""
+        """The tokens of a line with these `ids`; None if the reader does not return tokens."""
         if not self.tells_tokens:
             return None
         text, own = raw.decode("utf-8").strip(), None
@@ -191,11 +191,11 @@ class Reader:
 
 @dataclass(frozen=True)
 class TargetReader:
-    """Reads beginnings of outputs, or whole ones, as ids without bos; a forced first token may be there or not.
+    """Reads prefixes of outputs, or whole outputs, as ids without bos. A forced first token is optional.
 
     Args:
-        whole: lines are whole outputs: text and tokens get an eos, ids have the one they have, and nothing follows.
-        lines: those of the outputs, one for each of the input; None where they stand in the input, after a tab.
+    whole: lines are whole outputs. Text and tokens get an eos; ids must already have theirs. Nothing is generated.
+    lines: the lines of outputs, one for each line of the input; None if they are in the input, after a tab.
     """
 
     config: ModelConfig
@@ -205,7 +205,7 @@ class TargetReader:
     lines: Iterable[bytes] | None = None
 
     def source(self, ids: list[int], raw: bytes, line: int) -> Source:
-        """The source `ids` with what its output is to begin with.
+        """The source `ids` with the prefix of its output.
 
         Raises:
             Unreadable: `raw` cannot be read, or is longer than the model's outputs.
@@ -215,26 +215,26 @@ class TargetReader:
             found = [*found, config.eos_id]
         if not found and self.whole:
             raise Unreadable("empty", "")
-        # The search says a forced first token by itself; an output has it where its format can tell it.
+        # The search adds a forced first token by itself. An output contains it if its format can express it.
         forced = config.forced_first_id >= 0
         if forced and found[:1] == [config.forced_first_id]:
             found = found[1:]
         length = len(found) + forced
         if config.eos_id in found[: -1 if self.whole else None]:
-            raise Unreadable("invalid_ids", f"the output's part goes on after the end, id {config.eos_id}")
+            raise Unreadable("invalid_ids", f"the output's part continues after the end, id {config.eos_id}")
         if length > most:
             raise Unreadable("too_long", f"{length} ids of output, the model writes at most {most}")
         return Source(ids, tuple(found), length if self.whole else None, line)
 
     def ids(self, raw: bytes, part: str = "the output's part", *, is_inside: bool = False) -> list[int]:
-        """The ids of a part of an output, none where it is empty.
+        """The ids of a part of an output; empty for an empty part.
 
         Args:
-            part: what errors call it.
-            is_inside: other words stand before it.
+        part: the name of the part in errors.
+        is_inside: the part follows other words.
 
         Raises:
-            Unreadable: it cannot be read, or has a word that the vocabulary lacks.
+        Unreadable: the part cannot be read, or has a word that the vocabulary lacks.
         """
         config = self.config
         most = most_bytes(config.max_target_length)
@@ -248,7 +248,7 @@ class TargetReader:
         size = config.tgt_vocab_size
         found = ids_in(text, self.format, self.tokenizer, size, is_inside=is_inside) if text else []
         if not self.whole and self.tokenizer is not None and self.format != "ids":
-            # Whole outputs may be anybody's; a beginning is what the user wants to read, which <unk> is not.
+            # Whole outputs may come from any system. A prefix is text that the user wants in the output, and <unk> is not.
             unknown = self.tokenizer.unknown_id
             if unknown in found and not {*self.tokenizer.tokens([index for index in found if index == unknown])} & {
                 *text.split()
@@ -258,10 +258,10 @@ class TargetReader:
         return found
 
     def pairs(self, lines: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
-        """Each input line with what its output begins with.
+        """Each input line with the prefix of its output.
 
         Raises:
-            TfexportError: there are more lines of one than of the other.
+        TfexportError: the numbers of lines differ.
         """
         if self.lines is None:
             for line in lines:
@@ -281,10 +281,10 @@ def ids_in(
     """The ids of a line of text, tokens or ids, of a vocabulary of `size`.
 
     Args:
-        is_inside: it is text inside a sentence.
+        is_inside: the line is text from the middle of a sentence.
 
-    Raises:
-        Unreadable: it has none, or something that is none.
+        Raises:
+        Unreadable: the line is empty, or contains something that is not an id.
     """
     if format == "ids":
         words = text.split()
@@ -309,7 +309,7 @@ def ids_in(
 
 
 def without_bom(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """`lines` without the byte order mark that some editors put before the first."""
+    """`lines` without the byte order mark that some editors write before the first line."""
     for index, line in enumerate(lines):
         yield line if index else line.removeprefix(BOM_UTF8)
 
@@ -326,10 +326,10 @@ def source_lengths(reader: Reader, lines: Iterable[bytes]) -> list[int]:
 def read_pairs(
     lines: Iterable[bytes], targets: Iterable[bytes] | None, reader: Reader, say: Callable[[str], None]
 ) -> tuple[list[list[int]], list[str]]:
-    """The ids of the lines that can be decoded, and their targets, where there are any.
+    """The ids of the lines that can be decoded, and their targets, if there are any.
 
     Raises:
-        TfexportError: there are no such lines, more or fewer targets than lines, or a target is not UTF-8.
+    TfexportError: no line can be decoded, the numbers of targets and lines differ, or a target is not UTF-8.
     """
     sources, wanted, left_out = [], [], 0
     ends = without_bom(targets) if targets is not None else None

@@ -1,4 +1,4 @@
-"""`SearchOptions`: what a search does, each option declared once."""
+"""`SearchOptions`: the options of a search, each declared once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SAMPLING, _ALTERNATIVES, _SCORES = "Sampling", "Alternatives", "Scores and atte
 
 @dataclass(frozen=True, kw_only=True)
 class BaseSearchOptions(Options):
-    """The options of a search beside those of its rules; see `SearchOptions`."""
+    """The options of a search, except those of its rules; see `SearchOptions`."""
 
     beam: int = option(
         1,
@@ -73,7 +73,7 @@ class BaseSearchOptions(Options):
         help="For beam search: a sentence is done when P times the beam are finished.",
         panel=_SEARCH,
     )
-    """Kasai et al. 2022, section 3. Rounded, and never fewer than `nbest`."""
+    """Kasai et al. 2022, section 3. The number of finished hypotheses is rounded, and at least `nbest`."""
 
     length_penalty: float = option(
         0.6,
@@ -83,8 +83,8 @@ class BaseSearchOptions(Options):
         default_text="of the profile; 0.6",
         panel=_LENGTHS,
     )
-    """Log-probabilities are divided by this (Wu et al. 2016, section 7; the paper uses beam 4 and 0.6); 0 compares plain
-    log-probabilities. Greedy search has nothing to compare."""
+    """Log-probabilities are divided by the length penalty (Wu et al. 2016, section 7; the paper uses beam 4 and 0.6). 0
+    compares plain log-probabilities. Greedy search does not compare hypotheses, so its output does not depend on it."""
     min_length: int = option(
         0,
         minimum=0,
@@ -100,7 +100,7 @@ class BaseSearchOptions(Options):
         panel=_LENGTHS,
         also=("max_new_tokens", "max_decoding_length"),
     )
-    """The model's own limit holds beside it."""
+    """The model's own limit also applies."""
     max_length_ratio: float | None = option(
         None,
         above=0,
@@ -125,7 +125,7 @@ class BaseSearchOptions(Options):
         panel=PANEL,
         also=("begin_suppress_tokens",),
     )
-    """Where the model begins every output with one token: not generated after it."""
+    """If the model begins every output with a forced token, these tokens are suppressed at the position after it."""
 
     constraint_order: ConstraintOrder = option(
         "unordered",
@@ -141,7 +141,7 @@ class BaseSearchOptions(Options):
         panel=_ALTERNATIVES,
         also=("return_alternatives",),
     )
-    """Each is the best output with its own token there; see `decoding/alternatives.py`. 0 for an ordinary search."""
+    """Each alternative is the best output with its own token there; see `decoding/alternatives.py`. 0 turns this off."""
     min_alternative_prob: float = option(
         0.0,
         minimum=0,
@@ -149,7 +149,7 @@ class BaseSearchOptions(Options):
         help="For --alternatives: the minimum probability of such a token.",
         panel=_ALTERNATIVES,
     )
-    """The most likely token is always among them."""
+    """The most likely token is always included."""
 
     samples: int = option(
         0,
@@ -159,8 +159,8 @@ class BaseSearchOptions(Options):
         panel=_SAMPLING,
         also=("do_sample",),
     )
-    """They come in the order in which they are drawn, so that more of them change none (in int8 hardly any: one sample runs
-    another graph than several)."""
+    """Samples are returned in the order in which they are drawn, so a larger number does not change the first ones. (In int8
+    a few may change: one sample runs another graph than several.)"""
     temperature: float = option(
         1.0,
         above=0,
@@ -191,7 +191,7 @@ class BaseSearchOptions(Options):
     scores: bool = option(
         True, flag="", help="Return scores. Greedy search without them returns NaN, and can be much faster."
     )
-    """Greedy search without scores only needs to know which token is best, not how likely it is. Beams need scores."""
+    """Greedy search without scores needs only the best token, not its probability. Beam search needs scores."""
     token_scores: bool = option(False, help="Write the log-probability of each token, in jsonl.", panel=_SCORES)
     attention: bool = option(
         False, flag="", help="Return the cross-attention of each token; see `Hypothesis.attention`."
@@ -215,38 +215,39 @@ class BaseSearchOptions(Options):
             f"nbest {self.nbest} is not between 1 and the beam's {self.beam}": self.nbest > self.beam,
             f"min_length {self.min_length} is not below max_length {self.max_length}": self.min_length
             >= self.max_length,
-            "max_length 1 leaves nothing to generate, as the profile hf counts the start token": self.max_new_tokens
+            "max_length 1 leaves nothing to generate, because the profile hf counts the start token": self.max_new_tokens
             == 0,
-            "patience is of beam search, and beam is 1": self.patience != 1 and self.beam == 1,
-            f"the profile {self.profile} has no patience": self.patience != 1
+            "patience needs beam search, and beam is 1": self.patience != 1 and self.beam == 1,
+            f"the profile {self.profile} does not support patience": self.patience != 1
             and self.search_profile.done in ("all", "places"),
-            f"early_stopping is {self.early_stopping}, which only the profile hf has": self.early_stopping != "false"
+            f"early_stopping is {self.early_stopping}, which only the profile hf supports": self.early_stopping
+            != "false"
             and self.profile != "hf",
-            "force_eos is of the profile hf alone": self.force_eos and self.profile != "hf",
+            "force_eos needs the profile hf": self.force_eos and self.profile != "hf",
             "token_scores need scores": self.token_scores and not self.scores,
-            "min_alternative_prob is of alternatives, and there are none": self.min_alternative_prob != 0
+            "min_alternative_prob needs alternatives, and alternatives is 0": self.min_alternative_prob != 0
             and self.alternatives == 0,
-            "the profile opennmt has no coverage_penalty for alternatives": self.alternatives > 0
+            "the profile opennmt does not support coverage_penalty with alternatives": self.alternatives > 0
             and self.coverage_penalty != 0
             and self.search_profile.scores_continuation,
-            "alternatives take the place of nbest and samples": self.alternatives > 0
-            and (self.nbest > 1 or self.samples > 0),
-            f"samples are drawn without a beam, and beam is {self.beam}": self.samples > 0 and self.beam > 1,
-            "temperature, top_k, top_p and seed are of sampling, and samples is 0": self.samples == 0 and drawing,
+            "alternatives exclude nbest and samples": self.alternatives > 0 and (self.nbest > 1 or self.samples > 0),
+            f"sampling does not use a beam, and beam is {self.beam}": self.samples > 0 and self.beam > 1,
+            "temperature, top_k, top_p and seed need sampling, and samples is 0": self.samples == 0 and drawing,
         }
         return [conflict for conflict, present in conflicts.items() if present]
 
     @classmethod
     def of(cls, given: Mapping[str, Any], token_ids: Callable[[str], tuple[int, ...]] | None = None) -> Self:
-        """The options that are `given` by name; what is not given, or None, is the profile's own.
+        """The options that are `given` by name. Missing options, and those that are None, have the profile's default.
 
         Lists become tuples, and text of tokens becomes ids.
 
         Args:
-            token_ids: turns tokens of the target vocabulary, separated by spaces, into ids; for options that are tokens.
+            token_ids: converts tokens of the target vocabulary, separated by spaces, to ids; for options whose values are
+            tokens.
 
         Raises:
-            TfexportError: there is no such option, its value has another type or is out of range, or a token is unknown.
+            TfexportError: an option does not exist, its value has a wrong type or is out of range, or a token is unknown.
         """
         chosen = {name: value for name, value in checked(cls, given).items() if value is not None}
         for name in chosen.keys() & {name for name, found in declared(cls).items() if found.about.tokens}:
@@ -254,30 +255,30 @@ class BaseSearchOptions(Options):
         theirs = PROFILES[chosen.get("profile", "tfexport")]
         own = {
             "length_penalty": theirs.length_penalty,
-            # A limit of one token leaves eos no later place than the first.
+            # With a limit of one token, eos must be possible as the first one.
             "min_length": min(theirs.min_length, max(0, chosen.get("max_length", cls.max_length) - 1)),
         }
         return cls(**{**own, **chosen})
 
     @classmethod
     def for_profile(cls, profile: ProfileName, **given: Any) -> Self:
-        """`of`, with the profile first."""
+        """`of`, with the profile as the first argument."""
         return cls.of({"profile": profile, **given})
 
     @property
     def width(self) -> int:
-        """Hypotheses of a sentence that are decoded at once."""
+        """Number of hypotheses of a sentence that are decoded at once."""
         return self.samples or self.beam
 
     @property
     def rows(self) -> int:
-        """Rows of a step graph that a sentence takes, at most."""
+        """The largest number of rows that a sentence takes in a step graph."""
         return self.width * max(1, self.alternatives)
 
     @property
     def best_only(self) -> bool:
-        """Whether the search only needs to know which tokens are best: no scores to return or to compare, and no logits for
-        rules of its own."""
+        """Whether the search needs only the best tokens: it returns and compares no scores, and no rule of its own reads
+        logits."""
         compares = self.scores or self.beam > 1 or self.samples > 0 or self.alternatives > 0 or self.reads_attention
         has_rules = bool(self.active_rules) or self.search_profile.renormalises
         return not (compares or has_rules or self.force_eos or self.search_profile.at_limit == "eos")
@@ -289,13 +290,13 @@ class BaseSearchOptions(Options):
 
     @property
     def active_rules(self) -> list[type[HistoryRule]]:
-        """The rules about past tokens that the options ask for, in the order in which they run."""
+        """The rules about past tokens that the options enable, in the order in which they run."""
         rules = [one for one in reversed(type(self).__mro__) if issubclass(one, HistoryRule)]
         return [one for one in rules if one not in (HistoryRule, type(self)) and one.is_active(self)]  # type: ignore[arg-type]
 
     @property
     def needs(self) -> Needs:
-        """What the search needs of a runtime."""
+        """What the search needs from a runtime."""
         from tfexport.runtimes.base import Needs
 
         return Needs(self.width, self.best_only, self.reads_attention)
@@ -312,7 +313,7 @@ class BaseSearchOptions(Options):
 
     @property
     def enough_finished(self) -> int:
-        """The number of finished hypotheses with which a sentence may be done."""
+        """The number of finished hypotheses after which a sentence may be done."""
         return max(self.nbest, round(self.beam * self.patience))
 
     def end_ids(self, config: ModelConfig) -> tuple[int, ...]:
@@ -321,16 +322,16 @@ class BaseSearchOptions(Options):
 
     @property
     def search_profile(self) -> SearchProfile:
-        """Where the profile's search departs from the others."""
+        """The settings of the profile."""
         return PROFILES[self.profile]
 
     @property
     def length_exponent(self) -> float:
-        """The exponent A, as the profile takes it."""
+        """The exponent A after the profile's lower bound."""
         return max(self.length_penalty, self.search_profile.least_length_penalty)
 
     def normalise(self, log_prob: float, length: int) -> float:
-        """The score of a hypothesis of `length` tokens."""
+        """The score of a hypothesis with `length` tokens."""
         return log_prob / length_divisor(length, self.length_exponent, self.search_profile.google_length)
 
 
@@ -343,9 +344,10 @@ class SearchOptions(
     SequenceBias,
     BaseSearchOptions,
 ):
-    """How to search. Lengths count generated tokens, eos included. To add a rule about past tokens, write a
-    `HistoryRule` in `decoding/rules/`, and add it to the base classes. Rules run from the last to the first, which is the
-    order of Transformers.
+    """The options of a search. Lengths count generated tokens, eos included.
+
+    To add a rule about past tokens, write a `HistoryRule` in `decoding/rules/` and add it to the base classes. Rules run
+    from the last to the first, which is the order of Transformers.
 
     Raises:
         TfexportError: an option is out of range, or two of them exclude each other.
@@ -353,17 +355,17 @@ class SearchOptions(
 
 
 def length_divisor(length: int, exponent: float, google_length: bool) -> float:
-    """What the log-probability of a hypothesis of `length` tokens is divided by.
+    """The divisor for the log-probability of a hypothesis of `length` tokens.
 
     Args:
-        google_length: the length is that of Wu et al. 2016, section 7.
+        google_length: use the length of Wu et al. 2016, section 7.
     """
     base = (5.0 + length) / 6.0 if google_length else float(length)
     return float(base**exponent)
 
 
 def _ids(name: str, value: Any, token_ids: Callable[[str], tuple[int, ...]] | None) -> Any:
-    """The value of an option of tokens, with ids in the place of text, however deep it lies."""
+    """The value of an option whose values are tokens, with ids instead of text at every depth."""
     if isinstance(value, tuple):
         return tuple(_ids(name, one, token_ids) for one in value)
     if not isinstance(value, str):

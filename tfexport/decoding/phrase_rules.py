@@ -1,4 +1,4 @@
-"""What the phrases of a source keep from its outputs: forbidden ones, and parts of words beside those that are whole."""
+"""Bans tokens because of the phrases of a source: forbidden phrases, and word parts that would extend whole phrases."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tfexport.text.word_parts import kind_of
 
 @dataclass(frozen=True)
 class Glued:
-    """The tokens that would make whole phrases of a source parts of longer words.
+    """The tokens that would make a whole phrase of a source part of a longer word.
 
-    What another phrase has in it is not among them: `New` may be required beside `New@@ ton`.
+    Tokens inside another required phrase are allowed: `New` may be required together with `New@@ ton`.
 
     Args:
-        after: phrases, and the ids that may not follow, which continue their last word.
-        unfinished: ids whose word goes on with the next token.
-        before: first ids of phrases, which may not follow an unfinished one, and the unfinished ones that they may follow.
+    after: phrases, with the ids that may not follow them because they continue the phrase's last word.
+    unfinished: ids whose word continues with the next token.
+    before: first ids of phrases, which may not follow an unfinished id, with the unfinished ids that they may follow.
     """
 
     after: list[tuple[Ids, IntArray]]
@@ -32,7 +32,7 @@ class Glued:
 
     @classmethod
     def of(cls, source: Source, vocabulary: int) -> Glued | None:
-        """Those of a source; None where there are none."""
+        """The tokens for a source; None if there are none."""
         parts, whole = source.word_parts, [phrase for phrase in source.required if phrase.is_whole]
         if parts is None or not whole:
             return None
@@ -55,7 +55,7 @@ class Glued:
         return cls([*after.items()], parts.unfinished_ids, before) if after or before else None
 
     def ban(self, allowed: NDArray[np.bool_], past: Sequence[int]) -> None:
-        """Clear in `allowed` [vocab], in place, what may not come after `past`."""
+        """Clear in `allowed` [vocab], in place, the tokens that may not follow `past`."""
         for ids, following in self.after:
             if past[-1:] == [ids[-1]] and tuple(past[-len(ids) :]) == ids:
                 allowed[following] = False
@@ -64,7 +64,7 @@ class Glued:
 
 
 class PhraseRules:
-    """What the phrases of several sources keep from their outputs; false where that is nothing.
+    """The tokens that the phrases of several sources ban; false if there are none.
 
     Args:
         vocabulary: the number of target ids.
@@ -82,7 +82,7 @@ class PhraseRules:
         return self._has_any
 
     def ban(self, allowed: NDArray[np.bool_], history: IntArray, of_rows: Sequence[int]) -> None:
-        """Clear in `allowed` [rows, vocab], in place, what may not come after `history` [rows, length].
+        """Clear in `allowed` [rows, vocab], in place, the tokens that may not follow `history` [rows, length].
 
         Args:
             of_rows: the source of each row.
@@ -93,5 +93,5 @@ class PhraseRules:
                 glued.ban(allowed[row], history[row].tolist())
 
     def forbid(self, ids: Ids, index: int) -> bool:
-        """Whether outputs of source `index`, which has this required phrase, can never have its ids."""
+        """Whether outputs of source `index` can never contain the ids of this required phrase."""
         return has_banned(ids, self._forbidden[index])

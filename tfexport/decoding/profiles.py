@@ -1,9 +1,9 @@
-"""Search profiles: the points at which the beam searches of other toolkits differ from ours.
+"""Search profiles: the differences between the beam searches of other toolkits and tfexport's.
 
-All but one of them take the best 2 * beam continuations of a sentence, finish those among the first `beam` that end in eos,
-and continue with the best `beam` of the others. They differ in how they score a finished hypothesis, in which ones they
-keep, in when a sentence is done, and in what they do at the length limit. JoeyNMT continues with the best `beam`, whether
-they end in eos or not, so that an output and its continuations compete with the others.
+All profiles except JoeyNMT's take the best 2 * beam continuations of a sentence, finish those among the first `beam` that
+end in eos, and continue with the best `beam` of the others. They differ in the score of a finished hypothesis, in the
+hypotheses that they keep, in the criterion that ends a sentence, and in the treatment of the length limit. JoeyNMT
+continues with the best `beam`, including those that end in eos. So an output and its continuations compete with the others.
 
 | profile | score of n tokens with log-probability p | a sentence is done when | at the limit |
 |---|---|---|---|
@@ -42,7 +42,7 @@ class SearchProfile:
     google_length: bool = False
     """Divide by ((5 + n) / 6) ** A (Wu et al. 2016, section 7) instead of n ** A."""
     least_length_penalty: float = -math.inf
-    """Lower exponents are raised to it."""
+    """The smallest exponent; lower ones are raised to it."""
     done: Literal["no_better", "enough", "all", "places"]
     """When a sentence is done. `no_better`: `beam` are finished, and no live hypothesis can beat the worst of them.
     `enough`: `beam` are finished. `all`: none is live. `places`: each rank among a step's candidates, from 0 to `beam` - 1,
@@ -69,7 +69,7 @@ class SearchProfile:
     scores_continuation: bool = False
     """The score of an alternative is the log-probability of its first token plus the score of the continuation alone."""
     renormalises: bool = False
-    """Tokens that may not come leave their probability to the others. A forced token then has log-probability 0."""
+    """The probability of banned tokens is distributed over the others. A forced token then has log-probability 0."""
 
 
 PROFILES: dict[ProfileName, SearchProfile] = {

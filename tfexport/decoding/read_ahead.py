@@ -1,4 +1,4 @@
-"""Lines of a source that gives them when it has them, such as messages of a service: what is there is taken together."""
+"""Reads lines from a source that produces them slowly, such as a service: lines that have arrived are taken together."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 PAUSE = 0.02
-"""Seconds without a new line that end a window. A source that is not slow gives a whole window without such a pause."""
+"""Seconds without a new line after which a window ends. A fast source fills a whole window without such a pause."""
 
 PATIENCE = 0.2
-"""Seconds that the first line of a window waits for others, at most."""
+"""The largest number of seconds that the first line of a window waits for others."""
 
 
 class ReadAhead(Generic[Item]):
-    """Reads a source in a thread of its own, which begins with the block.
+    """Reads a source in its own thread, which begins with the block.
 
-    The thread ends with the source, or at its next item once the block has ended: nothing waits for a source that is silent.
+    The thread ends with the source, or at the next item after the end of the block. Nothing waits for a silent source.
 
     Args:
-        most: items that are kept at most until they are taken.
+    most: the largest number of items to store until they are taken.
     """
 
     def __init__(self, items: Iterator[Item], most: int):
@@ -45,12 +45,12 @@ class ReadAhead(Generic[Item]):
             self._changed.notify_all()
 
     def has_news(self) -> bool:
-        """Whether `window` would not wait: there is an item, or there will be none."""
+        """Whether `window` would return at once: there is an item, or the source has ended."""
         with self._changed:
             return bool(self._ready) or self._is_over
 
     def window(self, most: int) -> Iterator[Item]:
-        """The next items: waits for the first one, and a moment for others. None of them when the source has ended.
+        """The next items. It waits for the first item, and briefly for others. Empty when the source has ended.
 
         An error of the source is raised after all items that came before it.
         """
@@ -77,7 +77,7 @@ class ReadAhead(Generic[Item]):
                         return
                     self._ready.append(item)
                     self._changed.notify_all()
-        except BaseException as error:  # whatever it is, who waits for the next item must get it
+        except BaseException as error:  # the reader of the next item must get any error
             self._error = error
         finally:
             with self._changed:

@@ -1,4 +1,4 @@
-"""Options of a decoding run beside its search: prefixes, shortlists, alignments, formats and batches."""
+"""Options of a decoding run that are not of the search: prefixes, shortlists, alignments, formats and batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OutputFormat = Literal["text", "tokens", "ids", "jsonl"]
 
 @dataclass(frozen=True, kw_only=True)
 class PrefixOptions(Options):
-    """What outputs begin with."""
+    """The prefixes of outputs."""
 
     prefix_column: bool = option(
         False, help="Each input line is source<TAB>prefix; the output begins with the prefix.", panel=_PREFIX
@@ -33,7 +33,9 @@ class PrefixOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.prefix_column and self.prefix_file is not None:
-            raise TfexportError("--prefix-column and --prefix-file both say what outputs begin with. Give one of them.")
+            raise TfexportError(
+                "--prefix-column and --prefix-file both give the prefixes of outputs. Give one of them."
+            )
 
     def __bool__(self) -> bool:
         return self.prefix_column or self.prefix_file is not None
@@ -54,7 +56,7 @@ def is_utf8(text: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class KeepOptions(Options):
-    """Which parts of sources are copied."""
+    """The parts of sources that are copied."""
 
     keep_between: tuple[str, str] | None = option(
         None,
@@ -65,15 +67,15 @@ class KeepOptions(Options):
     )
 
     def conflicts(self) -> list[str]:
-        """What is wrong with the marks, in words."""
+        """Messages about invalid marks."""
         if all(mark.split() == [mark] and is_utf8(mark) for mark in self.keep_between or ()):
             return []
-        return [f"keep_between is {self.keep_between!r}, and not two marks in UTF-8 without white space"]
+        return [f"keep_between is {self.keep_between!r}, not two marks in UTF-8 without white space"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TermOptions(KeepOptions):
-    """What outputs have to say, and may not say."""
+    """The phrases that outputs must and must not contain."""
 
     constraint_columns: bool = option(
         False,
@@ -101,9 +103,9 @@ class TermOptions(KeepOptions):
     def conflicts(self) -> list[str]:
         """Options that exclude each other, in words."""
         conflicts = {
-            "constraint_columns and constraint_file both say which phrases outputs have": self.constraint_columns
+            "constraint_columns and constraint_file both give the phrases of outputs": self.constraint_columns
             and self.constraint_file is not None,
-            "glossary_case is of a glossary, and there is none": self.glossary_case != "exact"
+            "glossary_case needs a glossary, and no glossary is given": self.glossary_case != "exact"
             and self.glossary is None,
         }
         return [*super().conflicts(), *(conflict for conflict, present in conflicts.items() if present)]
@@ -115,7 +117,7 @@ class TermOptions(KeepOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ShortlistOptions(Options):
-    """Which words may come in outputs."""
+    """The words that outputs may contain."""
 
     shortlist: Path | None = option(
         None,
@@ -140,19 +142,19 @@ class ShortlistOptions(Options):
         super().__post_init__()
         if self.shortlist is None and self.numbers:
             raise TfexportError(
-                "--shortlist-first and --shortlist-best are of a --shortlist. Give one, or leave them out."
+                "--shortlist-first and --shortlist-best need a --shortlist. Give one, or leave them out."
             )
 
     @property
     def numbers(self) -> dict[str, int]:
-        """Those that are given, as `read_shortlist` takes them."""
+        """The options that are given, as arguments of `read_shortlist`."""
         numbers = {"first": self.shortlist_first, "best": self.shortlist_best}
         return {name: number for name, number in numbers.items() if number is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlignmentOptions(Options):
-    """What output tokens attended to, written beside outputs or in place of unknown words."""
+    """The attention of output tokens, written next to outputs or used to replace unknown words."""
 
     alignments: str | None = option(
         None,
@@ -173,16 +175,16 @@ class AlignmentOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.unk_dictionary is not None and not self.replace_unk:
-            raise TfexportError("--unk-dictionary says what replaces unknown tokens. Add --replace-unk.")
+            raise TfexportError("--unk-dictionary has the replacements of unknown tokens. Add --replace-unk.")
 
     def __bool__(self) -> bool:
-        """Whether they need the attention of a search."""
+        """Whether the options need the attention of a search."""
         return self.alignments is not None or self.replace_unk
 
 
 @dataclass(frozen=True, kw_only=True)
 class MapOptions(Options):
-    """Which attention maps are drawn."""
+    """The attention maps to draw."""
 
     layer: int | None = option(None, help="Show only this decoder layer, from 0; -1 is the last.")
     head: int | None = option(None, minimum=0, help="Show only this head, from 0.")
@@ -191,7 +193,7 @@ class MapOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class FormatOptions(Options):
-    """How lines are read and written."""
+    """The formats of input and output lines."""
 
     input_format: InputFormat | None = option(
         None, help="Input format: raw text, tokens separated by spaces, or the ids that the encoder reads."
@@ -204,7 +206,7 @@ class FormatOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchLimits(Options):
-    """The size of batches, beside their number of sentences."""
+    """The limit of the size of batches, in addition to their number of sentences."""
 
     max_batch_tokens: int | None = option(
         None,
@@ -218,7 +220,7 @@ class BatchLimits(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions(BatchLimits):
-    """How sentences become batches, and what decodes these."""
+    """The batches, and the workers that decode them."""
 
     batch_size: int = option(32, minimum=1, maximum=MOST_AT_ONCE, help="Sentences in a batch.", panel=_RUN)
     workers: int | None = option(
@@ -240,7 +242,7 @@ class BatchOptions(BatchLimits):
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeOptions(Options):
-    """What decodes, and in which number format."""
+    """The runtime that decodes, and its precision."""
 
     runtime: str = option("ort-cpu", help="Runtime; `tfexport version` lists those that work here.", panel=_RUN)
     precision: Literal["fp32", "fp16", "bf16", "int8", "int4"] | None = option(

@@ -1,4 +1,4 @@
-"""Sampling: tokens drawn at random. Seed and line decide them, and not the batch."""
+"""Sampling: random tokens that depend on the seed and the line, not on the batch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tfexport.runtimes.base import IntArray
 
 
 class RandomStreams:
-    """A stream of random numbers for each sample of each source. The key of a Philox generator (Salmon et al. 2011) is the
-    seed and the source's line; the sample and the step are its counter.
+    """A stream of random numbers for each sample of each source, from a Philox generator (Salmon et al. 2011). The seed and
+    the source's line are its key, the sample and the step its counter.
     """
 
     def __init__(self, seed: int, lines: Sequence[int], samples: int):
@@ -30,15 +30,15 @@ class RandomStreams:
 
 
 def draw(log_probs: NDArray[np.float64], uniform: NDArray[np.float64], options: SearchOptions) -> IntArray:
-    """One token of each row, [rows], drawn by the temperature among the tokens that top-k and top-p leave.
+    """Draw one token for each row, [rows], with the temperature, from the tokens that top-k and top-p keep.
 
     Args:
-        log_probs: [rows, vocab]; -inf for tokens that may not come.
+        log_probs: [rows, vocab]; -inf for banned tokens.
         uniform: numbers in [0, 1), [rows]: the place in the cumulative distribution, best token first.
     """
     order = np.argsort(-log_probs, axis=1, kind="stable")
     ranked = np.take_along_axis(log_probs, order, axis=1)
-    # Where no token may come all weights are 0.
+    # If all tokens are banned, all weights are 0.
     best = np.maximum(ranked[:, :1], np.finfo(np.float64).min)
     weights = np.exp((ranked - best) / options.temperature)
     if options.top_k:
@@ -48,6 +48,6 @@ def draw(log_probs: NDArray[np.float64], uniform: NDArray[np.float64], options: 
         # The token with which the sum reaches top_p is kept; those after it are not.
         weights[(sums - weights) >= options.top_p * sums[:, -1:]] = 0.0
         sums = np.cumsum(weights, axis=1)
-    # The weights beyond the place are not all 0, so the token that is found has a weight.
+    # The weights after the place are not all 0, so the token that is found has a weight above 0.
     places = (sums <= uniform[:, None] * sums[:, -1:]).sum(axis=1)
     return np.take_along_axis(order, np.minimum(places, log_probs.shape[1] - 1)[:, None], axis=1)[:, 0]

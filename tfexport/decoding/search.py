@@ -38,11 +38,11 @@ def search(
         were drawn.
 
     Raises:
-        TfexportError: the runtime gave logits that are not numbers, or an option does not fit the model.
+        TfexportError: the runtime returned logits that are not numbers, or an option does not fit the model.
     """
     batch = as_sources(sources)
     constrained = [bool(source.required) for source in batch]
-    if any(constrained) and not all(constrained):  # each is searched as it would be alone
+    if any(constrained) and not all(constrained):  # constrained and other sources are separate batches
         kinds = [
             [source for source, one in zip(batch, constrained, strict=True) if one is kind] for kind in (True, False)
         ]
@@ -64,9 +64,9 @@ def search(
 
 
 def search_steps(runtime: Runtime[Any], sources: Sequence[Source | Sequence[int]], options: SearchOptions) -> Steps:
-    """`search`, except for alternatives, step by step: after each step, what is known of the outputs.
+    """`search` step by step, except for alternatives: yields the known part of the outputs after each step.
 
-    The host chooses each token, also where the runtime could make several steps by itself.
+    The host chooses each token, even if the runtime could make several steps by itself.
 
     Raises:
         TfexportError: as `search`.
@@ -95,9 +95,9 @@ def search_batch(
     """The search of a batch before its first step, except for alternatives.
 
     Args:
-        runtime: that of `encode`.
-        at_once: sentences that are done leave the batch at once, and not when enough of them are done.
-        ahead: the search may ask for several steps at once, where the runtime makes them by itself.
+        runtime: the one that `encode` returned.
+        at_once: each finished sentence leaves the batch at once. By default the batch waits until enough are finished.
+        ahead: the search may request several steps at once from a runtime that makes them by itself.
 
     Raises:
         TfexportError: an option does not fit the model.
@@ -121,11 +121,11 @@ NEEDS_BEAM = "required phrases need beam search"
 
 
 def instead_of_beam(options: SearchOptions) -> str:
-    """What is asked for in the place of beam search, empty where nothing is."""
+    """The option that replaces beam search; empty if none does."""
     return "samples" if options.samples else "alternatives" if options.alternatives else ""
 
 
 def require_beam(options: SearchOptions) -> None:
-    """Raises: TfexportError where required phrases have no meaning."""
+    """Raises: TfexportError if the search cannot have required phrases."""
     if other := instead_of_beam(options):
         raise TfexportError(f"{NEEDS_BEAM}; {other} cannot have any. Leave out {other}, or the phrases.")

@@ -1,19 +1,19 @@
-"""Vocabulary shortlists: which target words may come at all in the output of a source.
+"""Vocabulary shortlists: the target words that the output of a source may contain.
 
-Three kinds of files are read, told by their first line:
+There are three kinds of files. The first line of a file determines its kind:
 
     der Hund <tab> the dog dogs     CTranslate2's `vmap`: the words for one or more source words that follow each other;
                                     a line that begins with the tab has words for every source
     dog Hund 0.8                    a lexicon (Marian's and fast_align's lex.s2t): target word, source word, probability
     dog                             a list of words for every source
 
-The end of a sentence and the unknown token may always come, and so may what a forced beginning holds. Bos may where a
-line of the file says so: CTranslate2 always lets it come, but no model learns how unlikely it is among few words.
-Probabilities are normalised over the words that may come, as there.
+The end of a sentence, the unknown token and the tokens of a forced prefix are always allowed. Bos is allowed if a line of
+the file has it. (CTranslate2 always allows it, but no model learns how unlikely it is among few words.) Probabilities are
+normalised over the allowed words, as in CTranslate2.
 
 Sources: CTranslate2 4.8 (`vocabulary_map.cc`), Marian 1.12 (`--shortlist FILE FIRST BEST`, `shortlist.cpp`). Unlike Marian,
-words that a vocabulary lacks are passed over instead of being taken for its unknown word, and candidates are not filled
-up to a multiple of 8. Unlike both, the words of a sentence are its own, whatever is decoded with it.
+tfexport skips words that a vocabulary lacks instead of using the unknown word, and does not fill up candidates to a
+multiple of 8. Unlike both, the allowed words of a sentence do not depend on the other sentences of its batch.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ from tfexport.system.regular_files import open_regular
 from tfexport.text.tokenizers import TextTokenizer
 
 FIRST, BEST = 100, 100
-"""Of a lexicon: the words of the lowest ids, which are the most frequent, and of each source word. Marian's own defaults."""
+"""For a lexicon: the number of most frequent words (those of the lowest ids), and the number of words for each source
+word. These are Marian's defaults."""
 
 SHORTLIST_ADVICE = "they are for ort-cpu in fp32 and int8, do not tell attention, and export --shortlist writes them"
-"""What makes shortlists fast."""
+"""The requirements for fast shortlists."""
 
 Format = Literal["vmap", "lexicon", "words"]
 Ngram = tuple[int, ...]
@@ -48,19 +49,19 @@ Ngram = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Shortlist:
-    """The words that may come in the outputs of sources."""
+    """The words that the outputs of sources may contain."""
 
     always: frozenset[int]
-    """Ids that may come in every output."""
+    """Ids that every output may contain."""
     by_ngram: tuple[dict[Ngram, tuple[int, ...]], ...] = ()
-    """For n-grams of source ids, those of one id first, the target ids that may come where the source has them."""
+    """For each n, from 1: the target ids that each n-gram of source ids allows."""
     copies: bool = False
-    """Words of the source may come too: both sides have one vocabulary."""
+    """Outputs may also contain words of the source: both sides share a vocabulary."""
     not_copied: frozenset[int] = frozenset()
-    """Special tokens of sources that are none of outputs."""
+    """Special tokens of sources that are not allowed in outputs."""
 
     def candidates(self, source: Sequence[int]) -> IntArray:
-        """The target ids, sorted, that may come in an output of `source` (encoder ids)."""
+        """The sorted target ids that an output of `source` (encoder ids) may contain."""
         found = {*self.always, *(set(source) - self.not_copied if self.copies else ())}
         for at in range(len(source)):
             for size, rules in enumerate(self.by_ngram[: len(source) - at], start=1):
@@ -68,7 +69,7 @@ class Shortlist:
         return np.array(sorted(found), dtype=np.int64)
 
     def applied(self, source: Source) -> Source:
-        """A source with these as its candidates."""
+        """`source` with its candidates from this shortlist."""
         return replace(source, candidates=self.candidates(source.ids))
 
 
@@ -81,19 +82,19 @@ def read_shortlist(
     first: int = FIRST,
     best: int = BEST,
 ) -> Shortlist:
-    """Read a file of one of the three kinds; where a side has no vocabulary its words are ids.
+    """Read a file of one of the three kinds. The words of a side without vocabulary are ids.
 
     Args:
-        first: of a lexicon: the ids from 0 that always may come.
-        best: of a lexicon: the most probable words of each source word.
+    first: for a lexicon, the number of ids from 0 that are always allowed.
+    best: for a lexicon, the number of most probable words for each source word.
 
     Raises:
-        TfexportError: it cannot be read, a line is of another kind than the first, or its words are in no vocabulary.
+    TfexportError: the file cannot be read, a line is of another kind than the first, or the vocabularies lack all words.
     """
     lines = _lines(path)
     begin = next(lines, None)
     if begin is None:
-        raise TfexportError(f"{path} is empty. Give a shortlist: a vmap, a lexicon, or a word a line.")
+        raise TfexportError(f"{path} is empty. Give a shortlist: a vmap, a lexicon, or one word per line.")
     kind, lines = _kind(begin[1]), chain([begin], lines)
     source_id, target_id = _Words(source, config.src_vocab_size), _Words(target, config.tgt_vocab_size)
     rules: list[dict[Ngram, tuple[int, ...]]] = []
@@ -105,7 +106,7 @@ def read_shortlist(
         rules = [{(): tuple(_known((_word(path, number, line) for number, line in lines), target_id))}]
     if not any(target_ids for by_ngram in rules for target_ids in by_ngram.values()):
         raise TfexportError(
-            f"no line of the {kind} shortlist {path} has words that the vocabularies know. Give one of this model's words."
+            f"no line of the {kind} shortlist {path} has words of the vocabularies. Give a shortlist for this model."
         )
     if passed := source_id.unknown + target_id.unknown:
         logging.getLogger(__name__).warning(
@@ -126,7 +127,7 @@ def read_shortlist(
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines that hold anything, with their numbers, without their newlines."""
+    """The lines that are not empty, with their numbers, without their newlines."""
     try:
         with open_regular(path) as file:
             for number, line in enumerate(without_bom(Lines(file, str(path))), start=1):
@@ -146,14 +147,14 @@ def _kind(line: str) -> Format:
 
 
 class _Words:
-    """Looks words of one side up, as they stand in its vocabulary, or as ids where it has none."""
+    """Looks up words of one side in its vocabulary, or as ids if it has none."""
 
     def __init__(self, tokenizer: TextTokenizer | None, size: int):
         self._tokenizer, self._size = tokenizer, size
         self.asked = self.unknown = 0
 
     def __call__(self, word: str) -> int | None:
-        """The id of a word, None where the vocabulary lacks it."""
+        """The id of a word; None if the vocabulary lacks it."""
         if self._tokenizer is not None:
             index = self._tokenizer.inner.token_to_id(word)
         else:
@@ -170,7 +171,7 @@ def _known(words: Iterable[str], id_of: _Words) -> list[int]:
 def _vmap(
     path: Path, lines: Iterable[tuple[int, str]], source_id: _Words, target_id: _Words
 ) -> list[dict[Ngram, Ngram]]:
-    """By n-gram; the empty one stands among those of one word. The last line for an n-gram counts."""
+    """The target ids by n-gram. The empty n-gram is with the unigrams. The last line for an n-gram counts."""
     rules: list[dict[Ngram, Ngram]] = [{}]
     for number, line in lines:
         if line.count("\t") != 1:
@@ -189,7 +190,7 @@ def _vmap(
 def _lexicon(
     path: Path, lines: Iterable[tuple[int, str]], source_id: _Words, target_id: _Words, best: int
 ) -> dict[Ngram, Ngram]:
-    """The `best` target words of each source word, with a probability above 0; of equals the higher id, as in Marian."""
+    """The `best` target words of each source word with a probability above 0. Of equal ones the higher id, as in Marian."""
     probabilities: dict[int, dict[int, float]] = {}
     for number, line in lines:
         fields = line.split()
@@ -199,7 +200,7 @@ def _lexicon(
             fields = []
         if len(fields) != 3:
             raise _unlike(path, number, "lexicon", "a target word, a source word and a probability")
-        if "NULL" in (source_word, target_word):  # an alignment to nothing
+        if "NULL" in (source_word, target_word):  # an empty alignment
             continue
         source, target = source_id(source_word), target_id(target_word)
         if source is not None and target is not None:

@@ -1,4 +1,4 @@
-"""Sources as the encoder takes them: padded to one length, encoded as one batch, with the length limits of their outputs."""
+"""Pads sources to one length and encodes them as one batch, and computes the length limits of their outputs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tfexport.runtimes.masked_shortlist import MaskedShortlistRuntime
 
 
 def as_sources(sources: Sequence[Source | Sequence[int]]) -> list[Source]:
-    """Plain encoder ids become a `Source` without rules of its own."""
+    """Convert plain encoder ids to `Source`."""
     return [source if isinstance(source, Source) else Source(source) for source in sources]
 
 
 def pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[IntArray, IntArray]:
-    """Ragged `sequences` to ids [batch, longest] filled with `pad_id`, and lengths [batch]."""
+    """Pad `sequences` with `pad_id`. Returns ids [batch, longest] and lengths [batch]."""
     lengths = np.array([*map(len, sequences)], dtype=np.int64)
     ids = np.full((len(sequences), lengths.max()), pad_id, dtype=np.int64)
     every = chain.from_iterable(sequences)
@@ -30,8 +30,8 @@ def pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[IntArray, IntA
 
 
 def encode(runtime: Runtime[Any], sources: Sequence[Source], options: SearchOptions) -> tuple[Runtime[Any], Any]:
-    """The state of a search before any token, and the runtime to continue it with: `runtime`, or one that masks the logits
-    outside of the sources' shortlists."""
+    """The state of a search before the first token, and the runtime to continue with: `runtime`, or one that masks the
+    logits outside of the sources' shortlists. Returns (runtime, state)."""
     src_ids, src_len = pad([source.ids for source in sources], runtime.config.pad_id)
     beam, attention = options.width, options.reads_attention
     if all(source.candidates is None for source in sources):
@@ -50,7 +50,7 @@ def encode(runtime: Runtime[Any], sources: Sequence[Source], options: SearchOpti
 
 
 def length_limits(runtime: Runtime[Any], sources: Sequence[Source], options: SearchOptions) -> IntArray:
-    """The largest number of tokens of each source's outputs, [batch]: the least of the limits of the search, the model, the
+    """The largest number of output tokens for each source, [batch]: the smallest of the limits of the search, the model, the
     runtime and the source."""
     limits = search_limits(options, runtime.config, np.array([len(source.ids) for source in sources]))
     limits = np.minimum(limits, runtime.capacity.target)

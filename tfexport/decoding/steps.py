@@ -1,7 +1,7 @@
-"""What greedy and beam search have in common: they ask for a step, read what it tells, and sentences that are done leave.
+"""The interface of greedy and beam search: they request a step, read its results, and drop sentences that are done.
 
-A search runs no graph. So one loop serves all searches (`steps_of`), a runtime may make several steps before the search sees
-them, and `scheduling/` lets many searches share each step.
+A search does not run graphs itself. So one loop serves all searches (`steps_of`), a runtime may make several steps before
+the search sees them, and many searches may share each step (`scheduling/`).
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from tfexport.errors import TfexportError
 from tfexport.runtimes.base import Ahead, Ask, Continuations, FloatArray, IntArray, Runtime, Told, tell
 
 StablePrefix = Callable[[int], tuple[IntArray, NDArray[np.float64]]]
-"""For the index of a source: the tokens that its best output certainly begins with, and their log-probabilities, both
-[length]."""
+"""Takes the index of a source. Returns the tokens with which its best output certainly begins, and their
+log-probabilities, both [length]."""
 
 Steps = Generator[StablePrefix, None, list[list[Hypothesis]]]
-"""A search that yields after each step but the last. It returns the hypotheses of each source."""
+"""A search that yields after each step except the last. It returns the hypotheses of each source."""
 
 TellAttention = Callable[[], FloatArray]
-"""The cross-attention of the last step, [layers, rows, heads, src]; called only by searches that read it."""
+"""Returns the cross-attention of the last step, [layers, rows, heads, src]. Only searches that need it call it."""
 
 
 Begin = Callable[[Ahead, int], None]
-"""Takes the next steps, and how many sentences go on for certain."""
+"""Takes the request for the next steps, and the number of sentences that certainly continue."""
 
 
 class SearchBatch(Protocol):
-    """A search of a batch of sentences, between two steps.
+    """The state of a search of a batch of sentences between two steps.
 
     Row b * width + k of a step is hypothesis k of `sentences[b]`.
     """
@@ -41,47 +41,47 @@ class SearchBatch(Protocol):
     sentences: IntArray
     """The index of the source of each group of rows."""
     tokens: IntArray
-    """The last token of each row, [rows]: what the next step is fed."""
+    """The last token of each row, [rows]: the input of the next step."""
     ended: IntArray
-    """The indices of the sources that were done with the last step, or with one of several."""
+    """The indices of the sources that ended with the last call of `advance` or `advance_ahead`."""
 
     @property
     def is_done(self) -> bool:
-        """Whether all sentences are."""
+        """Whether all sentences are done."""
         ...
 
     def ask(self) -> Ask:
-        """What the next step has to tell."""
+        """The outputs that the next step must return."""
         ...
 
     def ask_ahead(self) -> Ahead | None:
-        """The next steps, where the runtime is to make several by itself; None where the search ranks the next one, and
-        always in a search that was not offered it.
+        """A request for several steps that the runtime makes by itself. None if the search ranks the next step, and always
+        in a search without `ahead`.
         """
         ...
 
     def advance(self, told: Told, attention: TellAttention) -> IntArray | None:
-        """Continue with what a step of `tokens` told.
+        """Continue with the results of a step of `tokens`.
 
         Returns:
-            Which row of this step each row of the next continues, [rows]; None where every row continues itself.
+        For each row of the next step, the row of this step that it continues, [rows]; None if each row continues itself.
 
         Raises:
-            TfexportError: the runtime gave numbers that are not finite, or an output can neither go on nor end.
+        TfexportError: the runtime returned numbers that are not finite, or an output can neither continue nor end.
         """
         ...
 
     def advance_ahead(self, found: Continuations, begin: Begin | None = None) -> IntArray | None:
-        """Continue with what the runtime found in the steps of `ask_ahead`, [steps, sentences, candidates]. What comes after
-        the end of a sentence is dropped. So is what comes after the length limit.
+        """Continue with the runtime's results for the steps of `ask_ahead`. Tokens after the end of a sentence, or after its
+        length limit, are dropped.
 
         Args:
-            found: the batch's own from now on: it may change it.
-            begin: called with what `ask_ahead` will ask for next, of all sentences that the batch has now, as soon as some
-                of them go on for certain. The others may leave afterwards.
+        found: the results, [steps, sentences, candidates]. The search owns them from now on, and may change them.
+        begin: called with the next request of `ask_ahead`, for all sentences that the batch has now, as soon as some of
+        them certainly continue. The others may leave afterwards.
 
         Returns:
-            As `advance`: the runtime has reordered the beams already.
+        As `advance`. The runtime has already reordered the beams.
 
         Raises:
             TfexportError: as `advance`.
@@ -89,7 +89,7 @@ class SearchBatch(Protocol):
         ...
 
     def drop(self, indices: IntArray) -> None:
-        """Leave out these sources, which are not done: their rows are missing in the next step."""
+        """Remove these unfinished sources: the next step has no rows for them."""
         ...
 
     def stable_prefix(self, index: int) -> tuple[IntArray, NDArray[np.float64]]:
@@ -97,12 +97,12 @@ class SearchBatch(Protocol):
         ...
 
     def outputs(self, indices: IntArray) -> list[list[Hypothesis]]:
-        """What was found for each of these sources, which are done."""
+        """The hypotheses of each of these finished sources."""
         ...
 
 
 def steps_of(runtime: Runtime[Any], state: Any, batch: SearchBatch, sources: int) -> Steps:
-    """Run a search of `sources` sentences from their first `state`, by one step or several."""
+    """Run a search of `sources` sentences from their first `state`, in single steps or several at once."""
     while True:
         ahead = batch.ask_ahead()
         if ahead is None:
@@ -110,7 +110,7 @@ def steps_of(runtime: Runtime[Any], state: Any, batch: SearchBatch, sources: int
             rows = batch.advance(told, partial(_attention_of, state))
         else:
             found, state = runtime.search_ahead(state, ahead)
-            # The device works on while the host takes what it found.
+            # The device continues while the host processes the results.
             rows = batch.advance_ahead(found, partial(runtime.begin_ahead, state))
         if batch.is_done:
             return batch.outputs(np.arange(sources))
@@ -131,7 +131,7 @@ ALL_SENTENCES = slice(None)
 
 
 def rows_to_keep(live: NDArray[np.bool_]) -> IntArray:
-    """The indices of the `live` rows, in an order that moves few of them: the last ones fill the gaps."""
+    """The indices of the `live` rows. The last rows fill the gaps, so that few rows move."""
     rows = np.flatnonzero(live)
     places = np.arange(len(rows))
     gaps = places[~live[: len(rows)]]
@@ -140,12 +140,12 @@ def rows_to_keep(live: NDArray[np.bool_]) -> IntArray:
 
 
 def is_end(tokens: IntArray, end_ids: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Which of `tokens` end an output; of the same shape."""
+    """Flags for the `tokens` that end an output, of the same shape."""
     return np.asarray(tokens == end_ids[0] if len(end_ids) == 1 else np.isin(tokens, end_ids))
 
 
 def no_token_error() -> TfexportError:
     return TfexportError(
-        "the model gives probability 0 to all that an output may go on with, its end included. Leave out the rule or the "
-        "forced beginning that asks for it."
+        "the model gives probability 0 to all tokens that may continue an output, including its end. Leave out the rule or "
+        "the forced prefix that causes this."
     )

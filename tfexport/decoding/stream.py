@@ -1,7 +1,7 @@
-"""Tokens as they are decided, and the text that each of them adds.
+"""Streams tokens as soon as they are decided, with the text that each of them adds.
 
-In greedy search and sampling a token is decided when it is chosen. In a beam it is when all hypotheses have it that may
-still become the best output: those that are live, and the best one that is finished.
+In greedy search and sampling a token is decided when it is chosen. In beam search a token is decided when all hypotheses
+that may still become the best output have it: the live ones, and the best finished one.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class Step:
 
     id: int
     token: str
-    """As the vocabulary writes it; empty where there is none."""
+    """The token in the vocabulary; empty without a vocabulary."""
     text: str
-    """What it adds to the text: nothing where that depends on what follows, as the first byte of a character does."""
+    """The text that the token adds. Empty if it depends on later tokens, as for the first byte of a character."""
     log_prob: float
 
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """A step of a line's output, or with `result` the end of the line."""
+    """A step of a line's output, or the end of the line with its `result`."""
 
     line: int
     """Counted from 1."""
@@ -46,15 +46,15 @@ class Streamed:
 def stream(
     runtime: Runtime[Any], source: Source | Sequence[int], options: SearchOptions, writer: Writer
 ) -> Iterator[Step | Hypothesis]:
-    """Decode one source (encoder ids); its tokens, each as soon as it is decided, and after them the whole output.
+    """Decode one source (encoder ids). Yields each token as soon as it is decided, and then the whole output.
 
-    The texts of the steps, put together, are the output's text.
+    The concatenated texts of the steps are the output's text.
 
     Args:
         writer: has the vocabulary, if there is one.
 
     Raises:
-        TfexportError: more than one output is asked for, or what `search` raises.
+        TfexportError: the options request more than one output, or as `search`.
     """
     refuse_several(options)
     searching = search_steps(runtime, [source], replace(options, scores=True, token_scores=True))
@@ -72,7 +72,7 @@ def stream(
 
 
 class StepTexts:
-    """The steps of an output whose tokens come little by little.
+    """Makes the steps of a growing output.
 
     Args:
         writer: has the vocabulary, if there is one.
@@ -82,7 +82,7 @@ class StepTexts:
         self._tokenizer, self._text, self._told = writer.tokenizer, GrowingText(writer.text, writer.tokenizer), 0
 
     def steps(self, ids: Iterable[int], log_probs: Iterable[float], *, last: bool = False) -> Iterator[Step]:
-        """The steps that are new, of all `ids` of the output so far.
+        """The new steps, given all `ids` of the output so far.
 
         Args:
             last: the output is complete.
@@ -96,10 +96,10 @@ class StepTexts:
 
 
 def refuse_several(options: SearchOptions) -> None:
-    """Raises TfexportError where a search gives several outputs, of which none is decided before all are."""
+    """Raises TfexportError if a search returns several outputs, because their order is known only at the end."""
     if options.nbest > 1 or options.samples > 1 or options.alternatives:
         raise TfexportError(
-            "one output of a line is streamed. Leave --nbest and --alternatives out, or ask for one of --samples."
+            "only one output per line can be streamed. Leave --nbest and --alternatives out, or give --samples 1."
         )
 
 
@@ -113,10 +113,10 @@ def stream_lines(
     outputs: TargetReader | None = None,
     shortlist: Shortlist | None = None,
 ) -> Iterator[Streamed]:
-    """Decode `lines` one after the other: the steps of each, and its result, which `translate` would give.
+    """Decode `lines` one by one. Yields the steps of each line and then its result, which is that of `translate`.
 
     Raises:
-        TfexportError: more than one output of a line is asked for, or there are more lines than of what outputs begin with.
+    TfexportError: the options request more than one output per line, or the numbers of lines and prefixes differ.
     """
     refuse_several(options)
     for number, line in enumerate(reader.lines(lines, outputs), start=1):
@@ -132,10 +132,10 @@ def stream_lines(
 
 
 def shown(events: Iterable[Streamed], writer: Writer, file: TextIO) -> Iterator[Result]:
-    """Write `events` to `file`, each at once; the results of the lines, as they end.
+    """Write `events` to `file` as they come, and yield the results of the lines.
 
-    Text, tokens and ids become the lines that `decode` writes. `jsonl` has a line for each token, and the usual one, which
-    has a `status`, where an output ends.
+    Text, tokens and ids become the lines that `decode` writes. `jsonl` has a line for each token, and the usual line, which
+    has a `status`, at the end of an output.
     """
     begun = False
     for event in events:
@@ -166,39 +166,39 @@ def _piece(line: int, step: Step, writer: Writer) -> str:
 
 
 _UNSETTLED = re.compile(r"[\s\ufffd@]+\Z")
-"""What may become something else when more tokens come, at the end of a text: white space, which is no text at its end; the
-beginning of a character, which decoders write as U+FFFD; and the join of BPE, `@@`."""
+"""The end of a text that may change with later tokens: white space, which is not written at the end of a text; the first
+bytes of a character, which decoders write as U+FFFD; and the join of BPE, `@@`."""
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>\Z")
-"""A token that is one byte, in vocabularies of SentencePiece: decoders read a row of them as a whole."""
+"""A byte token in vocabularies of SentencePiece. Decoders read a run of byte tokens as a whole."""
 
 
 class GrowingText:
-    """The text of an output whose tokens come one by one.
+    """The growing text of an output.
 
-    What is given out is never taken back: so it goes no further than to where no later token changes it.
+    Text that was returned never changes. So only text that no later token can change is returned.
 
     Args:
-        text: ids of an output to its text.
+    text: converts the ids of an output to its text.
     """
 
     def __init__(self, text: Callable[[Sequence[int]], str], tokenizer: TextTokenizer | None):
         self._text, self._tokenizer = text, tokenizer
         self._ids: list[int] = []
-        self._settled = 0  # ids up to the last one that ends a row of bytes, which tokens without text do not
+        self._settled = 0  # ids up to the last end of a run of bytes; tokens without text do not end a run
         self._told = ""
 
     def add(self, index: int, *, last: bool = False) -> str:
-        """The text that one more token adds; with the `last` one, all that is left. Empty without a vocabulary."""
+        """The text that one more token adds; the `last` token adds all remaining text. Empty without a vocabulary."""
         if self._tokenizer is None:
             return ""
         self._ids.append(index)
         if not _BYTE.match(self._tokenizer.tokens([index])[0]) and self._text([index]):
             self._settled = len(self._ids)
-        # The whole text again each time: what a token is as text depends, in one decoder or another, on all before it.
+        # Decode the whole text each time: in some decoders the text of a token depends on all tokens before it.
         known = self._text(self._ids if last else self._ids[: self._settled])
         if not last:
             known = _UNSETTLED.sub("", known)
-        if not known.startswith(self._told):  # shorter than what was told: more of it is unsettled now
+        if not known.startswith(self._told):  # shorter than the returned text: a longer end may change now
             return ""
         added, self._told = known[len(self._told) :], known
         return added

@@ -1,4 +1,4 @@
-"""What outputs of a line have to say: phrases of its own, terms of a glossary, and marked text that is copied."""
+"""The required and forbidden phrases of a line: its own phrases, terms of a glossary, and marked text that is copied."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfexport.decoding.search import NEEDS_BEAM, instead_of_beam, require_beam
 from tfexport.errors import TfexportError
 
 MOST_SHOWN = 60
-"""Characters of a phrase in an error."""
+"""The largest number of characters of a phrase in an error."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Terminology:
     """Reads the phrases of lines: the `terms` of a `Reader`.
 
     Args:
-        target: reads them as ids.
-        columns: they stand in the input, after tabs.
-        phrases: of each line; None where they stand in the input, or there are none.
+        target: reads phrases as ids.
+        columns: the phrases are in the input, after tabs.
+        phrases: the phrases of each line; None if they are in the input, or there are none.
         keep: the marks before and after text that is copied.
-        without_beam: what is asked for in the place of beam search, so that outputs cannot have required phrases.
+        without_beam: the option that replaces beam search, so that outputs cannot have required phrases.
     """
 
     target: TargetReader
@@ -38,34 +38,34 @@ class Terminology:
     keep: tuple[str, str] | None = None
     without_beam: str = ""
     _terms: dict[str, tuple[Phrase, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Forbidden phrases of the glossary that were read; none where no output can have one."""
+    """Forbidden phrases of the glossary that were read; empty for a phrase that no output can contain."""
 
     def for_search(self, options: SearchOptions) -> Terminology:
-        """These, for a search: where it is no beam search, lines with required phrases are marked.
+        """The terms for a search. Without beam search, lines with required phrases are marked.
 
         Raises:
-            TfexportError: it is none, and lines come with phrases.
+        TfexportError: the search is not a beam search, and lines have their own phrases.
         """
         if self.columns or self.phrases is not None:
             require_beam(options)
         return replace(self, without_beam=instead_of_beam(options))
 
     def require_format(self, format: InputFormat) -> None:
-        """Raises: TfexportError where sources of this format do not fit the glossary or the marks."""
+        """Raises: TfexportError if sources of this format do not fit the glossary or the marks."""
         if self.glossary is not None and self.glossary.format != format:
-            raise TfexportError(f"the glossary is of {self.glossary.format}, and the input is {format}. Give text.")
+            raise TfexportError(f"the glossary has {self.glossary.format}, and the input is {format}. Give text.")
         if self.keep is not None:
             if self.target.format != format:
                 both = f"the input is {format}, and the output {self.target.format}"
-                raise TfexportError(f"text between marks is copied as it is, but {both}. Give both in one format.")
+                raise TfexportError(f"text between marks is copied unchanged, but {both}. Give both in one format.")
             if format == "ids" and not self.target.config.tie_source_target:
                 raise TfexportError(
-                    "ids between marks cannot be copied: the source and the target have vocabularies of their own. Give "
+                    "ids between marks cannot be copied: the source and the target have different vocabularies. Give "
                     "text, or phrases of each line."
                 )
 
     def require_readable(self) -> None:
-        """Raises: TfexportError where what no output may say cannot be read."""
+        """Raises: TfexportError if a phrase that is forbidden in all outputs cannot be read."""
         for text in self.glossary.everywhere if self.glossary else ():
             try:
                 self._forbidden(text)
@@ -73,10 +73,10 @@ class Terminology:
                 raise TfexportError(f"the glossary forbids {text[:MOST_SHOWN]!r}: {problem}. Correct it.") from problem
 
     def ready(self, format: InputFormat, options: SearchOptions) -> Terminology:
-        """`for_search`, and all that is required of it for sources of a format.
+        """`for_search`, with `require_format` and `require_readable` for sources of a format.
 
         Raises:
-            TfexportError: one of these does.
+        TfexportError: as these.
         """
         self.require_format(format)
         self.require_readable()
@@ -84,7 +84,7 @@ class Terminology:
 
     @property
     def most_bytes(self) -> int:
-        """Of the phrases of a list, and of the target phrases of the glossary, nearly."""
+        """The approximate size of the phrases of a list and of the target phrases of the glossary."""
         phrases = self.phrases if isinstance(self.phrases, Sequence) else ()
         told = sum(len(phrase) for one in phrases for phrase in one)
         return told + (self.glossary.n_characters if self.glossary else 0)
@@ -93,11 +93,11 @@ class Terminology:
         """The lines of an input.
 
         Args:
-            pairs: sources, and what outputs begin with; after them in the same line may be phrases.
-            has_prefixes: what outputs begin with stands in the input too.
+            pairs: sources and prefixes of outputs. Phrases may follow them on the same line.
+            has_prefixes: the prefixes of outputs are in the input too.
 
-        Raises:
-            TfexportError: there are more lines of the input than of phrases, or fewer.
+            Raises:
+            TfexportError: the numbers of lines of the input and of phrases differ.
         """
         if self.phrases is not None:
             for pair, phrases in zip_longest(pairs, self.phrases):
@@ -120,9 +120,9 @@ class Terminology:
         """A source without its marks, and its pieces.
 
         Raises:
-            Unreadable: a mark has no other.
+            Unreadable: an opening or closing mark has no counterpart.
         """
-        text = raw.decode("utf-8", "replace")  # the reader of sources tells of what is not UTF-8
+        text = raw.decode("utf-8", "replace")  # the reader of sources reports invalid UTF-8
         if self.keep is None:
             return raw, [Piece(text, False)]
         opens, closes = (mark.encode() for mark in self.keep)
@@ -130,7 +130,7 @@ class Terminology:
         while rest:
             before, mark, rest = rest.partition(opens)
             if opens != closes and closes in before:
-                raise Unreadable("invalid_phrases", f"{self.keep[1]!r} comes without {self.keep[0]!r} before it")
+                raise Unreadable("invalid_phrases", f"{self.keep[1]!r} has no {self.keep[0]!r} before it")
             kept, end, rest = rest.partition(closes) if mark else (b"", b"", b"")
             if mark and (wrong := _wrong_with(kept, end, opens, closes)):
                 raise Unreadable("invalid_phrases", wrong.format(*map(repr, self.keep)))
@@ -140,10 +140,10 @@ class Terminology:
         return b"".join(parts), pieces
 
     def applied(self, source: Source, pieces: Iterable[Piece], phrases: Iterable[bytes]) -> Source:
-        """A source whose outputs have its phrases.
+        """A source whose outputs must contain its phrases.
 
         Raises:
-            Unreadable: one of them cannot be an output of the model.
+        Unreadable: the model cannot generate one of the phrases.
         """
         required = [self._required(phrase) for phrase in phrases if phrase.strip()]
         never: list[str] = []
@@ -180,7 +180,7 @@ class Terminology:
         try:
             ids = tuple(self.target.ids(raw, called, is_inside=is_inside))
         except Unreadable as problem:
-            if problem.status != "empty":  # the line is not
+            if problem.status != "empty":  # an empty phrase does not make the line empty
                 raise
             ids = ()
         if not ids:
@@ -190,7 +190,7 @@ class Terminology:
         return Phrase(ids, text)
 
     def _required(self, raw: bytes) -> Phrase:
-        """A phrase of real tokens: no output may have others, except where a rule or the model slips."""
+        """A phrase without special tokens, because outputs should not contain them."""
         phrase, config = self._phrase(raw), self.target.config
         special = {config.bos_id, config.pad_id, config.unk_id} & {*phrase.ids}
         if special:
@@ -199,8 +199,8 @@ class Terminology:
         return phrase
 
     def _forbidden(self, text: str) -> tuple[Phrase, ...]:
-        """A phrase of the glossary as it begins a sentence, and as it stands inside one, where that is something else; none
-        where the vocabulary cannot write it, and so no output has it.
+        """A phrase of the glossary as at the start of a sentence, and as inside a sentence if that differs. Empty if the
+        vocabulary cannot write the phrase, because then no output contains it.
         """
         if text not in self._terms:
             try:
@@ -213,11 +213,11 @@ class Terminology:
         return self._terms[text]
 
     def _whole(self, phrase: Phrase) -> Phrase:
-        """A phrase that is no part of a longer word. What a word is can be told of text alone."""
+        """A phrase that is not part of a longer word. Only text has word boundaries."""
         return phrase._replace(is_whole=self.target.format == "text")
 
     def _copied(self, text: str) -> Phrase:
-        """Text as a phrase that reads exactly so."""
+        """Text as a phrase whose decoded text is exactly the same."""
         phrase, tokenizer = self._required(text.encode()), self.target.tokenizer
         if tokenizer is not None and self.target.format == "text":
             written = tokenizer.decode(phrase.ids)
@@ -228,14 +228,14 @@ class Terminology:
 
 
 def _wrong_with(kept: bytes, end: bytes, opens: bytes, closes: bytes) -> str:
-    """What is wrong with text between two marks, which are {0} and {1}; empty where nothing is."""
+    """The problem of text between the two marks {0} and {1}; empty if there is none."""
     if opens != closes and opens in kept:
-        return "{0} comes again before {1}: text between marks has none"
+        return "{0} occurs again before {1}: text between marks cannot contain it"
     if not end:
-        return "{0} comes without {1} after it"
+        return "{0} has no {1} after it"
     return "" if kept.strip() else "{0} and {1} have no text between them"
 
 
 def phrases_in(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """The phrases of each line of a file, which tabs separate."""
+    """The phrases of each line of a file, separated by tabs."""
     return (line.rstrip(b"\r\n").split(b"\t") for line in without_bom(lines))

@@ -1,7 +1,7 @@
 """Lines in, lines out: text -> ids -> encode -> search -> text. The file to read first.
 
-Lines stream through in windows. A window is sorted by length, cut into batches, decoded, and put back into order; so
-memory depends on the window, not on the input, and every input line has its result, in its place.
+Lines are read in windows. A window is sorted by length, split into batches, decoded, and put back into order. So memory
+depends on the window, not on the input, and every input line has its result at its place.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from tfexport.text.tokenizers import TextTokenizer
 Item = TypeVar("Item")
 
 WINDOW_BATCHES = 16
-"""Batches of a window: enough lines that those of a batch are of about one length."""
+"""Batches in a window: enough for the lines of a batch to have similar lengths."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one input line."""
+    """The result of one input line."""
 
     line: int
     """Counted from 1."""
     status: Status
     message: str
-    """What is wrong, for every status but `ok` and `empty`."""
+    """The problem, for every status except `ok` and `empty`."""
     hypotheses: tuple[Hypothesis, ...]
     source: Source | None = None
-    """What was decoded."""
+    """The source that was decoded."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ class Writer:
     tokenizer: TextTokenizer | None
     format: OutputFormat
     aligner: Aligner = NO_ALIGNER
-    """What is written of the attention of outputs."""
+    """Writes the alignments of outputs."""
 
     @classmethod
     def of(cls, bundle: Bundle, format: OutputFormat | None) -> Writer:
-        """A writer for a bundle: of text where no format is said, of ids where there is no vocabulary.
+        """A writer for a bundle. The default format is text, or ids if the bundle has no vocabulary.
 
         Raises:
             TfexportError: the format needs a vocabulary that the bundle does not have.
@@ -78,9 +78,9 @@ class Writer:
         return cls(bundle.config, tokenizer, format)
 
     def line(self, result: Result) -> str:
-        """The hypotheses, best first, separated by tabs; an empty line where there are none. `jsonl` has all facts.
+        """The hypotheses, best first, separated by tabs; an empty line if there are none. `jsonl` has all fields.
 
-        Where the tokenizer cannot write them, there is a warning, and the line is that of no hypotheses.
+        If the tokenizer cannot write them, log a warning and return the line of a result without hypotheses.
         """
         try:
             return self._line(result)
@@ -105,31 +105,31 @@ class Writer:
         return line + self.aligner.after(hypothesis, source)
 
     def tokens(self, ids: Sequence[int], words: Mapping[int, str]) -> list[str]:
-        """Output ids as the vocabulary writes them, with `words` at some places. There must be a vocabulary."""
+        """The tokens of output ids, with `words` at some places. There must be a vocabulary."""
         assert self.tokenizer is not None
         return [words.get(place, token) for place, token in enumerate(self.tokenizer.tokens(ids))]
 
     def reader(self, *, whole: bool = False, lines: Iterable[bytes] | None = None) -> TargetReader:
-        """Of outputs in the format that is written, where that is not jsonl; see there."""
+        """A reader of outputs in this writer's format; for jsonl, in text or ids. See `TargetReader`."""
         format: InputFormat = self.format if self.format != "jsonl" else "text" if self.tokenizer else "ids"
         return TargetReader(self.config, self.tokenizer, format, whole, lines)
 
     def token_ids(self, words: str) -> tuple[int, ...]:
-        """Tokens of the vocabulary, or ids where ids are written, separated by spaces.
+        """The ids of tokens of the vocabulary, separated by spaces; of ids if the format is ids.
 
         Raises:
-            TfexportError: one of them is none.
+            TfexportError: the vocabulary lacks one of them.
         """
         format: InputFormat = "tokens" if self.tokenizer and self.format != "ids" else "ids"
         try:
             if self.tokenizer is not None and format == "tokens":
-                self.tokenizer.require(words.split())  # read as the unknown token, they would say something else
+                self.tokenizer.require(words.split())  # the unknown token would change the meaning
             return tuple(ids_in(words, format, self.tokenizer, self.config.tgt_vocab_size)) if words.split() else ()
         except (Unreadable, TokenizerError) as problem:
             raise TfexportError(f"{words!r} are not {format} of the target vocabulary: {problem}. Change it.") from None
 
     def text(self, ids: Sequence[int], words: Mapping[int, str] | None = None) -> str:
-        """Output ids as text, with `words` at some places, spaces around them. There must be a vocabulary."""
+        """Output ids as text, with `words` at some places, separated by spaces. There must be a vocabulary."""
         assert self.tokenizer is not None
         if not words:
             return self.tokenizer.decode_line([index for index in ids if index != self.config.eos_id])
@@ -141,12 +141,12 @@ class Writer:
         return _one_column(" ".join(parts))
 
     def has_unknown(self, result: Result) -> bool:
-        """Whether an output has the vocabulary's unknown token."""
+        """Whether an output contains the vocabulary's unknown token."""
         unknown = self.tokenizer.unknown_id if self.tokenizer else None
         return any(unknown in hypothesis.ids for hypothesis in result.hypotheses)
 
     def score_record(self, result: Result) -> dict[str, object]:
-        """What `tfexport score --json` tells of a line."""
+        """The record of a line in `tfexport score --json`."""
         record = self.record(result)
         del record["hypotheses"]
         for found in result.hypotheses:
@@ -177,10 +177,10 @@ class Writer:
 
 
 def with_alignments(asked: AlignmentOptions, reader: Reader, writer: Writer) -> tuple[Reader, Writer]:
-    """A reader and a writer that read and write what alignments and the replacement of unknown words need.
+    """The reader and the writer, extended for alignments and the replacement of unknown words.
 
     Raises:
-        TfexportError: the alignments have no such format, or there is no vocabulary or unknown token for replacements.
+        TfexportError: the format of alignments is unknown, or there is no vocabulary or unknown token for replacements.
     """
     if not asked:
         return reader, writer
@@ -197,12 +197,12 @@ def _told(name: str, values: list[Any]) -> dict[str, list[Any]]:
 
 
 def _one_column(text: str) -> str:
-    """`text` without the newlines and tabs that a vocabulary may hold."""
+    """`text` without newlines and tabs, which tokens of a vocabulary may contain."""
     return " ".join(text.split())
 
 
 def window_size(batch_size: int, workers: int) -> int:
-    """Lines that are read before any is decoded."""
+    """The number of lines that are read before the first is decoded."""
     return batch_size * WINDOW_BATCHES * workers
 
 
@@ -224,24 +224,25 @@ def translate(
     """Decode `lines` and yield a result for each, in order.
 
     Args:
-        batch_size: sentences decoded together, at most: long ones come in smaller batches.
-        max_batch_tokens: source ids of a batch at most, padding included.
-        window: lines read before any is decoded; by default `window_size`. 1 answers each line at once.
-        workers: that search at once, as `workers.WorkerPool` has them; more than 1 only over a runtime that takes them.
-        done: lines to pass over, whose results are there already.
-        outputs: what the outputs begin with.
-        shortlist: the words that may come in them; all where there is none.
-        live: no result waits for lines that are not there yet. They are read in a thread, and windows have what is there.
+        batch_size: the largest number of sentences decoded together; long sentences have smaller batches.
+        max_batch_tokens: the largest number of source ids in a batch, padding included.
+        window: lines read before the first is decoded; by default `window_size`. 1 answers each line at once.
+        workers: concurrent searches, see `workers.WorkerPool`; more than 1 needs a runtime that supports it.
+        done: lines to skip, because their results exist already.
+        outputs: reads the prefixes of outputs.
+        shortlist: the words that outputs may contain; by default all.
+        live: return each result without waiting for later lines. A thread reads the lines, and a window has those that
+        have arrived.
 
     Raises:
-        TfexportError: there are fewer lines than are `done`, or other ones than of what the outputs begin with.
+        TfexportError: there are fewer lines than `done`, or the numbers of lines and prefixes differ.
     """
     stream = enumerate(reader.lines(lines, outputs), start=1)
     pass_over(stream, done)
     failed: list[Exception] = []
     readable_lines = until_failure(stream, failed, Exception if live else EndlessLine)
     size = window or window_size(batch_size, workers)
-    # Of each window what is known, and what is decoded.
+    # For each window: the results that are known without decoding, and the sources to decode.
     under_way: deque[tuple[dict[int, Result], dict[int, Source]]] = deque()
 
     ahead: ReadAhead[tuple[int, Line]] | None = None
@@ -261,7 +262,7 @@ def translate(
     with ExitStack() as stack:
         pool = stack.enter_context(WorkerPool(runtime, workers, options))
         if live:
-            pool.begin()  # processes are best made while there is no other thread
+            pool.begin()  # fork while there is no other thread
             ahead = stack.enter_context(ReadAhead(readable_lines, size))
         batches = decode_windows(pool, windows(), options, batch_size=batch_size, max_batch_tokens=max_batch_tokens)
         for decoded in batches:
@@ -276,7 +277,7 @@ def translate(
 def until_failure(
     lines: Iterable[Item], failed: list[Exception], kind: type[Exception] = EndlessLine
 ) -> Iterator[Item]:
-    """`lines`, as if they ended before such an error of theirs, which is put into `failed`: what came before has results."""
+    """`lines` up to an error of this `kind`, which is appended to `failed`: lines before the error have results."""
     try:
         yield from lines
     except kind as error:
@@ -284,10 +285,10 @@ def until_failure(
 
 
 def pass_over(lines: Iterator[object], done: int) -> None:
-    """Read the lines of the input whose results are there already.
+    """Skip the lines whose results exist already.
 
     Raises:
-        TfexportError: there are fewer.
+        TfexportError: the input has fewer lines.
     """
     passed = sum(1 for _ in islice(lines, done))
     if passed < done:
@@ -297,7 +298,7 @@ def pass_over(lines: Iterator[object], done: int) -> None:
 
 
 def scored(result: Result) -> Result:
-    """The result of a search that was told the whole output: it has no limit to tell of."""
+    """The result of a search whose whole output is given: a length limit is no problem there."""
     return Result(result.line, "ok", "", result.hypotheses) if result.hypotheses else result
 
 
@@ -308,7 +309,7 @@ def read_window(
     chunk: Iterable[tuple[int, Line]],
     shortlist: Shortlist | None = None,
 ) -> tuple[dict[int, Result], dict[int, Source]]:
-    """The lines of a window by their numbers: results of those that cannot be decoded, sources of the others."""
+    """The lines of a window by number: results for lines that cannot be decoded, sources for the others."""
     results: dict[int, Result] = {}
     readable: dict[int, Source] = {}
     terms = reader.terms
@@ -326,10 +327,10 @@ def read_window(
 
 
 def _within(capacity: Capacity, ids: list[int]) -> list[int]:
-    """`ids`, if the runtime takes so many.
+    """`ids`, if the runtime accepts so many.
 
     Raises:
-        Unreadable: it takes fewer, though the model would read them.
+        Unreadable: there are more than the runtime accepts, although the model would read them.
     """
     if len(ids) > capacity.source:
         most = capacity.source

@@ -176,5 +176,6 @@ def _search_all(
 
 def worker_ended_error() -> TfexportError:
     return TfexportError(
-        "a worker process ended, as the system does when memory runs out. Use fewer --workers, or a smaller --batch-size."
+        "a worker process ended. The system ends processes when memory runs out. Use fewer --workers, or a smaller "
+        "--batch-size."
     )

@@ -180,14 +180,14 @@ def test_flags_reach_the_search(capsys: Any, monkeypatch: Any, tiny_bundle: Path
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--samples", 2, "--beam", 4], "samples are drawn without a beam, and beam is 4"),
-        (["--temperature", 0.5], "temperature, top_k, top_p and seed are of sampling, and samples is 0"),
-        (["--early-stopping", "true"], "early_stopping is true, which only the profile hf has"),
+        (["--samples", 2, "--beam", 4], "sampling does not use a beam, and beam is 4"),
+        (["--temperature", 0.5], "temperature, top_k, top_p and seed need sampling, and samples is 0"),
+        (["--early-stopping", "true"], "early_stopping is true, which only the profile hf supports"),
         (["--token-scores"], "--token-scores are written in jsonl alone. Add --output-format jsonl."),
         (["--prefix-column", "--prefix-file", "x"], "Give one of them."),
         (["--prefix-file", "nowhere"], "cannot read nowhere"),
         (["--suppress", "zebra", "--output-format", "ids"], "'zebra' are not ids of the target vocabulary"),
-        (["--shortlist-first", "5"], "are of a --shortlist"),
+        (["--shortlist-first", "5"], "need a --shortlist"),
         (["--suppress", "<eos>"], "the end of a sentence cannot be suppressed. Use --min-length"),
     ],
 )

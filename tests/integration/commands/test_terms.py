@@ -46,7 +46,7 @@ def test_a_glossary_and_marks(decode: Run, tmp_path: Path) -> None:
         (("ids", "tokens"), "the input is ids, and the output tokens"),
         (("tokens", "text"), "the input is tokens, and the output text"),
         (("text", "ids"), "the input is text, and the output ids"),
-        (("ids", "ids"), "have vocabularies of their own"),
+        (("ids", "ids"), "have different vocabularies"),
     ],
 )
 def test_nothing_is_copied_into_another_vocabulary(decode: Run, formats: tuple[str, str], error: str) -> None:
@@ -98,12 +98,12 @@ def test_a_line_without_room_is_told(decode: Run) -> None:
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
-        (["--constraint-columns", "--constraint-file", "x"], "both say which phrases"),
+        (["--constraint-columns", "--constraint-file", "x"], "both give the phrases"),
         (["--constraint-columns", "--samples", "2"], "required phrases need beam search; samples cannot"),
         (["--glossary", "nowhere"], "cannot read the glossary nowhere"),
         (["--constraint-file", "nowhere"], "cannot read nowhere"),
         (["--constraint-file", "-"], "two inputs cannot both be read from stdin"),
-        (["--glossary-case", "ignore"], "there is none"),
+        (["--glossary-case", "ignore"], "glossary_case needs a glossary"),
         (["--keep-between", "[[]]"], "--keep-between is '[[]]'. Give two marks"),
         (["--constraint-columns", "--alternatives", "2"], "required phrases need beam search; alternatives cannot"),
     ],

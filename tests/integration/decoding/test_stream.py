@@ -72,7 +72,7 @@ def test_the_command_streams_the_lines_that_it_decodes(
         (["-o", "x"], "--stream writes to stdout"),
         (["--workers", 2], "by one worker"),
         (["--alignments", "hard"], "known when an output ends. Leave --stream out"),
-        (["--nbest", 2, "--beam", 2], "one output of a line is streamed"),
+        (["--nbest", 2, "--beam", 2], "only one output per line can be streamed"),
     ],
 )
 def test_flags_that_do_not_go_with_a_stream(

@@ -38,7 +38,7 @@ def requested(searcher: SearchAhead, length: int) -> Any:
         (SearchOptions(samples=1), "sampling"),
         (SearchOptions(no_repeat_ngram=2), "rules about past tokens"),
         (SearchOptions(attention=True), "attention weights"),
-        (SearchOptions.for_profile("marian", beam=2), "the profile marian, whose beam depends on what is finished"),
+        (SearchOptions.for_profile("marian", beam=2), "the profile marian, whose beam depends on finished hypotheses"),
         (SearchOptions.for_profile("marian"), ""),
     ],
 )

@@ -95,9 +95,9 @@ def test_a_beginning_that_leaves_no_room_is_one_output() -> None:
     ("options", "message"),
     [
         ({"alternatives": -1}, "alternatives is -1"),
-        ({"alternatives": 2, "nbest": 2, "beam": 2}, "alternatives take the place of nbest and samples"),
-        ({"alternatives": 2, "samples": 1}, "alternatives take the place of nbest and samples"),
-        ({"min_alternative_prob": 0.5}, "min_alternative_prob is of alternatives"),
+        ({"alternatives": 2, "nbest": 2, "beam": 2}, "alternatives exclude nbest and samples"),
+        ({"alternatives": 2, "samples": 1}, "alternatives exclude nbest and samples"),
+        ({"min_alternative_prob": 0.5}, "min_alternative_prob needs alternatives"),
         ({"alternatives": 2, "min_alternative_prob": math.nan}, "not between 0 and 1"),
     ],
 )

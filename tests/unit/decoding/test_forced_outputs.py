@@ -58,7 +58,7 @@ def test_a_line_that_cannot_be_scored_is_marked_in_its_place() -> None:
     statuses = ["invalid_utf8", "empty", "invalid_ids", "invalid_ids", "too_long", "too_long", "empty"]
     assert [result.status for result in found] == statuses
     assert found[0].message == "byte 1 of the output's part is not UTF-8"
-    assert found[3].message == "the output's part goes on after the end, id 2"
+    assert found[3].message == "the output's part continues after the end, id 2"
     assert found[5].message == "7 ids of output, the model writes at most 6"
 
 

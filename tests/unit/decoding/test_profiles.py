@@ -160,5 +160,5 @@ def test_what_is_not_said_is_the_profiles_own() -> None:
 
 
 def test_only_hf_stops_early_in_three_ways() -> None:
-    with pytest.raises(TfexportError, match="early_stopping is true, which only the profile hf has"):
+    with pytest.raises(TfexportError, match="early_stopping is true, which only the profile hf supports"):
         SearchOptions(early_stopping="true")

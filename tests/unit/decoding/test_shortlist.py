@@ -116,7 +116,7 @@ def test_bos_is_no_output_but_where_it_is_another_token_too_or_the_file_says_it(
         ("dog Hund 0.5\ndog Hund\n", "line 2: this shortlist is a lexicon by its first line"),
         ("dog Hund x\n", "line 1: this shortlist is a lexicon"),
         ("dog\n\nold dog\n", "line 3: this shortlist is a list of words by its first line, so give one word"),
-        ("zebra\nlion\n", "no line of the words shortlist .* has words that the vocabularies know"),
+        ("zebra\nlion\n", "no line of the words shortlist .* has words of the vocabularies"),
         ("zebra\tdog\n", "no line of the vmap shortlist"),
         (b"\xff\xfe", "cannot read the shortlist .* Give a UTF-8 text file"),
     ],
@@ -201,5 +201,5 @@ def test_attention_is_told_beside_a_list_and_alternatives() -> None:
                 assert found.attention is not None
                 wanted = [attention_of(source, found.ids[:at])[-1].mean(axis=0) for at in range(len(found.ids))]
                 np.testing.assert_allclose(found.attention, wanted, rtol=1e-6)
-    with pytest.raises(TfexportError, match="opennmt has no coverage_penalty for alternatives"):
+    with pytest.raises(TfexportError, match="opennmt does not support coverage_penalty with alternatives"):
         SearchOptions.for_profile("opennmt", alternatives=2, coverage_penalty=0.1)

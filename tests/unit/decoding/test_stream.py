@@ -88,7 +88,7 @@ def test_each_token_comes_before_the_next_is_computed() -> None:
 @pytest.mark.parametrize("options", [{"beam": 2, "nbest": 2}, {"samples": 2}])
 def test_several_outputs_of_a_line_are_not_streamed(options: dict[str, Any]) -> None:
     runtime = ScriptedRuntime(random_model(3, 9), tiny_config(tgt_vocab_size=9))
-    with pytest.raises(TfexportError, match="one output of a line is streamed"):
+    with pytest.raises(TfexportError, match="only one output per line can be streamed"):
         next(stream(runtime, SOURCES[0], SearchOptions(**options), without_words(9)))
 
 

@@ -77,12 +77,12 @@ def test_phrases_come_from_a_file() -> None:
         (b"a\t\xff", "invalid_utf8", "is not UTF-8"),
         (b"a\t" + b"c " * 13, "invalid_phrases", "its phrases have 13 ids, the model writes at most 12"),
         (b"a\tc\t" + b"d " * 5000, "too_long", "more than 8,192 bytes"),
-        (b"a [b", "invalid_phrases", "'[' comes without ']' after it"),
+        (b"a [b", "invalid_phrases", "'[' has no ']' after it"),
         (b"a\tc <unk>", "invalid_phrases", "'c <unk>' has a special token, id 3"),
         (b"a\t<pad>", "invalid_phrases", "a special token, id 0"),
         (b"a\t<s>", "invalid_phrases", "a special token, id 1"),
-        (b"a b]", "invalid_phrases", "']' comes without '[' before it"),
-        (b"a [[b] c]", "invalid_phrases", "'[' comes again before ']'"),
+        (b"a b]", "invalid_phrases", "']' has no '[' before it"),
+        (b"a [[b] c]", "invalid_phrases", "'[' occurs again before ']'"),
         (b"a [ ] c", "invalid_phrases", "'[' and ']' have no text between them"),
         (b"a [x] c", "unknown_token", "lacks"),
         (b"a [B] c", "unknown_token", "'B' cannot be copied: the target vocabulary writes it as 'b'"),
@@ -120,7 +120,7 @@ def test_a_glossary_does_not_look_into_marked_text(tmp_path: Path) -> None:
     assert all(8 not in hypothesis.ids for one in found for hypothesis in one.hypotheses)
     assert not has(found[0], 7)
     assert (found[3].status, "'zzz'" in found[3].message) == ("unknown_token", True)
-    with pytest.raises(TfexportError, match="the glossary is of text, and the input is tokens"):
+    with pytest.raises(TfexportError, match="the glossary has text, and the input is tokens"):
         terms.require_format("tokens")
 
 
@@ -140,7 +140,7 @@ def test_ids_are_copied_where_both_sides_have_one_vocabulary() -> None:
     for tied, format in ((True, "ids"), (False, "tokens")):
         shared = TargetReader(CONFIG.replace(tie_source_target=tied), VOCABULARY, format)  # type: ignore[arg-type]
         Terminology(shared, keep=KEEP).require_format(format)  # type: ignore[arg-type]
-    with pytest.raises(TfexportError, match="vocabularies of their own"):
+    with pytest.raises(TfexportError, match="different vocabularies"):
         Terminology(TargetReader(CONFIG, VOCABULARY, "ids"), keep=KEEP).require_format("ids")
 
 

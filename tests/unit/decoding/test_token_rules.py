@@ -128,7 +128,7 @@ def test_so_it_ends_where_logits_are_looked_at(options: dict[str, Any]) -> None:
 def test_what_has_no_probability_at_all_is_refused_by_a_beam() -> None:
     model = constant_model([-math.inf, -math.inf, -math.inf, 1.0, 0.0])
     for given in ({"suppress": (3, 4)}, {"suppress": (3, 4), "profile": "fairseq"}):
-        with pytest.raises(TfexportError, match="probability 0 to all that an output may go on with, its end included"):
+        with pytest.raises(TfexportError, match="probability 0 to all tokens that may continue an output"):
             run(model, [(6,)], beam=2, max_length=4, min_length=2, **given)  # type: ignore[arg-type]
 
 
@@ -145,7 +145,7 @@ def test_so_it_is_by_a_search_without_a_beam(given: dict[str, Any]) -> None:
         warnings.simplefilter("error")
         assert {one.ids for found in run(model, [(6,), (7,)], min_length=0, **rules) for one in found} == {(EOS,)}
         begun = [Source((6,), prefix=(3, 4)), Source((7,), prefix=(3, 4))]
-        with pytest.raises(TfexportError, match="probability 0 to all that an output may go on with, its end included"):
+        with pytest.raises(TfexportError, match="probability 0 to all tokens that may continue an output"):
             run(model, begun, **rules)
         never = Source((6,), prefix=(3, BOS, EOS), most=3)  # what is said comes, however unlikely
         [[found, *_]] = run(model, [never], **rules)
@@ -243,8 +243,8 @@ def test_what_cannot_be_suppressed(options: dict[str, Any], message: str) -> Non
         ({"repetition_penalty": math.nan}, "repetition_penalty is nan"),
         ({"no_repeat_ngram": -1}, "no_repeat_ngram is -1"),
         ({"samples": -1}, "samples is -1"),
-        ({"samples": 2, "beam": 4}, "samples are drawn without a beam, and beam is 4"),
-        ({"temperature": 0.5}, "are of sampling, and samples is 0"),
+        ({"samples": 2, "beam": 4}, "sampling does not use a beam, and beam is 4"),
+        ({"temperature": 0.5}, "need sampling, and samples is 0"),
         ({"samples": 1, "temperature": 0.0}, "temperature is 0.0"),
         ({"samples": 1, "top_k": -1}, "top_k is -1"),
         ({"samples": 1, "top_p": 0.0}, "top_p is 0.0"),

@@ -57,6 +57,6 @@ def test_first_tokens_that_are_no_ids_are_refused(given: Any, tmp_path: Path) ->
 
 
 def test_only_hf_forces_the_end() -> None:
-    with pytest.raises(TfexportError, match="force_eos is of the profile hf alone"):
+    with pytest.raises(TfexportError, match="force_eos needs the profile hf"):
         SearchOptions(force_eos=True)
     assert np.isfinite(SearchOptions.for_profile("hf", force_eos=True).length_penalty)
