@@ -1,8 +1,11 @@
-"""Runtimes beside PyTorch on the same sources: cross keys and values, the logits of every step, and decoded tokens.
+"""Compares runtimes with PyTorch on the same sources: cross keys and values, logits of every step, and decoded tokens.
 
-Three comparisons: the encoder's cross keys and values; logits of every step along the reference's own output, the
-runtime stepping with its cache and the reference reading the whole target at once; and freely decoded tokens, where for
-each sentence that differs the reference says by how much it prefers its own output.
+There are three comparisons:
+
+1. The encoder's cross keys and values.
+2. The logits of every step along the reference's own output. The runtime makes steps with its cache; the reference reads
+the whole target at once.
+3. Freely decoded tokens. For each sentence that differs, the reference measures by how much it prefers its own output.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from tfexport.verification.report import LIMITS, Divergence, Errors, ParityRepor
 
 
 def random_sources(config: ModelConfig, count: int, *, seed: int = 0, longest: int = 40) -> list[list[int]]:
-    """Random encoder ids of lengths from 1 to `longest`, for where there is no real input at hand."""
+    """Random encoder ids of lengths from 1 to `longest`, for comparisons without real input."""
     random = np.random.default_rng(seed)
     lengths = random.integers(1, min(longest, config.max_source_length) + 1, count)
     return [random.integers(0, config.src_vocab_size, length).tolist() for length in lengths]
@@ -45,7 +48,7 @@ def compare(
 ) -> ParityReport:
     """Compare `runtime` with `reference` on `sources`, lists of encoder ids, decoding with `options`.
 
-    `tolerance` takes the place of the error of `LIMITS`.
+    `tolerance` replaces the error limit of `LIMITS`.
     """
     (report,) = compare_all(reference, [runtime], sources, [options], batch_size=batch_size, tolerance=tolerance)
     return report
@@ -65,9 +68,9 @@ def compare_all(
     """`compare` of every runtime with every search; the reference decodes once for all of them.
 
     Args:
-        random: the sources are random ids. They are no text, and a model is less sure of its best token: below float32 the
-            share of best tokens, and what other outputs cost, say nothing then.
-        memories: those of an earlier comparison of the same few sources. Without it, memories are kept for one batch.
+        random: the sources are random ids. They are not text, and a model is less sure of its best token. So below float32
+        the share of best tokens and the loss have no limit.
+        memories: the memories of an earlier comparison of the same few sources. By default, memories are kept for one batch.
     """
     reports = []
     for runtime in runtimes:
@@ -75,7 +78,7 @@ def compare_all(
         if random and runtime.precision != "float32":
             limits = replace(limits, top1=0.0, loss=math.inf, furthest=math.inf, kl=math.inf)
         those = [ParityReport(runtime.name, runtime.precision, limits, options.beam) for options in searches]
-        for report in those:  # the encoder knows nothing of searches: it is compared in the first one
+        for report in those:  # the encoder does not depend on the search: it is compared with the first one
             report.cross = those[0].cross
         reports += those
     for options in searches:
@@ -106,9 +109,9 @@ def _batches(sources: Iterable[Sequence[int]], size: int) -> Iterator[list[Seque
 def _decoded(
     runtime: Runtime[Any], batch: list[Sequence[int]], options: SearchOptions, report: ParityReport
 ) -> list[Hypothesis] | None:
-    """The best output of each sentence; None where there are none, which the report says."""
+    """The best output of each sentence; None after an error, which the report then has."""
     try:
-        # As `decode` has it, with beams: greedy search tells no scores then.
+        # As in `decode`: greedy search computes no scores, beam search does.
         return [hypotheses[0] for hypotheses in search(runtime, batch, replace(options, scores=options.beam > 1))]
     except Exception as error:  # those of ONNX Runtime have no common base
         report.error = _said(error)
@@ -122,11 +125,11 @@ def _said(error: Exception) -> str:
 
 
 MOST_LOGITS = 2**25
-"""That are in memory at once, in float64."""
+"""The largest number of logits in memory at once, in float64."""
 
 
 def _parts(config: ModelConfig, best: Sequence[Hypothesis]) -> Iterator[slice]:
-    """The sentences of a batch in parts whose logits fit into memory."""
+    """The sentences of a batch, in parts whose logits fit into memory."""
     longest = max(len(hypothesis.ids) for hypothesis in best)
     size = max(1, MOST_LOGITS // (longest * config.tgt_vocab_size))
     for start in range(0, len(best), size):
@@ -173,14 +176,14 @@ def _compare_cross(reference: TorchRuntime, runtime: Runtime[Any], memory: Memor
 
 @dataclass(frozen=True)
 class _Spread:
-    """What the runtime's own logits say of some outputs."""
+    """The runtime's own logits along some outputs."""
 
     behind: NDArray[np.float64]
-    """[batch, tgt]: by how much the best logit is above that of the output's token."""
+    """[batch, tgt]: by how much the best logit is above the logit of the output's token."""
     log_prob: NDArray[np.float64]
-    """[batch, tgt]: of the output's token."""
+    """[batch, tgt]: the log-probability of the output's token."""
     error: NDArray[np.float64]
-    """[batch, tgt]: the largest distance of a logit from float64's."""
+    """[batch, tgt]: the largest distance of a logit from its value in float64."""
 
 
 def _steps(
@@ -209,7 +212,7 @@ def _spread(
         difference = along.logits[:, position] - logits
         spread.error[:, position] = np.maximum(difference.max(axis=1), -difference.min(axis=1))
         see(position, logits, spread.error[:, position])
-        if is_forced and position == 0:  # it comes whatever the logits are, with a log-probability of 0
+        if is_forced and position == 0:  # a forced token does not depend on the logits, and has log-probability 0
             continue
         words = along.words[:, position]
         if options.beam > 1:
@@ -237,7 +240,7 @@ def _compare_logits(
 
     memory = expected.memory
     spread = _spread(runtime, memory.src_ids, memory.src_len, along, expected.options, see)
-    # Not all sentences: only those of which an error is not explained yet.
+    # Only the sentences with an error that is not explained yet.
     allowed = np.array([report.allowed(position) for position in report.positions[: along.tgt_ids.shape[1]]])
     live = np.arange(len(allowed)) < along.tgt_len[:, None]
     odd = np.flatnonzero((live & ~(spread.error <= allowed)).any(axis=1))
@@ -258,7 +261,7 @@ def _compare_outputs(
     spread: _Spread,
     report: ParityReport,
 ) -> None:
-    """Compare the tokens that were decoded, and ask whether they follow from the runtime's own logits."""
+    """Compare the decoded tokens, and check whether they follow from the runtime's own logits."""
     best, first = expected.best, report.sentences + 1
     report.outputs += [(wanted.ids, got.ids) for wanted, got in zip(best, found, strict=True)]
     same = [index for index, (wanted, got) in enumerate(zip(best, found, strict=True)) if wanted.ids == got.ids]
@@ -276,11 +279,13 @@ def _compare_outputs(
 
 
 def _needed(got: Hypothesis, expected: Expected, spread: _Spread, row: int) -> float:
-    """By how much a logit of the graph that decoded must be off from float64, so that the output follows from the runtime's
-    logits along it, which are in this row of `spread`. 0 or less where it follows from them as they are.
+    """The smallest error of a logit, in the graph that decoded, with which the output follows from the runtime's logits.
 
-    Greedy search and beams have other graphs than the one that tells logits, and in 8 bits what is rounded up in one may be
-    rounded down in the other. So the two differ by what each is off from float64; of the second, `spread` knows it.
+    These logits are in this row of `spread`. The result is 0 or less if the output follows from them without an error.
+
+    Greedy and beam search use other graphs than the one that returns logits. In 8 bits, one graph may round a number up that
+    the other rounds down. So the two differ by the errors of both against float64. `spread` has the errors of the graph that
+    returns logits.
     """
     length = max(1, len(got.ids))
     known = spread.error[row, :length]
@@ -312,15 +317,15 @@ def _divergence(expected: Expected, along: Along, index: int, place: int, got: H
 
 
 def loss_per_token(options: SearchOptions, own: NDArray[np.float64], theirs: NDArray[np.float64]) -> float:
-    """By how much the reference prefers its own output, in nats a token.
+    """By how much the reference prefers its own output, in nats per token.
 
-    In greedy search this is the difference of the mean log-probabilities of a token. Beam search compares scores, and its
-    two outputs may have very different lengths. There it is the difference of the scores, divided by the score of one nat a
-    token at the length of the reference's output.
+    In greedy search this is the difference of the mean log-probabilities of a token. Beam search compares scores, and the
+    two outputs may have very different lengths. There it is the difference of the scores, divided by the score of one nat
+    per token at the length of the reference's output.
 
     Args:
         own: the reference's log-probabilities of the tokens of its own output [tgt], in nats.
-        theirs: those of the tokens of the other output [tgt].
+        theirs: the reference's log-probabilities of the tokens of the other output [tgt], in nats.
     """
     if options.beam == 1:
         return float(own.mean() - theirs.mean())

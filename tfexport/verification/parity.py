@@ -53,25 +53,25 @@ RANDOM_SENTENCES = 32
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was compared with what, and the reports of it."""
+    """A comparison of a bundle with PyTorch: its inputs and its results."""
 
     bundle: Bundle
     reference: TorchRuntime
     source: str
-    """Of the reference's weights: `bundle`, or the sha256 of a checkpoint that was read afresh."""
+    """The source of the reference's weights: `bundle`, or the sha256 of a checkpoint that was read again."""
     inputs: Mapping[str, Any]
-    """The sha256 of the ids that were decoded, how many sentences they are, and whether they are random."""
+    """The sha256 of the decoded ids, the number of sentences, and whether they are random."""
     sources: Sequence[Sequence[int]]
     """The ids that were decoded."""
     reports: Sequence[ParityReport]
     """One for each runtime, precision and beam."""
     searches: Sequence[SearchOptions]
     graphs: Mapping[Precision, Sequence[GraphCheck]]
-    """Every graph of the bundle in these precisions, value by value."""
+    """The checks of every graph of the bundle in these precisions, value by value."""
     mismatches: Sequence[Mismatch]
-    """What differs from the model in the weights files, the tokenizers and the manifest."""
+    """Differences from the model in the weights files, the tokenizers and the manifest."""
     unknown: Sequence[str] = ()
-    """The sides whose tokenizer was compared with nothing, as the checkpoint has none."""
+    """The sides whose tokenizer was not compared, because the checkpoint has none."""
 
     @property
     def variants(self) -> dict[tuple[str, Precision], list[ParityReport]]:
@@ -82,12 +82,12 @@ class Comparison:
         return found
 
     def holds(self, precision: Precision) -> bool:
-        """Whether the files of the bundle, and its graphs in a precision, are what they are defined as."""
+        """Whether the files of the bundle, and its graphs in a precision, match their definitions."""
         return not self.mismatches and all(graph.first is None for graph in self.graphs.get(precision, ()))
 
     @property
     def passed(self) -> bool:
-        """Every output, every graph and every file."""
+        """Whether every output, every graph and every file passed."""
         return (
             all(report.passed for report in self.reports) and all(map(self.holds, self.graphs)) and not self.mismatches
         )
@@ -95,15 +95,15 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Reference:
-    """A checkpoint that is read afresh: the comparison then also finds what went wrong between it and the bundle."""
+    """A checkpoint to read again: the comparison then also finds errors between the checkpoint and the bundle."""
 
     checkpoint: Path
     family: Chosen = None
-    """Where it is the user's own; the bundle has no more than its name."""
+    """A family of the user; the bundle stores only its name."""
     hints: Mapping[str, Any] = field(default_factory=dict)
-    """What the checkpoint does not say itself; what is not here comes from the manifest."""
+    """Settings that the checkpoint does not contain. Others come from the manifest."""
     load: Callable[..., Checkpoint] = load_checkpoint
-    """Reads the checkpoint: gets its path, hints and `family`."""
+    """Reads the checkpoint, from its path, the hints and `family`."""
 
 
 def check(
@@ -119,27 +119,27 @@ def check(
     """Compare the files, the graphs and the runtimes of a bundle with PyTorch, on `lines` or on random ids.
 
     Args:
-        targets: a translation of each line, for BLEU and chrF beside the reference's.
+        targets: a translation of each line, for BLEU and chrF of the runtime and of the reference.
         checkpoint: the reference; by default the bundle's own weights.
         say: gets notes for the user.
-        compared: options of `CompareOptions`; greedy search alone where no beams are given.
+        compared: options of `CompareOptions`; without beams, only greedy search.
 
     Raises:
-        TfexportError: the bundle or the checkpoint cannot be read, or no line can be decoded, or the targets are not as many
-            as the lines.
+        TfexportError: the bundle or the checkpoint cannot be read, no line can be decoded, or the numbers of targets and
+        lines differ.
     """
     options = CompareOptions(**checked(CompareOptions, {"beams": (1,), **compared}))
     threads, tolerance = options.threads, options.tolerance
     bundle = open_bundle(directory)
     if targets is not None and lines is None:
-        raise TfexportError("targets are translations of the input, and there is none. Give INPUT too.")
+        raise TfexportError("targets are translations of the input, and no input was given. Give INPUT too.")
     writer = None if targets is None else Writer.of(bundle, "text")
     reference, source = TorchRuntime.from_bundle(bundle, threads=threads), "bundle"
     unknown: tuple[str, ...] = ()
     mismatches, others = structure_mismatches(bundle)
     mismatches += manifest_mismatches(bundle)
     if others:
-        say(f"note: another version of tfexport wrote {', '.join(others)}: what it computes is compared, not its nodes")
+        say(f"note: another version of tfexport wrote {', '.join(others)}: its values are compared, not its nodes")
     if checkpoint is not None:
         read = checkpoint if isinstance(checkpoint, Reference) else Reference(checkpoint)
         afresh = _read_afresh(bundle, read, say)
@@ -164,7 +164,7 @@ def check(
         for report in reports:
             report.quality = quality_of(report, writer, wanted)
     of_graphs = dict.fromkeys(runtime.precision for runtime in loaded if not runtime.name.startswith("torch"))
-    del loaded  # the graphs are loaded anew, one by one
+    del loaded  # the graphs are loaded again, one by one
     graphs = {precision: check_graphs(bundle, model, precision, tolerance=tolerance) for precision in of_graphs}
     inputs = {
         "sha256": hashlib.sha256(json.dumps(sources).encode()).hexdigest(),
@@ -177,12 +177,12 @@ def check(
 def check_graphs(
     bundle: Bundle, model: Transformer, precision: Precision, *, tolerance: float | None = None
 ) -> list[GraphCheck]:
-    """Every graph of a bundle in a precision beside its definition: as the bundle defines its functions, and with the
-    kernels of this machine where there are any.
+    """Compare every graph of a bundle in a precision with its definition: with the functions that the bundle defines, and
+    with the kernels of this machine if there are any.
 
     Args:
-        model: float32.
-        tolerance: a fixed limit in the place of what follows from rounding.
+        model: the model in float32.
+        tolerance: a fixed limit instead of the limit that follows from rounding.
     """
     path = bundle.directory / contract.weights_file(precision)
     try:
@@ -193,7 +193,7 @@ def check_graphs(
     listed = [(graph.role, graph.precision, graph.dialect) for graph in bundle.graphs if graph.precision == precision]
     try:
         definition = Definition.of(model, precision, stored, bundle.in_float32.get(precision, ()))
-    except (KeyError, ValueError, RuntimeError) as error:  # weights of other names or shapes, which is told of the file
+    except (KeyError, ValueError, RuntimeError) as error:  # weights with other names or shapes; reported for the file
         return [GraphCheck.broken(path.name, f"its tensors are not those of this model: {error}")]
     found = []
     for key, spec in ((key, specs[key]) for key in listed if key in specs):
@@ -211,7 +211,7 @@ def check_graphs(
 
 
 def quality_of(report: ParityReport, writer: Writer, targets: Sequence[str]) -> tuple[Quality, Quality]:
-    """The quality of the reference's outputs and of the runtime's, as the text that `writer` makes of them."""
+    """The quality of the reference's outputs and of the runtime's, as text from `writer`."""
     one, other = (
         Quality.of([writer.text(ids) for ids in outputs], targets) for outputs in zip(*report.outputs, strict=True)
     )
@@ -219,19 +219,19 @@ def quality_of(report: ParityReport, writer: Writer, targets: Sequence[str]) -> 
 
 
 GATE = {"sentences": 8, "source": 24, "target": 12}
-"""Of the comparison that every export must pass: random ids and short outputs, so that it takes a second or two. Longer
-sources and pasts are in the cases of `check_graph`."""
+"""Sizes of the comparison that every export must pass: random ids and short outputs, so that it takes a second or two.
+The cases of `check_graph` have longer sources and pasts."""
 
 
 def gate(directory: Path, model: Model, *, tolerance: float | None = None) -> None:
-    """A short comparison of all precisions of a bundle that ONNX Runtime computes on a CPU, greedy and with beams.
+    """Compare all precisions of a bundle with PyTorch, on ONNX Runtime's CPU provider, with greedy and beam search.
 
     Args:
-        model: that was exported, in float32.
-        tolerance: a fixed limit in the place of what follows from rounding.
+        model: the exported model, in float32.
+        tolerance: a fixed limit instead of the limit that follows from rounding.
 
     Raises:
-        TfexportError: something is outside the limits.
+        TfexportError: a number is outside its limit.
     """
     bundle = open_bundle(directory)
     if not isinstance(model, Transformer):  # a classifier has nothing to decode
@@ -245,7 +245,7 @@ def gate(directory: Path, model: Model, *, tolerance: float | None = None) -> No
         options = SearchOptions(beam=beam, max_length=GATE["target"])
         return compare_all(reference, runtimes, sources, [options], random=True, tolerance=tolerance, memories=memories)
 
-    # Loaded anew for each, so that the graphs of both are not in memory at once.
+    # Load the graphs again for each search, so that those of both are not in memory at once.
     for report in (report for beam in (1, 4) for report in reports(beam)):
         if not report.passed:
             short = contract.short_name(report.precision)
@@ -255,7 +255,7 @@ def gate(directory: Path, model: Model, *, tolerance: float | None = None) -> No
             raise TfexportError(
                 f"the exported graphs in {short} do not decode as PyTorch does with beam {report.beam}: "
                 f"{'; '.join(report.failures)}. Nothing was exported.{others} or export with "
-                "--no-parity and look into it with tfexport parity --bisect."
+                "--no-parity and find the cause with tfexport parity --bisect."
             )
 
 
@@ -266,7 +266,7 @@ def _loaded(
     threads: int | None,
     say: Callable[[str], None],
 ) -> list[Runtime[Any]]:
-    """The runtimes in these precisions; where none are asked for, those that cannot be run are only told."""
+    """The runtimes in these precisions. Without `precisions`, take all that can run, and print a note for the others."""
     loaded: list[Runtime[Any]] = []
     for name in names:
         refused: dict[Precision, TfexportError] = {}
@@ -286,17 +286,17 @@ def _loaded(
 
 @dataclass(frozen=True)
 class _Afresh:
-    """A checkpoint read once more."""
+    """A checkpoint that was read again."""
 
     model: Transformer
     sha256: str
     mismatches: list[Mismatch]
     unknown: tuple[str, ...]
-    """The sides whose tokenizer it does not have."""
+    """The sides whose tokenizer the checkpoint lacks."""
 
 
 _SPELT = ("pad_id", "bos_id", "eos_id", "unk_id")
-"""Which vocabularies have, too, and are compared with."""
+"""Ids that vocabularies also contain, which are compared."""
 
 
 def _read_afresh(bundle: Bundle, read: Reference, say: Callable[[str], None]) -> _Afresh:
@@ -312,18 +312,18 @@ def _read_afresh(bundle: Bundle, read: Reference, say: Callable[[str], None]) ->
     if not isinstance(model, Transformer) or theirs != ours:
         differs = "; ".join(found.about for found in config_mismatches(bundle, loaded.config))
         raise TfexportError(
-            f"{path} is of other sizes than {bundle.directory}, so there is nothing to compare: {differs}. Give the "
+            f"{path} and {bundle.directory} have different sizes and cannot be compared: {differs}. Give the "
             "checkpoint that this bundle was exported from, and the same settings with --config."
         )
     mismatches, unknown = tokenizer_mismatches(bundle, loaded.tokenizers)
     believed = [name for name in loaded.assumed if name not in hints and (unknown or name not in _SPELT)]
     if believed:
         told = ", ".join(f"{name} {bundle.origin.given[name]}" for name in believed)
-        say(f"note: {path} does not tell {told}: compared with nothing, unless --config FILE.json has it")
-    # Special ids are taken from the manifest where the checkpoint tells none: its vocabularies may contradict them.
+        say(f"note: {path} does not contain {told}: not compared, unless --config FILE.json has it")
+    # Special ids come from the manifest if the checkpoint has none. The checkpoint's vocabularies may contradict them.
     mismatches += [Mismatch(MANIFEST, odd) for odd in loaded.odd if odd not in bundle.origin.notes]
     for side in unknown:
         flag = "--src-vocab" if side == "source" else "--tgt-vocab"
-        say(f"note: the {side} tokenizer is compared with nothing, as {path} has none: give it with {flag}")
+        say(f"note: the {side} tokenizer is not compared, because {path} has none: give it with {flag}")
     mismatches += generation_mismatches(bundle, loaded.generation)
     return _Afresh(model, loaded.sha256, [*config_mismatches(bundle, loaded.config), *mismatches], tuple(unknown))

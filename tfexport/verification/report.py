@@ -1,4 +1,4 @@
-"""What a comparison with PyTorch found, and what it must keep to pass."""
+"""The report of a comparison with PyTorch, and the limits that it must keep to pass."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Exact = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Limits:
-    """What the outputs of a runtime must keep to pass, beside its numbers in float32 (see `graph_checks/rounding.py`)."""
+    """The limits on the outputs of a runtime. (`graph_checks/rounding.py` has the limits on its numbers in float32.)"""
 
     top1: float
     """Smallest share of steps with the reference's best token, or with another that is as good: within float32's rounding,
-    or below float32 within `loss` nats, as a model that is not trained prefers no token. Of all text, of which a comparison
-    sees a sample; see `ParityReport.fewest_agreeing`."""
+    or below float32 within `loss` nats, because an untrained model prefers no token. The share is of all text, and a
+    comparison sees a sample; see `ParityReport.fewest_agreeing`."""
     loss: float
-    """Largest mean of `Divergence.loss` over all sentences, those with the reference's own output included, in nats."""
+    """Largest mean of `Divergence.loss` over all sentences, including those with the reference's own output, in nats."""
     furthest: float
     """Largest `Divergence.loss` of a sentence, in nats."""
     kl: float = 0.0
-    """Largest mean of KL(reference || runtime) over all steps, in nats; in float32 it follows from rounding."""
+    """Largest mean of KL(reference || runtime) over all steps, in nats; in float32 the limit follows from rounding."""
     error: float | None = None
-    """Largest absolute difference of cross keys and values and of logits in float32, where the user gave one."""
+    """Largest absolute difference of cross keys and values and of logits in float32, if the user gave one."""
 
 
 LIMITS: dict[Precision, Limits] = {
@@ -43,15 +43,15 @@ LIMITS: dict[Precision, Limits] = {
     "int8": Limits(top1=0.9, loss=0.1, furthest=2.0, kl=0.01),
     "int4": Limits(top1=0.5, loss=0.5, furthest=3.0, kl=0.5),
 }
-"""In float32 every output is the reference's, or one that is as good within rounding. Below float32 rounded weights and
-activations change some outputs, and one other token changes the rest of its sentence. Then the limits are on what that
-costs: on a tutorial model and real text the best token is the same at 99.97 % of the steps in float16, 99.74 % in bfloat16,
-99.3 % in int8 and 96.4 % in int4. The reasons for the losses are in docs/decisions/rounding.md."""
+"""In float32 every output must equal the reference's, or be as good within rounding. Below float32, rounded weights and
+activations change some outputs, and one changed token changes the rest of its sentence. So the limits are on the cost of
+these changes. On a tutorial model and real text the best token is the same at 99.97 % of the steps in float16, 99.74 % in
+bfloat16, 99.3 % in int8 and 96.4 % in int4. docs/decisions/rounding.md has the reasons for the losses."""
 
 
 @dataclass
 class Errors(Rounding):
-    """Distances from float64 of all compared numbers of one kind."""
+    """Distances from float64, over all compared numbers of one kind."""
 
     total: float = 0.0
     count: int = 0
@@ -61,11 +61,11 @@ class Errors(Rounding):
         return self.total / self.count if self.count else 0.0
 
     def compare(self, exact: Exact, own: FloatArray, found: FloatArray) -> None:
-        """Take in numbers of one shape: in float64, PyTorch's own and the runtime's."""
+        """Add numbers of one shape: in float64, PyTorch's own and the runtime's."""
         if not exact.size:
             return
         difference = np.abs(exact - found)
-        # max() would pass over NaN; a NaN on either side must fail.
+        # Python's max() can ignore a NaN; a NaN on either side must fail.
         self.add(float(difference.max()), float(np.abs(exact - own).max()), float(np.abs(exact).max()))
         self.total += float(difference.sum())
         self.count += difference.size
@@ -76,15 +76,15 @@ class Position(Rounding):
     """The logits of all sentences at one position of their outputs."""
 
     steps: int = 0
-    """Sentences that are so long."""
+    """The number of sentences that have this position."""
     divergence: float = 0.0
     """Sum over the sentences of KL(reference || runtime) of the next token's distribution, in nats."""
     behind: list[float] = field(default_factory=list)
     """For each sentence with another best token, by how much the reference prefers its own, in logits."""
 
     def compare(self, exact: Exact, own_error: float, found: FloatArray, error: float) -> None:
-        """Take in logits [sentences, vocab]. `own_error` and `error` are the largest distances of PyTorch's own and of those
-        that were found from the exact ones."""
+        """Add logits [sentences, vocab]. `own_error` and `error` are the largest distances of PyTorch's own logits and of
+        the runtime's from the exact ones."""
         self.add(error, own_error, float(max(exact.max(), -exact.min())))
         self.steps += len(exact)
         self.divergence += float(kl_divergence(exact, found).sum())
@@ -101,55 +101,55 @@ def kl_divergence(reference: FloatArray | Exact, found: FloatArray) -> NDArray[n
 
 @dataclass(frozen=True)
 class Divergence:
-    """A sentence whose decoded tokens are not the reference's."""
+    """A sentence whose decoded tokens differ from the reference's."""
 
     sentence: int
     """Counted from 1."""
     step: int
     """The first token that differs, counted from 1."""
     wanted: int | None
-    """The reference's token there; None where its output had ended."""
+    """The reference's token there; None if its output had ended."""
     found: int | None
     margin: float
-    """By how much the reference prefers its own: the log-probability of its token over that of the other one in greedy
-    search, the score of its output over that of the other one in beam search. Below 0 the other one is better, but its
-    search did not find it."""
+    """By how much the reference prefers its own token or output. In greedy search this is the difference of the two
+    tokens' log-probabilities, in beam search the difference of the two outputs' scores. Below 0 the other one is better,
+    but the reference's search did not find it."""
     outputs: tuple[tuple[int, ...], tuple[int, ...]]
-    """The reference's and the runtime's ids, with eos where it came."""
+    """The reference's and the runtime's ids, including eos if it was generated."""
     errors: float
-    """How many errors of a logit add up in the margin: two in greedy search, two for each token of a score with beams."""
+    """The number of logit errors that add up in the margin: two in greedy search, two per token in beam search."""
     loss: float = 0.0
-    """By how much the reference prefers its own output, in nats a token; see `compare.loss_per_token`."""
+    """By how much the reference prefers its own output, in nats per token; see `compare.loss_per_token`."""
 
 
 @dataclass
 class ParityReport:
-    """What the comparison of one runtime found."""
+    """The result of the comparison of one runtime."""
 
     runtime: str
     precision: Precision
     limits: Limits
     beam: int
     reference: str = "fp32"
-    """What PyTorch computed in: fp32 or fp64."""
+    """The precision of PyTorch's computation: fp32 or fp64."""
     sentences: int = 0
     cross: dict[str, Errors] = field(default_factory=dict)
-    """For each cross tensor its errors over real source positions."""
+    """For each cross tensor, its errors over real source positions."""
     positions: list[Position] = field(default_factory=list)
     """The logits, by their position in the output."""
     identical: int = 0
-    """Sentences whose freely decoded tokens are the reference's."""
+    """The number of sentences whose freely decoded tokens equal the reference's."""
     divergences: list[Divergence] = field(default_factory=list)
     """The other sentences."""
     outputs: list[tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
-    """For each sentence the reference's ids and the runtime's, with eos where it came."""
+    """For each sentence the reference's ids and the runtime's, including eos if it was generated."""
     error: str | None = None
-    """Why a batch could not be decoded, such as logits that are not finite; its sentences count as different."""
+    """Why a batch could not be decoded, for example because of infinite logits. Its sentences count as different."""
     founded: list[tuple[int, float]] = field(default_factory=list)
-    """Sentences, counted from 1, and by how much a logit of the graph that decoded must be off, so that the output follows
-    from the runtime's own logits; see `unfounded`."""
+    """Pairs of a sentence, counted from 1, and the smallest error of a logit with which its output follows from the
+    runtime's own logits; see `unfounded`."""
     quality: tuple[Quality, Quality] | None = None
-    """The reference's and the runtime's, where there are targets."""
+    """The quality of the reference's and of the runtime's outputs, if there are targets."""
 
     @property
     def steps(self) -> int:
@@ -164,15 +164,14 @@ class ParityReport:
         return found
 
     def allowed(self, rounding: Rounding) -> float:
-        """The largest error of some numbers that passes; infinite below float32, where the graphs are held against their
-        definition instead."""
+        """The largest error that passes; infinite below float32, where the graphs are compared with their definition."""
         if self.precision != "float32":
             return math.inf
         return rounding.allowed(self.precision) if self.limits.error is None else self.limits.error
 
     @property
     def top1_agree(self) -> int:
-        """Steps whose best token is the reference's, or one that is as good; see `Limits.top1`."""
+        """The number of steps whose best token is the reference's, or one that is as good; see `Limits.top1`."""
         other, close = 0, 0.0 if self.precision == "float32" else self.limits.loss
         for position in self.positions:
             tie = max(close, 2 * self.tie_of(position))
@@ -181,13 +180,13 @@ class ParityReport:
 
     @property
     def fewest_agreeing(self) -> int:
-        """Steps whose best token must be the reference's: the limit's share less three standard deviations of a sample of so
-        many steps, so that one step more or less in a short text decides nothing."""
+        """The number of steps whose best token must be the reference's: the limit's share minus three standard deviations of
+        a sample of this size, so that a single step of a short text does not decide the result."""
         other = (1 - self.limits.top1) * self.steps
         return max(0, math.ceil(self.steps - other - 3 * math.sqrt(other)))
 
     def tie_of(self, rounding: Rounding) -> float:
-        """By how much a logit may be off without being wrong."""
+        """The largest error of a logit that passes."""
         fixed = self.limits.error if self.precision == "float32" else None
         return rounding.allowed("float32") if fixed is None else fixed
 
@@ -197,14 +196,15 @@ class ParityReport:
         return sum(position.divergence for position in self.positions) / max(1, self.steps)
 
     def is_tie(self, divergence: Divergence) -> bool:
-        """Whether its margin is within rounding: a tie that flipped, not a wrong number."""
+        """Whether the margin is within rounding: a tie that flipped, not a wrong number."""
         return abs(divergence.margin) <= divergence.errors * self.tie_of(self.logits)
 
     @property
     def allowed_divergence(self) -> float:
         """The largest mean KL divergence that passes, in nats.
 
-        In float32 logits are off by `tie_of` at most, and then it is half of the square of that at most (Hoeffding's lemma).
+        In float32 the error of a logit is at most `tie_of`. Then the divergence is at most half of its square (Hoeffding's
+        lemma).
         """
         if self.precision != "float32":
             return self.limits.kl
@@ -216,8 +216,8 @@ class ParityReport:
 
     @property
     def unfounded(self) -> list[int]:
-        """Sentences, counted from 1, whose output does not follow from the runtime's own logits: a token that is not the
-        best one, or a score that is not the sum of its tokens' log-probabilities."""
+        """Sentences, counted from 1, whose output does not follow from the runtime's own logits: a token is not the best
+        one, or a score is not the sum of its tokens' log-probabilities."""
         tie = self.tie_of(self.logits)
         return [sentence for sentence, needed in self.founded if not needed <= tie]
 
@@ -227,7 +227,7 @@ class ParityReport:
 
     @property
     def loss(self) -> float:
-        """The mean over all sentences of what the reference prefers its own output by, in nats a token."""
+        """The mean of `Divergence.loss` over all sentences, in nats per token."""
         return sum(divergence.loss for divergence in self.divergences) / max(1, self.sentences)
 
     @property
@@ -237,18 +237,18 @@ class ParityReport:
 
     @property
     def passed(self) -> bool:
-        """Everything within the limits."""
+        """Whether everything is within the limits."""
         return not self.failures
 
     @property
     def failures(self) -> list[str]:
-        """What is not within the limits."""
+        """Messages for everything that is outside the limits."""
         limits, found = self.limits, []
         if not self.sentences:
             found.append("nothing was compared")
         if self.error is not None:
             found.append(self.error)
-        # Written so that a NaN is a failure.
+        # The comparisons are written so that a NaN is a failure.
         for name, errors in self.cross.items():
             if not errors.error <= self.allowed(errors):
                 found.append(f"{name} is off by {errors.error:.1e}, {_explained(errors, self.allowed(errors))}")
@@ -263,7 +263,7 @@ class ParityReport:
             found.append(f"the mean KL divergence is {self.divergence:.1e}, {self.allowed_divergence:.1e} is allowed")
         if not self.top1_agree >= self.fewest_agreeing:
             found.append(
-                f"the best token is the same at {self.top1_agree} of {self.steps} steps, not at {self.fewest_agreeing}"
+                f"the best token is the same at {self.top1_agree} of {self.steps} steps, {self.fewest_agreeing} are required"
             )
         if self.precision == "float32" and not self.identical + self.ties >= self.sentences:
             found.append(

@@ -84,7 +84,7 @@ def test_best_tokens_of_each_precision(precision: Precision, fewest: int) -> Non
     """All of float32's, 99 % of float16's and so on, less three deviations: of float16 100 of 10,000 may differ, +- 10."""
     assert report_of(precision, agree=fewest).passed
     failed = report_of(precision, agree=fewest - 1)
-    assert failed.failures == [f"the best token is the same at {fewest - 1} of 10000 steps, not at {fewest}"]
+    assert failed.failures == [f"the best token is the same at {fewest - 1} of 10000 steps, {fewest} are required"]
 
 
 def test_few_steps_need_no_larger_share_than_many() -> None:
