@@ -1,17 +1,17 @@
-"""Holds every value within a graph against its definition, and names the node that departs from it.
+"""Compares every value within a graph with its definition, and names the node that differs.
 
-Every node is named by the module that it belongs to, so what goes into and comes out of each linear layer, norm and position
-table is known on both sides:
+Every node has the name of its module. So the input and the output of each linear layer, norm and position table are known
+on both sides:
 
     PyTorch   decoder.layers.0.cross_attention.query  ──>  its input and its output, by hooks
     graph     decoder.layers.0.cross_attention.query/MatMul_1, .../Add_1  ──>  the same two, as outputs of the graph
 
-PyTorch follows the graph: after a value was compared, it goes on with the graph's own. So each value is held against what
-its inputs make it, errors do not add up, and quantized activations round as they do in the graph. The first value that is
-off was computed wrongly by the node that made it: where the input of a module is off and everything before was right, that
-is the attention, activation or residual sum in between.
+PyTorch follows the graph: after the comparison of a value, it continues with the graph's value. So each value is compared
+with the result of its own inputs, errors do not add up, and quantized activations round as they do in the graph. The first
+value that differs was computed wrongly by its own node. If it is the input of a module, the error is in the attention,
+activation or residual sum before that module.
 
-The inputs are random. The graphs run unfused here, because ONNX Runtime fuses nothing across an output.
+The inputs are random. The graphs run unfused here, because ONNX Runtime does not fuse across an output.
 """
 
 from __future__ import annotations
@@ -48,21 +48,22 @@ SIZES = (
     {"batch": 3, "rows": 12, "beam": 4, "src": 6, "cache": 9, "count": 5, "blocks": 4, "from": 5, "width": 6},
     {"batch": 2, "rows": 2, "beam": 2, "src": 4, "cache": 3, "count": 2, "blocks": 2, "from": 7, "width": 5},
 )
-"""Of the random cases: the smallest, and others with no two alike where that is possible. The last is made long."""
+"""Sizes of the random cases: the smallest ones, and others that differ from each other where possible. `sizes_of` makes
+the last case long."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One value of a graph beside its definition."""
+    """The comparison of one value of a graph with its definition."""
 
     node: str
     """The node that computed it."""
     about: str
-    """`output of decoder.norm`."""
+    """A description of the value, such as `output of decoder.norm`."""
     error: float
-    """The largest distance from float64 in all cases; NaN where a number is none."""
+    """The largest distance from float64 over all cases; NaN if a number is NaN."""
     own: float
-    """The same of PyTorch's own result."""
+    """The largest distance of PyTorch's own result from float64."""
     allowed: float
     """The largest error that follows from rounding."""
 
@@ -72,65 +73,65 @@ class Compared:
 
     @property
     def share(self) -> float:
-        """The error as a part of what is allowed; infinite where it is no number."""
+        """The error divided by the allowed error; infinite if the error is not a finite number."""
         if not math.isfinite(self.error):
             return math.inf
         return self.error / max(self.allowed, 1e-300)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; an error that is no finite number is None."""
+        """JSON-ready; an error that is not a finite number is None."""
         return {**vars(self), "error": self.error if np.isfinite(self.error) else None}
 
 
 @dataclass(frozen=True)
 class GraphCheck:
-    """The values of one graph, in the order in which it computes them."""
+    """The comparisons of the values of one graph, in the order of their computation."""
 
     file: str
     values: tuple[Compared, ...]
     with_kernels: bool = False
-    """Whether functions were computed by kernels; else by their definitions in the graph."""
+    """Whether kernels computed the functions; otherwise their definitions in the graph did."""
 
     @classmethod
     def broken(cls, file: str, about: str) -> GraphCheck:
-        """Of a graph that cannot be run."""
+        """The check of a graph that cannot be run."""
         return cls(file, (Compared(file, about, math.nan, 0.0, 0.0),))
 
     @property
     def is_broken(self) -> bool:
-        """Whether it cannot be run."""
+        """Whether the graph cannot be run."""
         return len(self.values) == 1 and self.values[0].node == self.file
 
     @property
     def first(self) -> Compared | None:
-        """The first value that is off; None where all are right."""
+        """The first value with too large an error; None if all values pass."""
         return next((value for value in self.values if not value.holds), None)
 
     @property
     def largest(self) -> Compared:
-        """The value with the largest error for what is allowed."""
+        """The value with the largest error relative to its allowed error."""
         return max(self.values, key=lambda value: value.share)
 
     def to_dict(self, *, values: bool = True) -> dict[str, Any]:
-        """JSON-ready, with all values or with the first alone that is off."""
+        """JSON-ready, with all values, or only with the first one that fails."""
         first = None if self.first is None else self.first.to_dict()
         told = {"values": [value.to_dict() for value in self.values]} if values else {}
         return {"file": self.file, "with_kernels": self.with_kernels, "first": first, **told}
 
 
 def sizes_of(config: ModelConfig) -> list[dict[str, int]]:
-    """The sizes of the random cases of a model. The last has a long source beside a shorter one, and a long past; with
-    relative positions distances are cut off in it."""
+    """The sizes of the random cases of a model. The last case has a long source and a shorter one, and a long past, so that
+    it reaches the clipped distances of relative positions."""
     far = max(LONGEST, config.max_distance + 3)
     *small, large = SIZES
     return [*small, {**large, "src": far, "cache": far, "least": far - 1}]
 
 
 HOPELESS = 100.0
-"""An error so many times as large as allowed is not measured again: no other rounding explains it."""
+"""An error that is larger than the allowed one by this factor is not measured again: no other rounding explains it."""
 
 LONGEST = 64
-"""Source ids and cache slots of the long case, where the model has as many positions."""
+"""Source ids and cache slots of the long case, if the model has as many positions."""
 
 
 def check_graph(
@@ -141,17 +142,17 @@ def check_graph(
     with_kernels: bool = False,
     tolerance: float | None = None,
 ) -> GraphCheck:
-    """Compare the values within `graph`, which lies in `folder`, with those of its definition.
+    """Compare the values within `graph`, a file in `folder`, with those of its definition.
 
     Args:
-        with_kernels: functions are computed by kernels, as `ort-cpu` computes them; else as the graph defines them.
-        tolerance: a fixed limit in the place of what follows from rounding.
+        with_kernels: compute functions with kernels, as `ort-cpu` does; by default, as the graph defines them.
+        tolerance: a fixed limit instead of the limit that follows from rounding.
     """
     map_large_buffers()
     try:
         proto = onnx.load(folder / graph.file, load_external_data=False)
         return _checked(definition, graph, folder, proto, with_kernels, tolerance)
-    except Exception as error:  # those of ONNX and ONNX Runtime have no common base
+    except Exception as error:  # errors of ONNX and ONNX Runtime have no common base class
         told = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         return GraphCheck.broken(graph.file, f"cannot be read or run: {told}")
 
@@ -211,9 +212,9 @@ def _checked(
 
 
 def _absent(graph: contract.GraphSpec, places: Iterable[Place], case: Followed) -> list[str]:
-    """The modules that compute something in a graph and have no value in it, which would be compared with nothing."""
+    """The modules that compute something in a graph but have no value in it, and so would not be compared."""
     placed = {path for place in places if place.side == 1 for path in place.modules}
-    if graph.step == "decoder_step":  # the memory that it reads was computed for its inputs
+    if graph.step == "decoder_step":  # the memory is an input of the step, computed before
         placed |= {path for path in case.called if path.startswith("encoder.") or path.endswith(_OF_MEMORY)}
     return sorted(case.called - placed)
 
@@ -222,7 +223,7 @@ _OF_MEMORY = (".cross_attention.key", ".cross_attention.value")
 
 
 def _together(cases: Iterable[list[tuple[Rounding, Rounding]]]) -> Iterator[tuple[Rounding, Rounding]]:
-    """For each value, what was measured in all cases."""
+    """For each value, the measurements of all cases, merged."""
     for pairs in zip(*cases, strict=True):
         merged = Rounding()
         for _, found in pairs:
@@ -233,8 +234,8 @@ def _together(cases: Iterable[list[tuple[Rounding, Rounding]]]) -> Iterator[tupl
 def _case(
     definition: Definition, graph: contract.GraphSpec, sizes: Mapping[str, int], random: np.random.Generator
 ) -> Case:
-    """A random case whose pasts the definition computes: in half precision where modules may stay in float32, which only
-    float64 takes together."""
+    """A random case whose pasts the definition computes. In half precision this runs in float64, because some modules may
+    stay in float32, and only float64 can mix the two."""
     with InFloat64() if graph.precision in HALVES else nullcontext():
         return case_of(definition.model, graph, sizes, random, definition.steps)
 
@@ -246,7 +247,7 @@ def case_of(
     random: np.random.Generator,
     steps: cases_ort.Steps | None = None,
 ) -> Case:
-    """Random inputs of a graph, and the outputs that a model has for them; for `steps` see `cases_ort.case`."""
+    """Random inputs of a graph, and the outputs of a model for them. For `steps` see `cases_ort.case`."""
     with torch.inference_mode():
         if graph.dialect in _OWN_CASES:
             assert isinstance(model, Transformer)
@@ -263,23 +264,23 @@ _OWN_CASES = {"ort": cases_ort.case, "ort-cuda": cases_cuda.case}
 def _output_distances(
     graph: contract.GraphSpec, name: str, followed: Followed, found: Mapping[str, NDArray[Any]]
 ) -> Rounding:
-    """Of an output of the graph."""
+    """The distances of an output of the graph."""
     got = torch.from_numpy(found[name].astype(np.float64))
     if name.startswith("best."):
         return _best_distances(name, followed, found)
     exact, own = followed.outputs[name].double(), followed.own_outputs[name].double()
     if graph.step == "decoder_step" and name.startswith("present.") and graph.dialect in _OWN_CASES:
         position = torch.from_numpy(followed.case.inputs["position"])
-        behind = torch.arange(got.shape[2]) > position[:, None]  # what lies there means nothing
+        behind = torch.arange(got.shape[2]) > position[:, None]  # the cache behind the position is not defined
         got = got.masked_fill(behind[:, None, :, None], 0.0)
     slack = followed.slack_of(["decoder.norm"]) if name == "logits" else None
     return distances(exact, own, got, slack)
 
 
 def _best_distances(name: str, followed: Followed, found: Mapping[str, NDArray[Any]]) -> Rounding:
-    """Of the best tokens, or of their scores: log-probabilities, or logits where the graph tells those.
+    """The distances of the best tokens or of their scores: log-probabilities, or logits if the graph returns logits.
 
-    Where two tokens are as good, either will do: a token is judged by its score.
+    A token is judged by its score, so either of two equally good tokens passes.
     """
     told_logits = "best.logits" in found
     exact, own = (
@@ -296,7 +297,7 @@ def _best_distances(name: str, followed: Followed, found: Mapping[str, NDArray[A
         return Rounding(math.nan)
     got = exact.gather(1, ids) if name == "best.ids" else torch.from_numpy(found[name]).double()
     slack = followed.slack_of(["decoder.norm"])
-    # A log-probability, or the rank of a token, moves by the errors of two logits.
+    # A log-probability, or the rank of a token, changes by the errors of two logits.
     found_here = distances(wanted, own_best, got, None if slack is None else 2 * slack)
     logits, own_logits = (outputs["logits"].double() for outputs in (followed.outputs, followed.own_outputs))
     moved = distances(logits, own_logits, logits)
