@@ -1,10 +1,10 @@
-"""Which sentence begins when, and on which worker. It decodes nothing, starts nothing and does not wait.
+"""Decides which sentence begins when, and on which worker. It does not decode, start processes or wait.
 
     submit ──> queue ──take──> worker: a `Decoder` ──report──> listener of the request
                  └── cancelled, expired, rejected
 
-A worker is given orders (`take`) and tells what became of them (`report`) between its steps. The clock is an argument, so
-that tests drive all of it step by step.
+Between its steps a worker takes orders (`take`) and reports their results (`report`). The clock is an argument, so that
+tests can drive the scheduler step by step.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from tfexport.scheduling.sentences import Decided, Finished, Orders, Report, Sen
 from tfexport.scheduling.speed import Speed
 
 ADMITTED_PART = 5
-"""A running batch takes new sentences at once when they fill this part of the slots, and it is free: they share the encoding
-and their search. Fewer wait for others."""
+"""A running batch takes new sentences at once if they fill one part in this number of the slots, and so many are free:
+the sentences share their encoding and their search. Fewer sentences wait for others."""
 
 MOST_STEPS = 4
-"""Steps that sentences wait at most for others."""
+"""The largest number of steps that sentences wait for others."""
 
 MOST_STARTS = 2
-"""How often a sentence begins: a worker that ended may have ended because of it."""
+"""The largest number of times that a sentence begins: it may be the reason why a worker ended."""
 
 FIRST_ESTIMATE = 1.0
-"""Seconds after which a rejected request is told to come again before anything is known of the speed."""
+"""Seconds after which a rejected request should be sent again, while the speed is not known yet."""
 
 
 class Listener(Protocol):
-    """Who waits for a request. Calls come one at a time."""
+    """Receives the results of a request. It is called by one thread at a time."""
 
     def decided(self, index: int, ids: tuple[int, ...], log_probs: tuple[float, ...]) -> None:
-        """All tokens that the best output of sentence `index` certainly begins with: never fewer than before."""
+        """All tokens with which the best output of sentence `index` certainly begins: never fewer than before."""
         ...
 
     def finished(self, outputs: list[list[Hypothesis]]) -> None:
-        """The request is answered: the hypotheses of each sentence."""
+        """The request is finished: `outputs` has the hypotheses of each sentence."""
         ...
 
     def failed(self, error: Exception) -> None:
-        """It is not, and will not be."""
+        """The request failed, and will not be finished."""
         ...
 
 
@@ -63,16 +63,16 @@ class _Request:
     listener: Listener
     outputs: dict[int, list[Hypothesis]] = field(default_factory=dict)
     told: dict[int, int] = field(default_factory=dict)
-    """Tokens that were told of each sentence: one that begins again tells them again."""
+    """The number of tokens of each sentence that the listener has: a sentence that begins again reports them again."""
 
 
 @dataclass
 class _Running:
-    """A sentence that a worker has."""
+    """A sentence that a worker decodes."""
 
     waiting: Waiting
     tokens: int
-    """Most slots of a row: source ids and tokens of the output."""
+    """The largest number of slots of a row: source ids and output tokens."""
     starts: int
 
 
@@ -80,17 +80,17 @@ class _Running:
 class _Worker:
     running: dict[Hashable, _Running] = field(default_factory=dict)
     rows: int = 0
-    """Of the sentences that it has."""
+    """The rows of its sentences."""
     drop: list[Hashable] = field(default_factory=list)
     steps: int = MOST_STEPS
-    """Since sentences began."""
+    """The steps since sentences last began."""
 
     def begin(self, running: _Running) -> None:
         self.running[running.waiting.sentence.key] = running
         self.rows += running.waiting.sentence.rows
 
     def end(self, key: Hashable) -> _Running | None:
-        """A sentence leaves; None where it has left before."""
+        """Remove a sentence; None if it was removed before."""
         running = self.running.pop(key, None)
         if running is not None:
             self.rows -= running.waiting.sentence.rows
@@ -101,8 +101,8 @@ class Scheduler:
     """The requests of one model.
 
     Args:
-        output_limit: no output of a source has more tokens, for the options.
-        clock: seconds, as `time.monotonic` gives them.
+        output_limit: the largest number of output tokens for a source and options.
+        clock: returns seconds, as `time.monotonic`.
     """
 
     def __init__(
@@ -137,12 +137,12 @@ class Scheduler:
 
         Args:
             sources: its sentences, at least one.
-            bulk: others go before it; see `scheduling/queue.py`.
-            streams: `listener.decided` is called.
-            timeout: seconds from now to its deadline; by default that of the serving options.
+            bulk: other requests take precedence; see `scheduling/queue.py`.
+            streams: call `listener.decided`.
+            timeout: seconds from now to the deadline; by default that of the serving options.
 
         Raises:
-            QueueFullError: there is no room for it, or it would wait longer than it may.
+            QueueFullError: the queue is full, or the request would wait longer than `max_wait`.
         """
         self._expire()
         tokens = sum(map(len, sources))
@@ -175,16 +175,17 @@ class Scheduler:
         return number
 
     def cancel(self, number: int) -> None:
-        """The caller of a request went away. Nothing is told of it any more; its sentences leave at the next step."""
+        """Cancel a request. Its listener is not called any more, and its sentences leave at the next step."""
         if self._remove(number) is not None:
             self.counters.cancelled += 1
         self._note()
 
     def expected_wait(self, *, bulk: bool = False) -> float:
-        """Seconds that a request which comes now will probably wait until it begins.
+        """The estimated number of seconds that a request would wait before it begins, if it arrived now.
 
-        What is before it, by the speed of the last seconds; at least the time that the first of its kind has waited so far,
-        which tells also before a speed is known, and where workers have stopped.
+        This is the number of queued tokens before it, divided by the speed of the last seconds. It is at least the time that
+        the first request of its kind has waited so far. That estimate also works before the speed is known, and when workers
+        have stopped.
         """
         since, speed = self._queue.waiting_since(bulk=bulk), self._speed.value()
         if since is None:
@@ -193,12 +194,12 @@ class Scheduler:
         return waited if speed is None else max(waited, self._queue.tokens_before(bulk=bulk) / speed)
 
     def retry_after(self) -> float:
-        """Seconds after which there is probably room in the queue: when half of what waits has begun."""
+        """The estimated number of seconds until the queue has room, i.e. until half of the queued tokens have begun."""
         speed = self._speed.value()
         return FIRST_ESTIMATE if speed is None else max(0.1, min(60.0, 0.5 * self._queue.tokens / speed))
 
     def close(self, error: Exception) -> None:
-        """End all requests with an error."""
+        """Fail all requests with an error."""
         for number in list(self._requests):
             self._fail(number, error)
         self._note()
@@ -206,11 +207,11 @@ class Scheduler:
     # For workers.
 
     def join(self, worker: int) -> None:
-        """A worker is there, and has nothing to do."""
+        """Add an idle worker."""
         self._workers[worker] = _Worker()
 
     def take(self, worker: int) -> Orders:
-        """What a worker does before its next step."""
+        """The orders for a worker before its next step."""
         self._expire()
         mine = self._workers[worker]
         drop, mine.drop = tuple(mine.drop), []
@@ -225,7 +226,7 @@ class Scheduler:
             tokens = len(sentence.source) + self._output_limit(sentence.source, sentence.options)
             longest, rows = max(longest, tokens), mine.rows + sentence.rows
             encoded += len(sentence.source)
-            # A sentence that is too large for a whole worker has one alone.
+            # A sentence that is too large for a worker's limits gets a worker of its own.
             fits = rows <= min(share, self._options.slots) and rows * longest <= self._options.cache_tokens
             if (mine.running and not fits) or (add and encoded > self._options.step_tokens):
                 break
@@ -240,7 +241,7 @@ class Scheduler:
         return Orders(tuple(add), drop)
 
     def report(self, worker: int, report: Report) -> None:
-        """A worker tells what it did."""
+        """Process the report of a worker."""
         mine = self._workers[worker]
         for rows, seconds in report.steps:
             self.counters.step_rows.add(rows)
@@ -251,7 +252,7 @@ class Scheduler:
                 self._decided(event)
                 continue
             running = mine.end(event.key)
-            if running is None:  # it was cancelled meanwhile
+            if running is None:  # it was cancelled in the meantime
                 continue
             self._starts.pop(event.key, None)
             if isinstance(event, Finished):
@@ -262,7 +263,7 @@ class Scheduler:
         self._note()
 
     def lose(self, worker: int) -> None:
-        """A worker ended. Its sentences begin again on another, unless they did so before."""
+        """Remove a worker that ended. Its sentences begin again on another worker, unless they did so before."""
         self.counters.restarts += 1
         gone = self._workers.pop(worker)
         for running in reversed(list(gone.running.values())):
@@ -277,11 +278,11 @@ class Scheduler:
         self._note()
 
     def idle(self) -> list[int]:
-        """The workers that have no sentence."""
+        """The workers without sentences."""
         return [number for number, worker in self._workers.items() if not worker.running]
 
     def _may_begin(self, worker: _Worker) -> bool:
-        """Whether enough sentences wait, and have room, to begin together; or they have waited long enough."""
+        """Whether enough sentences that fit wait to begin together, or sentences have waited long enough."""
         if worker.steps >= MOST_STEPS or not worker.rows:
             return True
         together = min(self._options.slots - worker.rows, self._queue.rows)
@@ -349,6 +350,6 @@ class Scheduler:
 
 def _worker_ended() -> UnavailableError:
     return UnavailableError(
-        "the workers that decoded this request ended, as the system does when memory runs out. Use fewer workers, or fewer "
-        "slots."
+        "the workers that decoded this request ended. The system ends workers when memory runs out. Use fewer workers, or "
+        "fewer slots."
     )
