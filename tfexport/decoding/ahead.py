@@ -32,7 +32,7 @@ class SearchAhead:
     """Decides at each step whether the runtime continues by itself.
 
     Args:
-    capabilities: the capabilities of the runtime.
+        capabilities: the capabilities of the runtime.
     """
 
     def __init__(self, rules: TokenRules, options: SearchOptions, capabilities: Capabilities):

@@ -49,8 +49,8 @@ def decode_windows(
     Args:
         max_batch_tokens: the largest number of source ids in a batch, padding included; by default `MOST_IDS`.
         windows: sources that may share batches, as many as may be in memory. With several workers the next window is read
-        before the outputs of this one are returned. None means that no window is available yet: the outputs of a window
-        that has begun are returned first.
+            before the outputs of this one are returned. None means that no window is available yet: the outputs of a window
+            that has begun are returned first.
     """
     size = pool.runtime.capacity.batch_size(batch_size, options.width)
     ahead = WINDOWS_AHEAD if pool.workers > 1 else 0

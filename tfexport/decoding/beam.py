@@ -190,7 +190,7 @@ class BeamBatch:
         """The sentences that are at their limit after each step, [steps, sentences]; None if no sentence is.
 
         Args:
-        first: the number of the token that the first of these steps adds.
+            first: the number of the token that the first of these steps adds.
         """
         if self._length < self._shortest_limit:
             return None
@@ -317,7 +317,7 @@ def let_go_on(found: Continuations, is_eos: NDArray[np.bool_], ending: IntArray,
     Args:
         found: contiguous arrays.
         is_eos: the candidates that end, [steps, sentences, candidates]. At least `beam` of each sentence do not end, except
-        where an end is forced: then other candidates of the sentence fill the places, because the sentence is over.
+            where an end is forced: then other candidates of the sentence fill the places, because the sentence is over.
         ending: the flat indices of ending candidates among the first `beam`; at least one.
     """
     candidates = is_eos.shape[2]

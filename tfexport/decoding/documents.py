@@ -34,8 +34,8 @@ class DocumentMaker:
     """Splits texts for a model.
 
     Args:
-    language: the code of the source language; None if unknown.
-    is_aligned: translations will have attention, so that tags can move with words.
+        language: the code of the source language; None if unknown.
+        is_aligned: translations will have attention, so that tags can move with words.
     """
 
     reader: Reader
@@ -140,7 +140,7 @@ def translate_units(
 
     Args:
         window: segments that are decoded together. A continued run begins with a whole window, so that its segments are in
-        the same batches as without the interruption.
+            the same batches as without the interruption.
         done: units whose results exist already.
         is_aligned: put tags into translations.
 
@@ -227,7 +227,7 @@ def aligned_of(result: Result, writer: Writer, text: str, *, is_aligned: bool, r
     None if there is no output, or the tokenizer cannot write it.
 
     Args:
-    rank: the rank of the output, from 0. If there are fewer outputs, the last one.
+        rank: the rank of the output, from 0. If there are fewer outputs, the last one.
     """
     if not result.hypotheses:
         return None

@@ -26,13 +26,13 @@ class Ends:
     """Candidates of some steps that end an output, at least one. They are ordered by sentence, then by step and rank.
 
     Args:
-    places: the flat indices of these candidates among those of all steps, ascending.
-    found: the continuations of the steps.
+        places: the flat indices of these candidates among those of all steps, ascending.
+        found: the continuations of the steps.
 
     Attributes:
-    groups, steps, ranks: the place of the sentence, the step and the rank of each end, each [ends].
-    rows: the sentence of each end, counted from 0 among the sentences that have an end, [ends].
-    firsts: the index of the first end of each of these sentences.
+        groups, steps, ranks: the place of the sentence, the step and the rank of each end, each [ends].
+        rows: the sentence of each end, counted from 0 among the sentences that have an end, [ends].
+        firsts: the index of the first end of each of these sentences.
         log_probs, parents, tokens: as in `Continuations`, [ends].
     """
 
@@ -85,9 +85,9 @@ class Known:
     """The finished hypotheses of some sentences, as far as the criterion needs them.
 
     Args:
-    scores: the best scores, ascending, [sentences, most]; -inf fills up missing ones.
-    counts: the number of finished hypotheses, [sentences].
-    ended_ranks: the ranks among a step's candidates at which an output has ended, [.., sentences, beam].
+        scores: the best scores, ascending, [sentences, most]; -inf fills up missing ones.
+        counts: the number of finished hypotheses, [sentences].
+        ended_ranks: the ranks among a step's candidates at which an output has ended, [.., sentences, beam].
     """
 
     def __init__(self, scores: Scores, counts: IntArray, ended_ranks: Flags):
@@ -102,9 +102,9 @@ class KnownBySteps(Known):
     """`Known` after each of some steps.
 
     Args:
-    known: the state before these steps.
-    new_scores: the scores of `ends`; -inf for ends that only continue a finished hypothesis.
-    ranks: the number of ranks in `ended_ranks`.
+        known: the state before these steps.
+        new_scores: the scores of `ends`; -inf for ends that only continue a finished hypothesis.
+        ranks: the number of ranks in `ended_ranks`.
     """
 
     def __init__(self, known: Known, ends: Ends, new_scores: Scores, ranks: int):
@@ -167,7 +167,7 @@ class FinishedHypotheses:
         Of two hypotheses with the same score the earlier one is better, and within a step the one of lower rank.
 
         Args:
-        ends: the candidates that end an output; None if there are none.
+            ends: the candidates that end an output; None if there are none.
             best_live: the log-probability of the best live hypothesis after each step, [steps, sentences].
             length: the number of tokens after the first step.
             at_limit: the sentences that are at their limit after each step, [steps, sentences]; None for none.

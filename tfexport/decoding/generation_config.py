@@ -94,7 +94,7 @@ def options_with_defaults(
     """`SearchOptions.of` the options that are `given`. With the profile `hf`, the file's defaults fill up the others.
 
     Args:
-    content: the content of the file; None if the bundle has none.
+        content: the content of the file; None if the bundle has none.
 
     Raises:
         TfexportError: as `SearchOptions.of`, or a setting of the file cannot be read.

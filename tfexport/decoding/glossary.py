@@ -55,8 +55,8 @@ class Glossary:
     """The terms of a glossary by their source phrases.
 
     Args:
-    terms: the terms by the words of their source phrases.
-    everywhere: phrases that are forbidden in all outputs.
+        terms: the terms by the words of their source phrases.
+        everywhere: phrases that are forbidden in all outputs.
     """
 
     terms: dict[Words, Term]
@@ -156,7 +156,7 @@ def read_glossary(path: Path, format: InputFormat, case: GlossaryCase = "exact")
 
     Raises:
         TfexportError: the file cannot be read, a line has another form, or two lines require different target phrases for
-        one source phrase.
+            one source phrase.
     """
     try:
         with open_regular(path) as file:

@@ -93,7 +93,7 @@ class LineTerms(Protocol):
         """A source without its marks, and its pieces.
 
         Raises:
-        Unreadable: an opening or closing mark has no counterpart.
+            Unreadable: an opening or closing mark has no counterpart.
         """
         ...
 
@@ -101,7 +101,7 @@ class LineTerms(Protocol):
         """A source whose outputs must contain its phrases.
 
         Raises:
-        Unreadable: the model cannot generate one of the phrases.
+            Unreadable: the model cannot generate one of the phrases.
         """
         ...
 
@@ -171,7 +171,7 @@ class Reader:
         """The lines of an input, with the prefixes of outputs and their required phrases.
 
         Raises:
-        TfexportError: the numbers of lines differ.
+            TfexportError: the numbers of lines differ.
         """
         plain = without_bom(raw)
         pairs = outputs.pairs(plain) if outputs else ((line, b"") for line in plain)
@@ -194,8 +194,8 @@ class TargetReader:
     """Reads prefixes of outputs, or whole outputs, as ids without bos. A forced first token is optional.
 
     Args:
-    whole: lines are whole outputs. Text and tokens get an eos; ids must already have theirs. Nothing is generated.
-    lines: the lines of outputs, one for each line of the input; None if they are in the input, after a tab.
+        whole: lines are whole outputs. Text and tokens get an eos; ids must already have theirs. Nothing is generated.
+        lines: the lines of outputs, one for each line of the input; None if they are in the input, after a tab.
     """
 
     config: ModelConfig
@@ -230,11 +230,11 @@ class TargetReader:
         """The ids of a part of an output; empty for an empty part.
 
         Args:
-        part: the name of the part in errors.
-        is_inside: the part follows other words.
+            part: the name of the part in errors.
+            is_inside: the part follows other words.
 
         Raises:
-        Unreadable: the part cannot be read, or has a word that the vocabulary lacks.
+            Unreadable: the part cannot be read, or has a word that the vocabulary lacks.
         """
         config = self.config
         most = most_bytes(config.max_target_length)
@@ -261,7 +261,7 @@ class TargetReader:
         """Each input line with the prefix of its output.
 
         Raises:
-        TfexportError: the numbers of lines differ.
+            TfexportError: the numbers of lines differ.
         """
         if self.lines is None:
             for line in lines:
@@ -283,7 +283,7 @@ def ids_in(
     Args:
         is_inside: the line is text from the middle of a sentence.
 
-        Raises:
+    Raises:
         Unreadable: the line is empty, or contains something that is not an id.
     """
     if format == "ids":
@@ -329,7 +329,7 @@ def read_pairs(
     """The ids of the lines that can be decoded, and their targets, if there are any.
 
     Raises:
-    TfexportError: no line can be decoded, the numbers of targets and lines differ, or a target is not UTF-8.
+        TfexportError: no line can be decoded, the numbers of targets and lines differ, or a target is not UTF-8.
     """
     sources, wanted, left_out = [], [], 0
     ends = without_bom(targets) if targets is not None else None

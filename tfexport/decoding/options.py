@@ -244,7 +244,7 @@ class BaseSearchOptions(Options):
 
         Args:
             token_ids: converts tokens of the target vocabulary, separated by spaces, to ids; for options whose values are
-            tokens.
+                tokens.
 
         Raises:
             TfexportError: an option does not exist, its value has a wrong type or is out of range, or a token is unknown.

@@ -21,9 +21,9 @@ class Glued:
     Tokens inside another required phrase are allowed: `New` may be required together with `New@@ ton`.
 
     Args:
-    after: phrases, with the ids that may not follow them because they continue the phrase's last word.
-    unfinished: ids whose word continues with the next token.
-    before: first ids of phrases, which may not follow an unfinished id, with the unfinished ids that they may follow.
+        after: phrases, with the ids that may not follow them because they continue the phrase's last word.
+        unfinished: ids whose word continues with the next token.
+        before: first ids of phrases, which may not follow an unfinished id, with the unfinished ids that they may follow.
     """
 
     after: list[tuple[Ids, IntArray]]

@@ -24,7 +24,7 @@ class ReadAhead(Generic[Item]):
     The thread ends with the source, or at the next item after the end of the block. Nothing waits for a silent source.
 
     Args:
-    most: the largest number of items to store until they are taken.
+        most: the largest number of items to store until they are taken.
     """
 
     def __init__(self, items: Iterator[Item], most: int):

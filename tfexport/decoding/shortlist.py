@@ -85,11 +85,11 @@ def read_shortlist(
     """Read a file of one of the three kinds. The words of a side without vocabulary are ids.
 
     Args:
-    first: for a lexicon, the number of ids from 0 that are always allowed.
-    best: for a lexicon, the number of most probable words for each source word.
+        first: for a lexicon, the number of ids from 0 that are always allowed.
+        best: for a lexicon, the number of most probable words for each source word.
 
     Raises:
-    TfexportError: the file cannot be read, a line is of another kind than the first, or the vocabularies lack all words.
+        TfexportError: the file cannot be read, a line is of another kind than the first, or the vocabularies lack all words.
     """
     lines = _lines(path)
     begin = next(lines, None)

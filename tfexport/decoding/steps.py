@@ -64,10 +64,10 @@ class SearchBatch(Protocol):
         """Continue with the results of a step of `tokens`.
 
         Returns:
-        For each row of the next step, the row of this step that it continues, [rows]; None if each row continues itself.
+            For each row of the next step, the row of this step that it continues, [rows]; None if each row continues itself.
 
         Raises:
-        TfexportError: the runtime returned numbers that are not finite, or an output can neither continue nor end.
+            TfexportError: the runtime returned numbers that are not finite, or an output can neither continue nor end.
         """
         ...
 
@@ -76,12 +76,12 @@ class SearchBatch(Protocol):
         length limit, are dropped.
 
         Args:
-        found: the results, [steps, sentences, candidates]. The search owns them from now on, and may change them.
-        begin: called with the next request of `ask_ahead`, for all sentences that the batch has now, as soon as some of
-        them certainly continue. The others may leave afterwards.
+            found: the results, [steps, sentences, candidates]. The search owns them from now on, and may change them.
+            begin: called with the next request of `ask_ahead`, for all sentences that the batch has now, as soon as some of
+                them certainly continue. The others may leave afterwards.
 
         Returns:
-        As `advance`. The runtime has already reordered the beams.
+            As `advance`. The runtime has already reordered the beams.
 
         Raises:
             TfexportError: as `advance`.

@@ -116,7 +116,7 @@ def stream_lines(
     """Decode `lines` one by one. Yields the steps of each line and then its result, which is that of `translate`.
 
     Raises:
-    TfexportError: the options request more than one output per line, or the numbers of lines and prefixes differ.
+        TfexportError: the options request more than one output per line, or the numbers of lines and prefixes differ.
     """
     refuse_several(options)
     for number, line in enumerate(reader.lines(lines, outputs), start=1):
@@ -178,7 +178,7 @@ class GrowingText:
     Text that was returned never changes. So only text that no later token can change is returned.
 
     Args:
-    text: converts the ids of an output to its text.
+        text: converts the ids of an output to its text.
     """
 
     def __init__(self, text: Callable[[Sequence[int]], str], tokenizer: TextTokenizer | None):

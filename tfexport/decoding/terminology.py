@@ -44,7 +44,7 @@ class Terminology:
         """The terms for a search. Without beam search, lines with required phrases are marked.
 
         Raises:
-        TfexportError: the search is not a beam search, and lines have their own phrases.
+            TfexportError: the search is not a beam search, and lines have their own phrases.
         """
         if self.columns or self.phrases is not None:
             require_beam(options)
@@ -76,7 +76,7 @@ class Terminology:
         """`for_search`, with `require_format` and `require_readable` for sources of a format.
 
         Raises:
-        TfexportError: as these.
+            TfexportError: as these.
         """
         self.require_format(format)
         self.require_readable()
@@ -96,7 +96,7 @@ class Terminology:
             pairs: sources and prefixes of outputs. Phrases may follow them on the same line.
             has_prefixes: the prefixes of outputs are in the input too.
 
-            Raises:
+        Raises:
             TfexportError: the numbers of lines of the input and of phrases differ.
         """
         if self.phrases is not None:
@@ -143,7 +143,7 @@ class Terminology:
         """A source whose outputs must contain its phrases.
 
         Raises:
-        Unreadable: the model cannot generate one of the phrases.
+            Unreadable: the model cannot generate one of the phrases.
         """
         required = [self._required(phrase) for phrase in phrases if phrase.strip()]
         never: list[str] = []

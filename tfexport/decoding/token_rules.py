@@ -1,8 +1,8 @@
-"""Which tokens may come next, how likely they are, and which of them a search considers.
+"""The rules about the next token: which tokens are allowed, their probabilities, and the candidates of a search.
 
-Where the rules are the same for all rows, as for suppressed tokens, the runtime's own ranking (`Runtime.best`) is enough:
-the search requests some more tokens, and drops those that are banned. Rules that depend on a row's past tokens, on its
-source or on all probabilities need the logits of the step.
+If the rules are the same for all rows, as for suppressed tokens, the runtime's own ranking (`Runtime.best`) is enough: the
+search requests some more tokens, and drops the banned ones. Rules that depend on a row's past tokens, on its source or on
+all probabilities need the logits of the step.
 """
 
 from __future__ import annotations
@@ -29,27 +29,28 @@ from tfexport.runtimes.base import Argmax, Ask, Best, FloatArray, IntArray, Runt
 NO_HISTORY: IntArray = np.empty((0, 0), dtype=np.int64)
 LogProbs = NDArray[np.float64]
 History = Callable[[int, IntArray], IntArray]
-"""For a length, and the index of the source of each group of rows: the tokens of each row before this length, bos first,
-[rows, length]. It is called only where a rule needs it."""
+"""Takes a length, and the index of the source of each group of rows. Returns the tokens of each row before this length, bos
+first, [rows, length]. It is called only if a rule needs it."""
 
 
 @dataclass(frozen=True)
 class CommonRules:
-    """The rules that all searches of a model with the same options have in common.
+    """The rules that all searches of a model with the same options share.
 
     Raises:
         TfexportError: an option suppresses eos, or an id that the model does not have.
     """
 
     banned: dict[tuple[bool, bool], tuple[int, ...]]
-    """The ids that no row may have, each once: where an end would come too early, or not; as the first token, or not."""
+    """The banned ids of all rows, without duplicates, by two flags: whether an end would be too early, and whether this is
+    the first token."""
     end_ids: tuple[int, ...]
     history_rules: list[type[HistoryRule]]
 
     @classmethod
     @lru_cache(maxsize=64)
     def of(cls, config: ModelConfig, options: SearchOptions) -> CommonRules:
-        """The rules of a model and of options; once for all batches."""
+        """The rules for a model and options, computed once for all batches."""
         never, ends = suppressed_ids(config, options), options.end_ids(config)
         first = (*options.suppress_first, *config.suppressed_first_ids)
         banned = {
@@ -61,7 +62,7 @@ class CommonRules:
 
 
 def _prefixes(sources: Sequence[Source], forced_first_id: int) -> IntArray:
-    """The token that is given at each position, -1 where none is, [sources, longest]."""
+    """The forced token at each position, or -1, [sources, longest]."""
     first = [forced_first_id] * (forced_first_id >= 0)
     if not any(map(attrgetter("prefix"), sources)):
         return np.full((len(sources), len(first)), forced_first_id, dtype=np.int64)
@@ -76,7 +77,7 @@ class TokenRules:
     """The rules of one search.
 
     Args:
-        limits: the largest number of tokens of each source's outputs, [batch].
+        limits: the largest number of output tokens for each source, [batch].
 
     Raises:
         TfexportError: an option suppresses eos, or an id that the model does not have.
@@ -99,21 +100,21 @@ class TokenRules:
         has_phrases = bool(self._phrases) or any(map(attrgetter("required"), sources))
         self._always_needs_logits = bool(options.samples or self._history_rules or has_phrases)
         self._eos_at_limit = ends_at_limit(options)
-        # Longer outputs than this have nothing given, and no end or first token that is banned: all steps are alike. Never
-        # so where the limit or a probability that others share decides.
+        # After this length no token is forced, and no ban on the end or the first token applies, so all steps have the same
+        # rules. This never holds if the limit or renormalised probabilities matter.
         special = (self._prefix.shape[1], self._largest_min_length, options.min_new_tokens, 2)
         differs = self._eos_at_limit or options.search_profile.renormalises
         self._settled = math.inf if differs else max(special)
         self._settled_asks: dict[int, Ask] = {}
-        # Transformers penalises log-probabilities in beam search; the paper and all others penalise logits.
+        # Transformers penalises log-probabilities in beam search; the paper and all other toolkits penalise logits.
         self._penalises_logits = options.beam == 1 or options.search_profile.renormalises
 
     def asks(self, count: int, length: int, sentences: IntArray) -> Ask:
-        """What a step has to tell, so that `best` finds the `count` best tokens of each row.
+        """The outputs that a step must return, so that `best` finds the `count` best tokens of each row.
 
         Args:
-            length: the number of tokens of the output with the new token.
-            sentences: [sentences], the index of the source of each group of rows.
+            length: the number of output tokens, including the new token.
+            sentences: the index of the source of each group of rows, [sentences].
         """
         if length <= self._settled:
             return self._asks(count, length, sentences)
@@ -135,13 +136,13 @@ class TokenRules:
     def best(
         self, told: Told, ask: Ask, count: int, length: int, sentences: IntArray, history: History
     ) -> Best | Argmax:
-        """The `count` best tokens of each row; when sampling, the one token that is drawn.
+        """The `count` best tokens of each row, or the one sampled token.
 
-        A token that cannot come, and only fills up a row of a small vocabulary, has log-probability -inf. Where the search
-        needs no probabilities, and the runtime is faster without them, the token comes with its logit.
+        A banned token that only fills up a row of a small vocabulary has log-probability -inf. If the search needs no
+        probabilities, and the runtime is faster without them, the token has its logit instead.
 
         Args:
-            told: what the step told, which was asked for `ask`.
+            told: the outputs of the step for the request `ask`.
             length, sentences: as in `asks`.
 
         Raises:
@@ -158,20 +159,24 @@ class TokenRules:
         return self.ranked(self.log_probs(told, ask, length, sentences, history), count, length, sentences)
 
     def ranked(self, log_probs: LogProbs, count: int, length: int, sentences: IntArray) -> Best:
-        """`best` of the log-probabilities that `log_probs` gives."""
+        """`best` from the log-probabilities of `log_probs`."""
         if self._options.samples:
             ids = draw(log_probs, self._random.uniform(sentences, length), self._options)[:, None]
         else:
             ids = top_k(log_probs, min(count, log_probs.shape[1]))
         forced = np.repeat(self.forced_tokens(length, sentences), len(log_probs) // len(sentences))
-        ids[:, 0] = np.where(forced >= 0, forced, ids[:, 0])  # also where its probability is 0, as all others' is then
+        ids[:, 0] = np.where(
+            forced >= 0, forced, ids[:, 0]
+        )  # even if its probability is 0, because that of all others is 0 too
         return Best(np.take_along_axis(log_probs, ids, axis=1), ids)
 
     def _argmax(self, best: Argmax, banned: tuple[int, ...], *, is_forced: bool) -> Argmax:
         if is_forced:
             require_finite(best.logits)
             return Argmax(np.zeros_like(best.logits), np.full_like(best.ids, self.config.forced_first_id))
-        if math.isfinite(best.logits.sum()):  # so all of them are; if only the sum is not, the check below passes
+        if math.isfinite(
+            best.logits.sum()
+        ):  # a finite sum has finite terms; if only the sum overflows, the check below passes
             return best
         impossible = best.logits == -np.inf
         require_finite(best.logits[~impossible] if banned else best.logits)
@@ -179,8 +184,8 @@ class TokenRules:
         return Argmax(np.where(ends, 0.0, best.logits), np.where(ends, self.config.eos_id, best.ids))
 
     def possible(self, phrases: Iterable[Ids], index: int) -> list[Ids]:
-        """Those of the required phrases of source `index` that its outputs can have, one after the other: a phrase that a
-        rule never lets come beside those before it is left out.
+        """The required phrases of source `index` that its outputs can contain. A phrase that a rule excludes, given the
+        phrases before it, is left out.
         """
         kept: list[Ids] = []
         never = {*self._common.banned[False, False], *self._end_ids}
@@ -193,8 +198,8 @@ class TokenRules:
         return kept
 
     def banned_ahead(self, length: int, sentences: IntArray, steps: int) -> tuple[tuple[int, ...], ...] | None:
-        """The ids that no row may have as token `length` and the next ones, `steps` in all; None where these steps need more
-        than the best tokens.
+        """The banned ids of all rows for token `length` and the following ones, `steps` in all. None if these steps need
+        more than the best tokens.
         """
         lengths = range(length, length + steps)
         if length == 1 and self.config.forced_first_id >= 0:
@@ -207,7 +212,7 @@ class TokenRules:
         return tuple(banned)
 
     def forced_tokens(self, length: int, sentences: IntArray) -> IntArray:
-        """Token `length` of these sources where it is given, whatever its probability, and -1 elsewhere; [sentences]."""
+        """The forced token `length` of each of these sources, whatever its probability, or -1; [sentences]."""
         forced = np.where(self._must_end(length, sentences), self.config.eos_id, -1)
         if length > self._prefix.shape[1]:
             return forced
@@ -215,17 +220,17 @@ class TokenRules:
         return np.where(prefix >= 0, prefix, forced)
 
     def _must_end(self, length: int, sentences: IntArray) -> NDArray[np.bool_]:
-        """Which of these sources may have nothing but eos as token `length`."""
+        """Flags for the sources whose token `length` must be eos."""
         return (self._limits[sentences] == length) & self._eos_at_limit
 
     def _is_before_end(self, length: int, sentences: IntArray) -> NDArray[np.bool_]:
-        """Which of these sources may not have eos as token `length` by a rule of their own."""
+        """Flags for the sources whose own rules ban eos as token `length`."""
         if self._min_lengths is None or length > self._largest_min_length:
             return np.zeros(len(sentences), dtype=bool)
         return np.asarray(length <= self._min_lengths[sentences])
 
     def _banned(self, length: int) -> tuple[int, ...]:
-        """The ids that no row may have as token `length`, each once."""
+        """The banned ids of all rows for token `length`, without duplicates."""
         first = 2 if self.config.forced_first_id >= 0 else 1
         return self._common.banned[length <= self._options.min_new_tokens, length == first]
 
@@ -239,7 +244,7 @@ class TokenRules:
         )
 
     def log_probs(self, logits: FloatArray, ask: Ask, length: int, sentences: IntArray, history: History) -> LogProbs:
-        """Log-probabilities [rows, vocab] after all rules, -inf for what may not come; see `best`."""
+        """Log-probabilities [rows, vocab] after all rules, -inf for banned tokens; see `best`."""
         require_finite(logits.max(axis=1))
         options, eos, vocabulary = self._options, self.config.eos_id, np.arange(logits.shape[1])
         of_rows = np.repeat(sentences, len(logits) // len(sentences))
@@ -257,7 +262,7 @@ class TokenRules:
             rule.ban(options, allowed, past, sources)
         if self._phrases:
             self._phrases.ban(allowed, past, of_rows.tolist())
-        # Where nothing may come any more an output ends, as in `drop_banned`.
+        # If all tokens are banned, the output ends, as in `drop_banned`.
         stuck = ~(allowed & (log_probs > -np.inf)).any(axis=1)
         allowed[stuck] = vocabulary == eos
         if options.force_eos:
@@ -277,17 +282,17 @@ class TokenRules:
 
 
 def uses_argmax(runtime: Runtime[Any], options: SearchOptions, source: Source) -> bool:
-    """Whether the search of a source asks for nothing but the best token of each step."""
+    """Whether the search of a source needs only the best token of each step."""
     return tells_best_only(runtime, options) and not has_own_rules(source)
 
 
 def tells_best_only(runtime: Runtime[Any], options: SearchOptions) -> bool:
-    """Whether searches of sources without rules of their own ask for nothing but the best token of each step."""
+    """Whether searches of sources without own rules need only the best token of each step."""
     return options.best_only and runtime.capabilities.argmax
 
 
 def has_own_rules(source: Source) -> bool:
-    """Whether the search of a source needs logits, or with a shortlist another graph."""
+    """Whether the search of a source needs logits, or another graph because of a shortlist."""
     has_phrases = source.required or source.forbidden
     return bool(source.prefix or source.least or has_phrases or source.candidates is not None)
 
@@ -298,7 +303,7 @@ def ends_at_limit(options: SearchOptions) -> bool:
 
 
 def log_softmax(logits: NDArray[Any]) -> LogProbs:
-    """Log-probabilities of `logits` [.., vocab], each row of which has a finite one, in float64."""
+    """Log-probabilities of `logits` [.., vocab] in float64. Each row must have a finite logit."""
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return shifted
@@ -308,9 +313,9 @@ def drop_banned(best: Best, banned: Sequence[int], count: int, *, eos: int) -> B
     """The `count` best tokens of each row that are not `banned`; `eos` where all possible tokens are banned. Where `eos` is
     impossible too, all have log-probability -inf.
 
-    `best` has `count` and as many tokens as are banned, or the whole vocabulary. The log-probabilities do not change.
+    `best` has `count` tokens plus the number of banned ones, or the whole vocabulary. The log-probabilities do not change.
     """
-    # Mostly eos alone, for which NumPy's `isin` takes as long as a small model's layer.
+    # Usually only eos is banned, for which NumPy's `isin` takes as long as a small model's layer.
     is_banned = best.ids == banned[0] if len(banned) == 1 else np.isin(best.ids, banned)
     if not is_banned.any():
         return Best(best.log_probs[:, :count], best.ids[:, :count])
@@ -318,7 +323,7 @@ def drop_banned(best: Best, banned: Sequence[int], count: int, *, eos: int) -> B
         kept = ~is_banned  # at least `count` of each row, all of them possible
         kept &= kept.cumsum(axis=1) <= count
         return Best(best.log_probs[kept].reshape(-1, count), best.ids[kept].reshape(-1, count))
-    # Such a row has more tokens than are banned, so it has every possible token, and `eos` with them.
+    # Such a row has more tokens than are banned, so it has every possible token, including `eos`.
     stuck = ~((best.log_probs > -np.inf) & ~is_banned).any(axis=1)
     is_banned[stuck] = best.ids[stuck] != eos
     # A stable sort by "is banned" keeps the order of the others.
@@ -351,21 +356,23 @@ def suppressed_ids(config: ModelConfig, options: SearchOptions) -> list[int]:
             )
     if config.eos_id in given or (config.eos_id,) in options.bad_words:
         raise TfexportError("the end of a sentence cannot be suppressed. Use --min-length for longer outputs.")
-    # In some models eos is the padding or the unknown token too; then it is an output.
+    # In some models eos is also the padding or the unknown token. Then it may be generated.
     by_profile = {special[name] for name in options.search_profile.suppresses} - {*options.end_ids(config), -1}
     return [*options.suppress, *config.suppressed_ids, *by_profile]
 
 
 def require_finite(values: NDArray[Any]) -> None:
     """Raises: TfexportError if any of the `values`, logits or log-probabilities, is NaN or infinite."""
-    if not math.isfinite(values.sum(dtype=np.float64)):  # one call; a sum of float32's numbers is finite in float64
+    if not math.isfinite(
+        values.sum(dtype=np.float64)
+    ):  # one call: a sum of finite float32 numbers is finite in float64
         raise TfexportError(
-            "the model gave logits that are not finite numbers. Compare this runtime with `tfexport parity`, and check "
+            "the model returned logits that are not finite numbers. Compare this runtime with `tfexport parity`, and check "
             "the checkpoint's weights for NaN or infinity."
         )
 
 
 def require_numbers(log_probs: LogProbs) -> None:
-    """Raises: TfexportError if one of these is NaN. A token of probability 0 has -inf."""
+    """Raises: TfexportError if a log-probability is NaN. A token of probability 0 has -inf."""
     if math.isnan(log_probs.min()):
         require_finite(log_probs)

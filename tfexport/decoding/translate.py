@@ -232,7 +232,7 @@ def translate(
         outputs: reads the prefixes of outputs.
         shortlist: the words that outputs may contain; by default all.
         live: return each result without waiting for later lines. A thread reads the lines, and a window has those that
-        have arrived.
+            have arrived.
 
     Raises:
         TfexportError: there are fewer lines than `done`, or the numbers of lines and prefixes differ.

@@ -1,7 +1,7 @@
-"""Workers: several searches at once over one runtime, whose weights are in memory once.
+"""Workers: concurrent searches over one runtime, with one copy of the weights in memory.
 
-On a CPU several workers of one thread beat one worker of several threads, because nothing in a step has to wait for
-anything else.
+On a CPU, several workers with one thread are faster than one worker with several threads, because no part of a step waits
+for another.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from tfexport.system.processes import end_with_parent, return_freed_memory, usab
 CAN_FORK = sys.platform == "linux"
 
 SECONDS_TO_END = 5
-"""For the thread of the process pool, after its processes were killed; it takes some milliseconds."""
+"""Time limit for the end of the process pool's thread after its processes were killed; it takes some milliseconds."""
 
 Given = TypeVar("Given")
 Batch = Sequence[Source | Sequence[int]]
 Outputs = list[list[list[Hypothesis]]]
-"""The hypotheses of each source of each batch."""
+"""The hypotheses for each source of each batch."""
 
 
 @dataclass(frozen=True)
 class CpuSplit:
-    """How the CPUs are used: `workers` searches at once, each with `threads` threads."""
+    """The division of the CPUs: `workers` concurrent searches with `threads` threads each."""
 
     workers: int
     threads: int
@@ -50,10 +50,10 @@ class CpuSplit:
 
     @classmethod
     def choose(cls, workers: int | None, threads: int | None, *, at_once: bool) -> CpuSplit:
-        """The requested split; a number that is None is chosen for the CPUs that this process may use.
+        """The requested split. A number that is None is chosen for the CPUs that this process may use.
 
         Args:
-            at_once: many sentences wait to be decoded. If not, all CPUs work on one batch.
+            at_once: many sentences are available. Otherwise all CPUs work on one batch.
         """
         cpus = usable_cpus()
         if workers is None:
@@ -62,15 +62,14 @@ class CpuSplit:
 
 
 class WorkerPool:
-    """Workers that search over one runtime at once.
+    """Workers that search concurrently over one runtime.
 
-    They are forks of this process where that is possible, which share its memory as long as none writes to it, and threads
-    elsewhere. A step of a small model takes less time than Python's threads need to take turns. A single worker is this
-    process itself.
+    Workers are forks of this process if possible, which share its memory until one writes to it; otherwise they are threads.
+    (A step of a small model takes less time than a switch between Python's threads.) A single worker is this process itself.
 
     Args:
-        options: of the searches that the runtime is prepared for; other searches load what they need when they begin.
-        forks: False for threads in any case.
+        options: the options of the searches to prepare the runtime for. Other searches load what they need when they begin.
+        forks: False to use threads in any case.
     """
 
     def __init__(self, runtime: Runtime[Any], workers: int, options: SearchOptions, *, forks: bool = True):
@@ -78,12 +77,12 @@ class WorkerPool:
         self._pool: Executor | None = None
         self._processes: list[BaseProcess] = []
         self._stopped = Event()
-        # Now, not in the first search: another bundle may lie there by then.
+        # Load now, not in the first search: another bundle may be in the folder by then.
         runtime.prepare(options.needs)
         if workers == 1:
             return
         if forks and CAN_FORK and runtime.capabilities.fork:
-            # A garbage collection writes to every object that it visits, and memory that is written to is not shared.
+            # A garbage collection writes to every object that it visits, and written memory is no longer shared.
             gc.freeze()
             context = multiprocessing.get_context("fork")
             self._pool = ProcessPoolExecutor(
@@ -99,7 +98,7 @@ class WorkerPool:
         self.close(at_once=kind is not None)
 
     def close(self, *, at_once: bool = False) -> None:
-        """End the workers, when they are done or `at_once`: a batch may take many seconds."""
+        """End the workers after their current work, or `at_once`: a batch may take many seconds."""
         if self._pool is None:
             return
         self._stopped.set()
@@ -109,14 +108,14 @@ class WorkerPool:
             for process in self._processes:
                 process.kill()
         killed = at_once and self._processes
-        # Until it has ended, Python's exit may write into a pipe that it closes, and print a traceback.
+        # Before this thread has ended, Python's exit may write into a pipe that the thread closes, and print a traceback.
         manager = getattr(self._pool, "_executor_manager_thread", None)
         self._pool.shutdown(wait=not killed, cancel_futures=True)
         if killed and manager is not None:
-            manager.join(SECONDS_TO_END)  # not for ever: it waits for the answers of killed workers
+            manager.join(SECONDS_TO_END)  # with a time limit: the thread waits for the answers of killed workers
 
     def search(self, batches: Sequence[Batch], options: SearchOptions) -> Future[Outputs]:
-        """Let the next free worker decode `batches`, one after the other.
+        """Let the next free worker decode `batches` in order.
 
         Raises:
             TfexportError: the system or a user ended a worker process. The future may raise BrokenProcessPool for the same
@@ -131,7 +130,7 @@ class WorkerPool:
         return done
 
     def begin(self) -> None:
-        """Make the processes now, and not with the first search."""
+        """Start the processes now instead of with the first search."""
         if isinstance(self._pool, ProcessPoolExecutor):
             self._submitted(self._pool, os.getpid)
 
@@ -148,13 +147,13 @@ class WorkerPool:
 
 
 _runtime: Runtime[Any] | None = None
-"""The runtime of a worker process, which came with the fork."""
+"""The runtime of a worker process, inherited by the fork."""
 
 
 def _begin_process(runtime: Runtime[Any], parent: int) -> None:
     global _runtime
     end_with_parent()
-    if os.getppid() != parent:  # the parent ended before
+    if os.getppid() != parent:  # the parent has ended already
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

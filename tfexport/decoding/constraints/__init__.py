@@ -1,1 +1,1 @@
-"""Lexically constrained beam search: outputs that have required phrases (Post & Vilar 2018; Hu et al. 2019)."""
+"""Lexically constrained beam search: outputs contain required phrases (Post & Vilar 2018; Hu et al. 2019)."""

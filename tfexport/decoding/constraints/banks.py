@@ -3,7 +3,7 @@
     banks 3 3 3 2 2 2 1 1 0      candidates by bank and, in a bank, by score
     order 0 4 7 1 5 8 2 6 3      the best of each bank, then the second of each, and so on
 
-So hypotheses that are far with their phrases do not have to compete with those that never began.
+So hypotheses with many phrase tokens do not compete with hypotheses that have none.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from tfexport.decoding.token_rules import LogProbs
 from tfexport.runtimes.base import IntArray
 
 BANK_WEIGHT = 100.0
-"""fairseq sorts by bank with this weight beside the log-probability, which is nearly the same as bank first."""
+"""fairseq sorts by the bank times this weight plus the log-probability, which is nearly the same as by bank first."""
 
 
 def allocated(log_probs: LogProbs, banks: IntArray) -> IntArray:
     """The order of candidates in a beam: round-robin over their banks, the fullest bank first.
 
-    Among equals the one that comes first stays first. All as in fairseq 0.12 (`LexicallyConstrainedBeamSearch`), also where
-    a bank is found in several runs, because its log-probabilities are more than `BANK_WEIGHT` apart: each run begins anew.
+    The sort is stable. The order equals that of fairseq 0.12 (`LexicallyConstrainedBeamSearch`), even if a bank occurs in
+    several runs because its log-probabilities are more than `BANK_WEIGHT` apart. Then each run counts as a new bank.
 
     Args:
-        log_probs: of each candidate, [candidates], finite.
-        banks: [candidates]
+        log_probs: the finite log-probability of each candidate, [candidates].
+        banks: the bank of each candidate, [candidates].
     """
     count = len(banks)
     by_bank = np.argsort(-(BANK_WEIGHT * banks + log_probs), kind="stable")

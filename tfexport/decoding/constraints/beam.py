@@ -1,4 +1,4 @@
-"""Beam search with required phrases: an output may end when it has all of them.
+"""Beam search with required phrases: an output may end when it contains all of them.
 
     candidates = the 2 * beam best continuations of the live hypotheses
                + the best one of each live hypothesis
@@ -6,9 +6,9 @@
     candidates = the first 2 * beam of them, round-robin over banks              constraints/banks.py
     live, finished: as in beam search
 
-The fullest bank always has a place, and one more phrase token each step: after as many steps as the phrases have tokens, a
-hypothesis has all of them, however unlikely, unless a rule gives one of these tokens probability 0. So phrases are met where
-the length limit has room for them.
+The fullest bank always has a place in the beam, and gets one more phrase token in each step. So after as many steps as the
+phrases have tokens, a hypothesis has all of them, however unlikely, unless a rule gives one of these tokens probability 0.
+Outputs therefore contain the phrases if the length limit has room for them.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Flags = NDArray[np.bool_]
 class ConstrainedBeamBatch(BeamBatch):
     """A `BeamBatch` of sentences with required phrases.
 
-    A phrase that a rule never lets come is left out. Where the others have no room, the hypotheses that are farthest are
-    outputs. Both tell what they lack.
+    A phrase that a rule excludes is left out. If the length limit has no room for the other phrases, the hypotheses with the
+    most phrase tokens become outputs. In both cases the outputs list the phrases that they lack.
 
     Args:
-        phrases: of each sentence.
+        phrases: the required phrases of each sentence.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class ConstrainedBeamBatch(BeamBatch):
         super().__init__(rules, limits, options, trace)
         self._phrases = phrases
         self._lacks: set[int] = set()
-        """Sources whose hypotheses may lack phrases."""
+        """The sources whose hypotheses may lack phrases."""
         self._states = [[self._first_state(index)] * options.beam for index in range(len(phrases))]
-        """Of the live hypotheses of each source."""
+        """The states of the live hypotheses of each source."""
 
     def _first_state(self, index: int) -> ConstraintState:
         possible = self._rules.possible((phrase.ids for phrase in self._phrases[index]), index)
@@ -71,22 +71,22 @@ class ConstrainedBeamBatch(BeamBatch):
         return found
 
     def _best_live(self, found: Continuations) -> LogProbs:
-        # The first one is that of the fullest bank.
+        # The first hypothesis is that of the fullest bank.
         return np.asarray(found.log_probs[..., : self._beam].max(axis=-1))
 
     def _continuations(self, told: Told, length: int) -> Continuations:
         if self._length:
             self._follow()
-        if isinstance(told, Best):  # the first token of every output is given
+        if isinstance(told, Best):  # the first token of every output is forced
             return super()._continuations(told, length)
-        assert not isinstance(told, Argmax)  # the rules ask for logits
+        assert not isinstance(told, Argmax)  # the rules request logits
         log_probs = self._rules.log_probs(told, self._ask, length, self.sentences, self._history)
         before_the_end = np.repeat(~self._met().ravel()[:, None], len(self._end_ids), axis=1)
         ends = log_probs[:, self._end_ids]
         log_probs[:, self._end_ids] = np.where(before_the_end, -np.inf, ends)
         stuck = self._stuck(log_probs)
         if stuck.any():
-            # Nothing but the end may come, at the limit or by a rule, and nothing has ended: so let it end as it is.
+            # Only the end is allowed, at the limit or by a rule, and nothing has ended: end without the phrases.
             self._lacks.update(self.sentences[stuck].tolist())
             given_up = stuck.repeat(self._beam)[:, None]
             log_probs[:, self._end_ids] = np.where(before_the_end & ~given_up, -np.inf, ends)
@@ -97,7 +97,7 @@ class ConstrainedBeamBatch(BeamBatch):
         return self._narrowed(ranked)
 
     def _follow(self) -> None:
-        """Advance the states by what the last step chose."""
+        """Advance the states by the tokens that the last step chose."""
         tokens = self.tokens.reshape(-1, self._beam).tolist()
         for index, parents, of_beam in zip(self.sentences.tolist(), self._parents.tolist(), tokens, strict=True):
             states = self._states[index]
@@ -106,16 +106,16 @@ class ConstrainedBeamBatch(BeamBatch):
             ]
 
     def _met(self) -> Flags:
-        """Which live hypotheses have all phrases, [sentences, beam]."""
+        """Flags for the live hypotheses with all phrases, [sentences, beam]."""
         return np.array([[state.met for state in self._states[index]] for index in self.sentences.tolist()], dtype=bool)
 
     def _stuck(self, log_probs: LogProbs) -> Flags:
-        """Which sentences have no finished hypothesis and no live one that may go on, [sentences]."""
+        """Flags for the sentences without a finished hypothesis and without a live one that may continue, [sentences]."""
         goes_on = log_probs.max(axis=1).reshape(self._log_probs.shape) + self._log_probs > -np.inf
         return np.asarray(~goes_on.any(axis=1) & (self._finished.count[self.sentences] == 0))
 
     def _allocate(self, group: int, ranked: Continuations, best: Best, log_probs: LogProbs, length: int) -> None:
-        """Let the candidates of a sentence, which are its best continuations in `ranked`, share the beam by their banks."""
+        """Allocate the beam of a sentence to its candidates by their banks, in place in `ranked`."""
         index, live = int(self.sentences[group]), np.flatnonzero(self._log_probs[group] > -np.inf)
         states, first_row = self._states[index], group * self._beam
         pairs = {*zip(ranked.parents[group].tolist(), ranked.tokens[group].tolist(), strict=True)}
@@ -127,13 +127,13 @@ class ConstrainedBeamBatch(BeamBatch):
         kept = np.flatnonzero((totals > -np.inf) & self._may_stay(index, after, totals, length))
         banks = np.array([after[place].bank for place in kept.tolist()], dtype=np.int64)
         kept = kept[allocated(totals[kept], banks)][: ranked.tokens.shape[1]]
-        ranked.log_probs[group] = -np.inf  # where there are fewer
+        ranked.log_probs[group] = -np.inf  # marks missing candidates
         ranked.log_probs[group, : len(kept)] = totals[kept]
         ranked.parents[group, : len(kept)], ranked.tokens[group, : len(kept)] = parents[kept], tokens[kept]
 
     def _may_stay(self, index: int, after: Sequence[ConstraintState], totals: LogProbs, length: int) -> Flags:
-        """Which candidates may be outputs, if the limit ends the sentence now: those with all phrases, or if there are none
-        and were none, those that are farthest."""
+        """Flags for the candidates that may be outputs if the limit ends the sentence now: those with all phrases. If there
+        are none, and no finished hypothesis, those with the most phrase tokens."""
         if length < self._limits[index]:
             return np.ones(len(after), dtype=bool)
         met, possible = np.array([state.met for state in after], dtype=bool), totals > -np.inf

@@ -1,12 +1,12 @@
-"""How far a hypothesis is with the required phrases of its sentence.
+"""Automata that track the required phrases of a hypothesis.
 
-A state is an automaton's: it never changes, and all hypotheses of a sentence share its states. The number of phrase tokens
-that a hypothesis has generated is its bank. A token that breaks a phrase off loses what was generated of it.
+A state never changes, and all hypotheses of a sentence share the states. The bank of a hypothesis is the number of phrase
+tokens that it has generated. A token that interrupts a phrase loses the phrase's tokens so far.
 
-Both automata are those of fairseq 0.12 (`token_generation_constraints.py`), with what it forgets: a token that breaks a
-phrase off begins a phrase only as its first token, and with ordered phrases all of them begin anew. So a state may miss
-phrases that are there; it never has one that is not. Phrases share no tokens of an output, and a phrase that is required
-twice comes twice.
+Both automata are those of fairseq 0.12 (`token_generation_constraints.py`), including their limitation: a token that
+interrupts a phrase can begin a phrase only as its first token, and with ordered phrases all of them begin again. So a state
+may miss a phrase that is in the output, but never has one that is not. Phrases do not overlap in an output, and a phrase
+that is required twice occurs twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tfexport.decoding.hypothesis import Ids, Phrase
 from tfexport.decoding.options import ConstraintOrder
 
 _OTHER = -1
-"""Stands for every token that is in no phrase: they all have the same effect."""
+"""Represents every token that is in no phrase: all of them have the same effect."""
 _ROOT = 0
 
 
@@ -26,9 +26,9 @@ class ConstraintState:
     """The state of a hypothesis.
 
     Attributes:
-        bank: phrase tokens that count as generated.
-        met: all phrases are there.
-        next_tokens: tokens that begin or continue a phrase, sorted.
+        bank: the number of phrase tokens that count as generated.
+        met: whether the output has all phrases.
+        next_tokens: the sorted tokens that begin or continue a phrase.
     """
 
     def __init__(self, bank: int, met: bool, next_tokens: set[int], alphabet: frozenset[int]):
@@ -59,7 +59,7 @@ def first_state(phrases: Sequence[Ids], order: ConstraintOrder) -> ConstraintSta
 
 
 class _OrderedState(ConstraintState):
-    """Phrases in their order, any tokens between them: a chain, of which the state is a place."""
+    """Phrases in their order, with any tokens between them. The state is a place in the chain of their tokens."""
 
     def __init__(self, chained: Ids, ends: frozenset[int], bank: int, alphabet: frozenset[int]):
         self._chained, self._ends = chained, ends
@@ -88,7 +88,7 @@ class _OrderedState(ConstraintState):
 
 
 Counts = Sequence[int]
-"""Of the nodes of a trie."""
+"""A count for each node of a trie."""
 
 
 class _Trie:
@@ -99,9 +99,9 @@ class _Trie:
         self.children: list[dict[int, int]] = [{}]
         self.parent = [_ROOT]
         self.capacity = [0]
-        """Phrases that go through a node."""
+        """The number of phrases through each node."""
         self.ending = [0]
-        """Phrases that end at it."""
+        """The number of phrases that end at each node."""
         self._states: dict[object, _UnorderedState] = {}
         for phrase in phrases:
             self._add(phrase)
@@ -120,12 +120,12 @@ class _Trie:
         self.ending[node] += 1
 
     def free_child(self, node: int, token: int, generated: Counts) -> int | None:
-        """The child to which a token leads, if fewer of its phrases were generated than go through it."""
+        """The child for a token, if fewer of its phrases were generated than go through it."""
         child = self.children[node].get(token)
         return None if child is None or generated[child] >= self.capacity[child] else child
 
     def state(self, node: int, generated: Counts, completed: Counts) -> _UnorderedState:
-        """The one state of these numbers."""
+        """The shared state with these numbers."""
         key = node, tuple(generated), tuple(completed)
         found = self._states.get(key)
         if found is None:
@@ -134,12 +134,12 @@ class _Trie:
 
 
 class _UnorderedState(ConstraintState):
-    """A place in the trie, with what was generated before.
+    """A place in the trie, with the phrases that were generated before.
 
     Args:
-        node: the end of what the last tokens spell.
+        node: the node that the last tokens lead to.
         generated: how often each node was passed, as far as it counts.
-        completed: phrases that end at each node and that are there, beside one that ends at `node`.
+        completed: the number of complete phrases that end at each node, without a phrase that ends at `node`.
     """
 
     def __init__(self, trie: _Trie, node: int, generated: Counts, completed: Counts):
@@ -163,7 +163,7 @@ class _UnorderedState(ConstraintState):
         return trie.state(child, generated, completed)
 
     def _fall_off(self, generated: list[int], completed: list[int]) -> None:
-        """The last tokens complete the longest phrase that they begin with; what they spell beyond it is lost."""
+        """Complete the longest phrase that the last tokens begin with. The tokens after it are lost."""
         node = self._node
         while node != _ROOT and not self._may_complete(node, completed):
             generated[node] -= 1
@@ -173,7 +173,7 @@ class _UnorderedState(ConstraintState):
 
 
 def missing_phrases(ids: Ids, phrases: Sequence[Phrase], order: ConstraintOrder) -> tuple[Phrase, ...]:
-    """Those of `phrases` that an output lacks. From left to right the longest that begins at a place is found there."""
+    """The `phrases` that an output lacks. The search goes from left to right, and finds the longest phrase at each place."""
     left, place = list(phrases), 0
     while place < len(ids) and left:
         here = left[:1] if order == "ordered" else sorted(left, key=lambda phrase: -len(phrase.ids))

@@ -1,4 +1,4 @@
-"""Rules about the tokens that came before, a module each: its option and what it does.
+"""Rules about past tokens. Each module has a rule and its option.
 
-NumPy is imported when a rule runs: the command line reads the declarations alone.
+NumPy is imported when a rule runs, because the command line needs only the declarations.
 """

@@ -1,4 +1,4 @@
-"""Sequences of tokens that never come, such as a word of several pieces (`bad_words_ids` of Transformers)."""
+"""Forbidden sequences of tokens, such as a word of several pieces (`bad_words_ids` of Transformers)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BadWords(HistoryRule):
-    """Bans the last token of each sequence after the tokens before it."""
+    """Bans the last token of each forbidden sequence if the row ends with the other tokens of the sequence."""
 
     bad_words: tuple[tuple[int, ...], ...] = option(
         (),
@@ -49,7 +49,7 @@ class BadWords(HistoryRule):
 
 
 LastTokens = Mapping[int, Mapping[tuple[int, ...], "Sequence[int] | IntArray"]]
-"""The last tokens of sequences, by how many tokens come before them, and by these. There may be thousands."""
+"""The last tokens of sequences, by the number of tokens before them, and by these tokens. There may be thousands."""
 
 
 def last_tokens(sequences: Iterable[Sequence[int]]) -> LastTokens:
@@ -59,13 +59,13 @@ def last_tokens(sequences: Iterable[Sequence[int]]) -> LastTokens:
     found: dict[int, dict[tuple[int, ...], list[int]]] = {}
     for *before, last in sequences:
         found.setdefault(len(before), {}).setdefault(tuple(before), []).append(last)
-    # Those that may follow nothing are banned in each row and step: NumPy takes long to read a list of thousands.
+    # Single tokens are banned in each row and step, as an array: NumPy takes long to read a list of thousands.
     always: LastTokens = {0: {(): np.array(found[0][()], dtype=np.int64)}} if 0 in found else {}
     return {**found, **always}
 
 
 def ban_last(allowed: NDArray[np.bool_], history: IntArray, of_rows: Sequence[LastTokens]) -> None:
-    """`BadWords.ban` where each row has sequences of its own, as `last_tokens` gives them."""
+    """`BadWords.ban` if each row has its own sequences, as `last_tokens` returns them."""
     length = history.shape[1]
     for row, by_size in enumerate(of_rows):
         longest = max((size for size in by_size if size <= length), default=0)
@@ -76,7 +76,7 @@ def ban_last(allowed: NDArray[np.bool_], history: IntArray, of_rows: Sequence[La
 
 
 def has_banned(ids: tuple[int, ...], sequences: LastTokens) -> bool:
-    """Whether one of the sequences is in `ids`."""
+    """Whether `ids` contain one of the sequences."""
     return any(
         ids[place + size] in by_before.get(ids[place : place + size], ())
         for size, by_before in sequences.items()

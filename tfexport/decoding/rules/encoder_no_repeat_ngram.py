@@ -1,4 +1,4 @@
-"""No n-gram of the source comes in an output (`encoder_no_repeat_ngram_size` of Transformers)."""
+"""Outputs contain no n-gram of the source (`encoder_no_repeat_ngram_size` of Transformers)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class EncoderNoRepeatNgram(HistoryRule):
     """Bans each token that would end an n-gram of the encoder's ids. Ids are compared, so both sides should share a
-    vocabulary. Eos is an id like others; padding, which Transformers counts in batches, is none."""
+    vocabulary. Eos counts as an id. Padding does not count (in batches of Transformers it does)."""
 
     encoder_no_repeat_ngram: int = option(
         0,

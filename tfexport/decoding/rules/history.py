@@ -1,4 +1,4 @@
-"""What a rule about the tokens that came before is."""
+"""The base class of rules about past tokens."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ if TYPE_CHECKING:
     from tfexport.runtimes.base import IntArray
 
 PANEL = "Which tokens may come"
-"""Where the command line's help shows the options of rules."""
+"""The panel of the options of rules in the command line's help."""
 TERMS = "Required and forbidden phrases"
-"""Where it shows the options of phrases."""
+"""The panel of the options of phrases."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryRule(Options):
-    """A rule that depends on the past tokens of each row; its options are its fields.
+    """A rule that depends on the past tokens of each row. Its options are its fields.
 
-    `SearchOptions` inherits from every rule, so the methods below have names that rules share. Call them on the class of the
+    `SearchOptions` inherits from every rule, and all rules have the same method names. So call a method on the class of the
     rule, with the options of the search: `rule.ban(options, allowed, history, sources)`.
     """
 
     def is_active(self) -> bool:
-        """Whether the options ask for the rule; only then are the logits of a step computed for it."""
+        """Whether the options enable the rule. Only then are the logits of a step computed for it."""
         raise NotImplementedError
 
     def named_ids(self) -> Iterable[int]:
-        """The ids that the options name, which the target vocabulary must have."""
+        """The ids in the options. The target vocabulary must have them."""
         return ()
 
     def penalise(self, scores: NDArray[np.float64], history: IntArray) -> None:
-        """Change `scores` [rows, vocab] in place: logits, or log-probabilities where the toolkit penalises these.
+        """Change `scores` [rows, vocab] in place: logits, or log-probabilities if the toolkit penalises those.
 
         Args:
             history: the past tokens, [rows, length].
         """
 
     def ban(self, allowed: NDArray[np.bool_], history: IntArray, sources: Sequence[Sequence[int]] = ()) -> None:
-        """Clear in `allowed` [rows, vocab], in place, the tokens that may not come after `history` [rows, length].
+        """Clear in `allowed` [rows, vocab], in place, the tokens that may not follow `history` [rows, length].
 
         Args:
             sources: the encoder's ids of each row.
         """
 
     def excludes(self, phrases: Sequence[tuple[int, ...]], source: Sequence[int]) -> bool:
-        """Whether no output of a source can have these phrases, each at a place of its own.
+        """Whether no output of a source can contain all these phrases without overlap.
 
         Args:
             source: the encoder's ids.
@@ -65,7 +65,7 @@ def ngrams_of(ids: Sequence[int], n: int) -> Iterator[tuple[int, ...]]:
 
 
 def rows_that_end_with(history: IntArray, tokens: Sequence[int]) -> NDArray[np.bool_]:
-    """Which rows of `history` [rows, length] end with `tokens`; every row ends with none. [rows]"""
+    """Flags [rows] for the rows of `history` [rows, length] that end with `tokens`. Every row ends with no tokens."""
     import numpy as np
 
     if history.shape[1] < len(tokens):

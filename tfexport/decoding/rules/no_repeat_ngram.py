@@ -1,4 +1,4 @@
-"""No n-gram comes twice in an output (Paulus et al. 2018, section 2.5); bos counts as a token."""
+"""An output contains no n-gram twice (Paulus et al. 2018, section 2.5). Bos counts as a token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class NoRepeatNgram(HistoryRule):
-    """Bans each token that would end an n-gram which the output has."""
+    """Bans each token that would repeat an n-gram of the output."""
 
     no_repeat_ngram: int = option(
         0,

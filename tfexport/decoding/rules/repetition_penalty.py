@@ -1,4 +1,4 @@
-"""Tokens that came before are less likely (Keskar et al. 2019, section 4.1, as Transformers has it)."""
+"""Makes past tokens less likely (Keskar et al. 2019, section 4.1, as in Transformers)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RepetitionPenalty(HistoryRule):
-    """Divides the scores of past tokens where positive, and multiplies them where negative; once, however often one came."""
+    """Divides positive scores of past tokens by the penalty, and multiplies negative ones. Repeated tokens count once."""
 
     repetition_penalty: float = option(
         1.0, above=0, help="Above 1 makes tokens that the output already contains less likely.", panel=PANEL

@@ -1,4 +1,4 @@
-"""Sequences of tokens that are made more or less likely (`sequence_bias` of Transformers)."""
+"""Makes sequences of tokens more or less likely (`sequence_bias` of Transformers)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Bias = tuple[tuple[int, ...], float]
 
 
 def parse_bias(called: str, given: str) -> tuple[str, float]:
-    """`w1 w2=-2.5` to the tokens and the number.
+    """Parse `w1 w2=-2.5` into tokens and a number.
 
     Args:
-        called: the argument or flag that has it, for errors.
+        called: the name of the argument or flag, for errors.
 
     Raises:
-        TfexportError: it is something else.
+        TfexportError: the text has another form.
     """
     tokens, equals, number = given.rpartition("=")
     try:
@@ -40,8 +40,8 @@ def parse_bias(called: str, given: str) -> tuple[str, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceBias(HistoryRule):
-    """Adds a number to the score of the last token of each sequence, after the tokens before it: to its logit, or to its
-    log-probability where the toolkit penalises these."""
+    """Adds a number to the score of the last token of each sequence, if the row ends with the other tokens of the sequence.
+    The score is the logit, or the log-probability if the toolkit penalises those."""
 
     sequence_bias: tuple[Bias, ...] = option(
         (),
