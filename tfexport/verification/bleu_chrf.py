@@ -1,4 +1,4 @@
-"""BLEU (Papineni et al. 2002) and chrF (Popović 2015) of decoded text, by sacrebleu and with its defaults."""
+"""BLEU (Papineni et al. 2002) and chrF (Popović 2015) of decoded text, computed by sacrebleu with its defaults."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tfexport.system.imports import import_failure
 
 @dataclass(frozen=True)
 class Quality:
-    """Of a corpus; both from 0 to 100. Outputs and targets are compared as they are: case and spaces count."""
+    """The scores of a corpus, both from 0 to 100. Outputs and targets are compared unchanged: case and spaces count."""
 
     bleu: float
     chrf: float
 
     @classmethod
     def of(cls, outputs: Sequence[str], targets: Sequence[str]) -> Quality:
-        """Of detokenised `outputs`, one target for each.
+        """The quality of detokenised `outputs`, with one target for each.
 
         Raises:
             RuntimeUnavailable: sacrebleu is not installed.
@@ -27,7 +27,7 @@ class Quality:
         except ImportError as error:
             absent = "BLEU and chrF need sacrebleu, which is not installed: pip install 'tfexport[report]'."
             raise import_failure(error, "sacrebleu", absent) from error
-        # Forced: without it sacrebleu warns of outputs that are words apart, which is how a vocabulary of words gives them.
+        # `force`: otherwise sacrebleu warns of outputs with separated words, which a vocabulary of words produces.
         bleu = sacrebleu.corpus_bleu(list(outputs), [list(targets)], force=True)
         chrf = sacrebleu.corpus_chrf(list(outputs), [list(targets)])
         return cls(float(bleu.score), float(chrf.score))

@@ -1,11 +1,11 @@
-"""Which modules of a model must stay in float32 so that its translations keep a budget, found by trying.
+"""Finds by trial the modules of a model that must stay in float32 so that its translations keep a budget.
 
-Every trial is the real thing: graphs with these modules in float32 are emitted, and decode real text on ONNX Runtime.
+Every trial emits graphs with these modules in float32, and decodes real text with them on ONNX Runtime.
 
-    1. nothing kept: where the budget holds, that is all
-    2. each module by itself in low precision, the others kept: the modules by the harm that they do
-    3. bisection: the fewest of the most harmful that are enough
-    4. each of these let go again, the largest first, where the budget holds without it
+1. Keep no module. If the budget holds, stop.
+2. Put each module alone into low precision and keep the others. Sort the modules by their harm.
+3. Find by bisection the smallest number of most harmful modules that is enough.
+4. Release each of these again, the largest first, if the budget holds without it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ METRICS: dict[Metric, str] = {
 
 @dataclass(frozen=True)
 class Budget:
-    """What a low precision may lose."""
+    """The allowed loss of a low precision."""
 
     metric: Metric
     limit: float
@@ -53,10 +53,10 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        """`bleu=0.1`, `top1=0.999`.
+        """Parse a budget such as `bleu=0.1` or `top1=0.999`.
 
         Raises:
-            TfexportError: it is something else.
+            TfexportError: the text has another form.
         """
         name, _, number = text.partition("=")
         try:
@@ -76,7 +76,7 @@ class Budget:
         return self.metric in ("bleu", "chrf")
 
     def holds(self, loss: float) -> bool:
-        """Whether a loss of points, or of a share, is within it."""
+        """Whether a loss of points, or of a share, is within the budget."""
         allowed = self.limit if self.needs_targets else 1 - self.limit
         return loss <= allowed + 1e-9
 
@@ -90,23 +90,23 @@ class Kept:
 
     module: str
     loss: float
-    """Of the metric in low precision, while the others of the choice are kept; infinite where nothing could be decoded."""
+    """The loss if this module is in low precision and the others of the choice are kept; infinite if decoding failed."""
     extra_bytes: int
-    """Of its weights, by which they are larger in float32."""
+    """The additional size of its weights in float32."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The modules that stay in float32, and what that does."""
+    """The modules that stay in float32, and the effect."""
 
     budget: Budget
     kept: tuple[Kept, ...]
     modules: int
-    """That there are."""
+    """The number of modules of the model."""
     lost: float
-    """With this choice."""
+    """The loss with this choice."""
     lost_without: float
-    """With nothing kept."""
+    """The loss if no module is kept."""
     trials: int
     sentences: int
 
@@ -116,7 +116,7 @@ class Choice:
         return tuple(kept.module for kept in self.kept)
 
     def summary(self, precision: str) -> list[str]:
-        """Lines of text for the user: what stays in float32, and what that costs."""
+        """Lines for the user: the modules that stay in float32, and their cost."""
         extra = sum(kept.extra_bytes for kept in self.kept) / 2**20
         first = (
             f"{precision} within {self.budget} on {self.sentences} sentences: {len(self.kept)} of {self.modules} modules "
@@ -132,7 +132,7 @@ class Choice:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, for the manifest; a loss that is no number is None."""
+        """JSON-ready, for the manifest; a loss that is not a finite number is None."""
         kept = {k.module: {"loss": _finite(k.loss), "extra_bytes": k.extra_bytes} for k in self.kept}
         losses = {"loss": _finite(self.lost), "loss_without": _finite(self.lost_without)}
         return {"budget": str(self.budget), **losses, "sentences": self.sentences, "float32": kept}
@@ -143,10 +143,10 @@ def _finite(number: float) -> float | None:
 
 
 class Trials:
-    """Graphs with any modules in float32, tried out in a folder that holds the weights.
+    """Tries graphs with any modules in float32, in a folder that has the weights.
 
     Args:
-        emit: writes the graphs of these modules into the folder.
+        emit: writes the graphs with these modules in float32 into the folder.
     """
 
     def __init__(
@@ -209,10 +209,10 @@ def choose(
     budget: Budget,
     emit: Callable[[Collection[str]], Sequence[contract.GraphSpec]],
 ) -> Choice:
-    """The modules of `model` that must stay in float32 for `budget`, none of which can be let go.
+    """The modules of `model` that must stay in float32 for `budget`. None of them can be released.
 
     Args:
-        folder: holds the weights of `precision` and of float32; graphs are written there.
+        folder: has the weights of `precision` and of float32; graphs are written there.
         emit: writes the graphs with these modules in float32 into `folder`.
 
     Raises:
@@ -226,7 +226,7 @@ def choose(
     if not budget.holds(lost):
         everything = trials.loss(sizes)
         if not budget.holds(everything):
-            why = "" if precision in contract.QUANTIZED else ": its caches and what is between the graphs stay in it"
+            why = "" if precision in contract.QUANTIZED else ": the caches and the tensors between graphs stay in it"
             raise TfexportError(
                 f"{short_name(precision)} does not keep {budget} even with all modules in fp32 (it loses "
                 f"{everything:.3g}){why}. Allow more with --budget, or export in another precision."
@@ -239,7 +239,7 @@ def choose(
                 rest = [other for other in kept if other != module]
                 without = trials.loss(rest)
                 if budget.holds(without):
-                    kept, reasons = rest, {}  # those measured before were with this one
+                    kept, reasons = rest, {}  # earlier measurements included this module
                 else:
                     reasons[module] = without
         lost = trials.loss(kept)
@@ -248,7 +248,7 @@ def choose(
 
 
 def _fewest(modules: Sequence[str], enough: Callable[[Sequence[str]], bool]) -> list[str]:
-    """The shortest beginning of `modules` that is enough, where all are and none is not; by bisection."""
+    """The shortest prefix of `modules` that is enough, by bisection. All modules are enough, an empty prefix is not."""
     too_few, high = 0, len(modules)
     while high - too_few > 1:
         middle = (too_few + high) // 2
@@ -260,7 +260,7 @@ def _fewest(modules: Sequence[str], enough: Callable[[Sequence[str]], bool]) -> 
 
 
 def modules_of(model: Transformer, precision: Precision, folder: Path) -> dict[str, int]:
-    """The modules that may be kept in float32, with the bytes by which their weights are larger in it."""
+    """The modules that may be kept in float32, with the additional bytes of their weights."""
     config = model.config
     if precision in contract.QUANTIZED:
         weights = model.state_dict()
@@ -282,29 +282,29 @@ def modules_of(model: Transformer, precision: Precision, folder: Path) -> dict[s
 def choosers_of(
     checkpoint: Checkpoint, precisions: Sequence[Precision], options: BudgetOptions, say: Callable[[str], None]
 ) -> dict[Precision, BudgetChooser]:
-    """What chooses the float32 modules of each of these precisions.
+    """The choosers of the float32 modules for each of these precisions.
 
     Raises:
-        TfexportError: there is no budget or no text to hold it on, or the model decodes no text.
+        TfexportError: the budget or its text is missing, or the model does not decode text.
     """
     budget, source, targets = options.budget, options.budget_input, options.budget_targets
     if not precisions:
         if budget or source or targets:
-            raise TfexportError("--budget is for auto- precisions. Give one, as in --precision fp32,auto-int8.")
+            raise TfexportError("--budget needs an auto- precision. Give one, as in --precision fp32,auto-int8.")
         return {}
     if budget is None or source is None:
         raise TfexportError(
-            "an auto- precision is held to a budget on real text. Give both, as in --budget top1=0.999 --budget-input FILE."
+            "an auto- precision needs a budget and real text. Give both, as in --budget top1=0.999 --budget-input FILE."
         )
     parsed = Budget.parse(budget)
     if parsed.needs_targets and targets is None:
         raise TfexportError(f"{parsed.metric} compares with translations. Give them with --budget-targets FILE.")
     model, tokenizers = checkpoint.build_model(), checkpoint.tokenizers
     if not isinstance(model, Transformer):
-        raise TfexportError("encoder classifiers decode nothing that a budget could hold. Leave auto- out.")
+        raise TfexportError("encoder classifiers do not decode, so they have no budget. Leave auto- out.")
     if parsed.needs_targets and tokenizers.target is None:
         raise TfexportError(
-            f"{parsed.metric} is of text, and there is no target vocabulary. Give --tgt-vocab, or top1."
+            f"{parsed.metric} needs text, and there is no target vocabulary. Give --tgt-vocab, or top1."
         )
     reader = Reader(model.config, tokenizers.source, "ids" if tokenizers.source is None else "text")
     writer = Writer(model.config, tokenizers.target, "text")

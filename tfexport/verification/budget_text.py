@@ -1,4 +1,4 @@
-"""Text that a budget is held on: what float32 makes of it, and what another runtime loses of that."""
+"""The text of a budget: the outputs of float32, and the loss of another runtime against them."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ BATCH = 32
 
 
 class _Forced(NamedTuple):
-    """A batch to be decoded along float32's outputs."""
+    """A batch to decode along float32's outputs."""
 
     src_ids: IntArray
     src_len: IntArray
     tgt_ids: IntArray
-    """[batch, tgt], from bos on."""
+    """[batch, tgt], beginning with bos."""
     tgt_len: IntArray
     wanted: IntArray
     """[batch, tgt], the tokens that follow."""
 
 
 class Text:
-    """Text that a budget is held on, with what float32 makes of it.
+    """The text of a budget, with the outputs of float32.
 
     Args:
         sources: encoder ids.
-        targets: a translation of each, for BLEU and chrF.
-        writer: makes text of output ids, for these.
+        targets: a translation of each source, for BLEU and chrF.
+        writer: converts output ids to text, for BLEU and chrF.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Text:
     ):
         self._reference = TorchRuntime(model)
         self._writer, self._options = writer, SearchOptions()
-        # By length, so that little of a batch is padding.
+        # Sort by length, so that batches have little padding.
         order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
         self._targets = [targets[i] for i in order] if targets else []
         ordered = [sources[i] for i in order]
@@ -75,16 +75,16 @@ class Text:
         targets: Iterable[bytes] | None,
         say: Callable[[str], None],
     ) -> Text:
-        """Of lines of text and their translations.
+        """Read lines of text and their translations.
 
         Raises:
-            TfexportError: no line can be decoded, or the targets are not as many.
+            TfexportError: no line can be decoded, or the numbers of lines and targets differ.
         """
         sources, wanted = read_pairs(lines, targets, reader, say)
         return cls(model, sources, wanted if targets is not None else (), writer)
 
     def loss(self, runtime: Runtime[Any], metric: Metric) -> float:
-        """What `runtime` loses against float32; infinite where it gives no numbers."""
+        """The loss of `runtime` against float32; infinite if it returns no numbers."""
         try:
             if metric == "top1":
                 return self._other_best(runtime)
@@ -99,8 +99,8 @@ class Text:
         return float(getattr(self._quality, metric) - getattr(quality, metric))
 
     def harm(self, runtime: Runtime[Any]) -> float:
-        """The mean KL(float32 || runtime) of the next token's distribution in the batch of middle length; infinite where
-        there is none."""
+        """The mean KL(float32 || runtime) of the next token's distribution, in the batch of middle length. Infinite if the
+        runtime returns no numbers."""
         forced, expected = self._probe
         state, total = runtime.encode(forced.src_ids, forced.src_len), 0.0
         for position in range(forced.tgt_ids.shape[1]):
@@ -111,7 +111,7 @@ class Text:
 
     @cached_property
     def _probe(self) -> tuple[_Forced, FloatArray]:
-        """A batch, and float32's logits [batch, tgt, vocab] along its outputs."""
+        """A batch with float32's logits [batch, tgt, vocab] along its outputs."""
         forced = self._forced(len(self._batches) // 2)
         return forced, self._reference.teacher_forced(forced.src_ids, forced.src_len, forced.tgt_ids)
 
@@ -124,7 +124,7 @@ class Text:
         )
 
     def _other_best(self, runtime: Runtime[Any]) -> float:
-        """The share of steps with another best token: the outputs are float32's own best tokens."""
+        """The share of steps with another best token than float32, whose best tokens are the outputs."""
         other, steps = 0, 0
         for index in range(len(self._batches)):
             forced = self._forced(index)
@@ -132,7 +132,7 @@ class Text:
             for position in range(forced.tgt_ids.shape[1]):
                 best, state = runtime.best(state, forced.tgt_ids[:, position], 1)
                 live = position < forced.tgt_len
-                # A row of NaN has no best token, whatever id it tells.
+                # A row of NaN has no best token, whatever id it returns.
                 same = (best.ids[:, 0] == forced.wanted[:, position]) & np.isfinite(best.log_probs[:, 0])
                 other += int((live & ~same).sum())
                 steps += int(live.sum())

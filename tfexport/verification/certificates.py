@@ -1,7 +1,7 @@
-"""Certificates: which runtime and precision of a bundle was held against PyTorch, on what input, and with what result.
+"""Certificates: the runtimes and precisions of a bundle that were compared with PyTorch, with the input and the result.
 
-They lie beside the manifest, in `certificates.json`. A certificate holds for the very files that were compared, for the
-library's version and for the processor: anything else may round otherwise.
+They are next to the manifest, in `certificates.json`. A certificate holds only for the compared files, the version of the
+library and the processor, because anything else may round differently.
 """
 
 from __future__ import annotations
@@ -36,44 +36,44 @@ LIBRARIES = {
     "torch": ("torch",),
     "torch-cuda": ("torch",),
 }
-"""The packages whose version a runtime's numbers depend on; the first that is installed."""
+"""The packages on whose version a runtime's numbers depend; the first installed one counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """One runtime in one precision passed its comparison with PyTorch."""
+    """A certificate that one runtime in one precision passed its comparison with PyTorch."""
 
     runtime: str
     precision: Precision
     files: Mapping[str, str]
-    """The sha256 of each file that the runtime reads, by its name: all of them were compared."""
+    """The sha256 of each file that the runtime reads, by name. All of them were compared."""
     settings: str = ""
-    """The sha256 of what the manifest says: the model's config, its graphs, and the dialects of the runtimes."""
+    """The sha256 of settings in the manifest: the model's config, its graphs, and the dialects of the runtimes."""
     rule: int = 1
-    """The rule of the comparison (`rounding.RULE`); certificates of earlier versions tell none."""
+    """The rule of the comparison (`rounding.RULE`); missing in certificates of earlier versions."""
     library: str
-    """`onnxruntime 1.31.1`."""
+    """The library and its version, such as `onnxruntime 1.31.1`."""
     device: str
     """The name of the processor or GPU."""
     date: str
     reference: str
-    """What PyTorch's weights were: `bundle`, or the sha256 of a checkpoint read afresh."""
+    """The source of PyTorch's weights: `bundle`, or the sha256 of a checkpoint that was read again."""
     inputs: Mapping[str, Any]
-    """What was compared: its sha256, the number of sentences, and whether they were random ids."""
+    """The compared input: its sha256, the number of sentences, and whether they were random ids."""
     reports: Sequence[Mapping[str, Any]]
-    """The comparison's numbers and limits, for each beam."""
+    """The numbers and limits of the comparison, for each beam."""
 
     @property
     def about(self) -> str:
-        """`fp32 on ort-cpu`."""
+        """A short name, such as `fp32 on ort-cpu`."""
         return f"{short_name(self.precision)} on {self.runtime}"
 
 
 def files_of(bundle: Bundle, runtime: str, precision: Precision, *, longest: int | None = None) -> dict[str, str]:
-    """The files of a bundle that a runtime reads, with their sha256, its tokenizers included.
+    """The files of a bundle that a runtime reads, tokenizers included, with their sha256.
 
     Args:
-        longest: tokens of the longest output, which decides which engines are run; all where it is None.
+        longest: the number of tokens of the longest output, which determines the engines that run; None for all engines.
     """
     names = {name for name in bundle.files if name.endswith(".safetensors")} | set(bundle.tokenizers.values())
     if runtime == "tensorrt":
@@ -81,7 +81,7 @@ def files_of(bundle: Bundle, runtime: str, precision: Precision, *, longest: int
     elif not runtime.startswith("torch"):
         dialect = bundle.dialect(runtime, precision)
         searches = {graph.role for graph in SEARCH_GRAPHS}
-        # Dialects share the graph that selects rows, and GPUs those that choose tokens.
+        # Dialects share the graph that selects rows, and GPU runtimes share the graphs that choose tokens.
         shared = {"select_rows"} if dialect != "ort" else set()
         shared |= searches if runtime == "ort-cuda" else set()
         names |= {
@@ -94,7 +94,7 @@ def files_of(bundle: Bundle, runtime: str, precision: Precision, *, longest: int
 
 
 def _engines_of(bundle: Bundle, precision: Precision, longest: int | None) -> list[Engine]:
-    """The engines for the GPU here; of those with a cache the ones that outputs of such a length reach."""
+    """The engines for this machine's GPU; of engines with a cache, those that outputs of this length reach."""
     engines = [engine for engine in bundle.engines if engine.precision == precision]
     with suppress(RuntimeUnavailable):
         generation = find_gpu().generation
@@ -106,7 +106,7 @@ def _engines_of(bundle: Bundle, precision: Precision, longest: int | None) -> li
 
 
 def settings_of(bundle: Bundle) -> str:
-    """The sha256 of what the manifest says of a bundle, but for files, engines and facts about the export."""
+    """The sha256 of a bundle's manifest without files, engines and facts about the export."""
     graphs = sorted([graph.role, graph.precision, graph.dialect, graph.file] for graph in bundle.graphs)
     dialects = {runtime: dict(sorted(chosen.items())) for runtime, chosen in sorted(bundle.dialects.items())}
     said = [bundle.config.to_dict(), graphs, dialects, dict(sorted(bundle.tokenizers.items()))]
@@ -114,7 +114,7 @@ def settings_of(bundle: Bundle) -> str:
 
 
 def library_of(runtime: str) -> str:
-    """The name and version of the package that computes for a runtime, and which kernels."""
+    """The name and version of the package that computes for a runtime, and its kernels."""
     with_kernels = kernels.identity() if runtime == "ort-cpu" else ""
     for package in LIBRARIES[runtime]:
         with suppress(PackageNotFoundError):
@@ -123,7 +123,7 @@ def library_of(runtime: str) -> str:
 
 
 def device_of(runtime: str) -> str:
-    """The name of what a runtime computes on."""
+    """The name of the device of a runtime."""
     if runtime in ("ort-cpu", "torch"):
         return cpu_name()
     try:
@@ -140,7 +140,7 @@ def certify(
     inputs: Mapping[str, Any],
     reference: str,
 ) -> Certificate:
-    """The certificate of a comparison that passed, of now and here."""
+    """The certificate of a comparison that passed now on this machine."""
     return Certificate(
         runtime=runtime,
         precision=precision,
@@ -157,7 +157,7 @@ def certify(
 
 
 def read_certificates(bundle: Bundle) -> list[Certificate]:
-    """The certificates of a bundle, whether they still hold or not; none where there is no file.
+    """The certificates of a bundle, including those that no longer hold; empty if there is no file.
 
     Raises:
         BundleError: the file cannot be read.
@@ -175,7 +175,7 @@ def read_certificates(bundle: Bundle) -> list[Certificate]:
 
 
 def _is_whole(found: Certificate) -> bool:
-    """Whether its fields are of their types; a file may have anything."""
+    """Whether all fields have their types: a file may contain anything."""
     texts = (found.runtime, found.precision, found.settings, found.library, found.device, found.date, found.reference)
     dicts = (found.files, found.inputs, *(found.reports if isinstance(found.reports, list) else (None,)))
     return (
@@ -189,7 +189,7 @@ def _is_whole(found: Certificate) -> bool:
 def write_certificates(
     bundle: Bundle, passed: Sequence[Certificate], failed: Sequence[tuple[str, Precision]] = ()
 ) -> Path:
-    """Add certificates to a bundle in the place of earlier ones for the same; those of what `failed` are removed.
+    """Add certificates to a bundle. They replace earlier ones for the same variant; those of `failed` variants are removed.
 
     Raises:
         BundleError: the file cannot be written.
@@ -214,9 +214,9 @@ def write_certificates(
 
 
 def missing(bundle: Bundle, runtime: str, precision: Precision) -> str | None:
-    """Why no certificate of a bundle holds for a runtime and precision here and now; None where one does.
+    """The reason why no certificate of a bundle holds for a runtime and precision on this machine; None if one holds.
 
-    The reference itself, `torch` in float32, needs none.
+    The reference itself, `torch` in float32, needs no certificate.
     """
     if (runtime, precision) == ("torch", "float32"):
         return None
@@ -236,7 +236,7 @@ def missing(bundle: Bundle, runtime: str, precision: Precision) -> str | None:
     lost = [files.keys() - c.files.keys() for c in mine]
     engines = {engine.file for engine in bundle.engines}
     if mine and all(lost) and all(names <= engines for names in lost):
-        return f"{what} was compared on outputs too short for {min(lost[-1])}: compare longer text"
+        return f"{what} was compared on outputs that are too short for {min(lost[-1])}: compare longer text"
     mine = [c for c, names in zip(mine, lost, strict=True) if not names]
     if not mine:
         return f"{what} was compared with PyTorch before the bundle was changed"

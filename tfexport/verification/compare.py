@@ -4,7 +4,7 @@ There are three comparisons:
 
 1. The encoder's cross keys and values.
 2. The logits of every step along the reference's own output. The runtime makes steps with its cache; the reference reads
-the whole target at once.
+   the whole target at once.
 3. Freely decoded tokens. For each sentence that differs, the reference measures by how much it prefers its own output.
 """
 
@@ -69,7 +69,7 @@ def compare_all(
 
     Args:
         random: the sources are random ids. They are not text, and a model is less sure of its best token. So below float32
-        the share of best tokens and the loss have no limit.
+            the share of best tokens and the loss have no limit.
         memories: the memories of an earlier comparison of the same few sources. By default, memories are kept for one batch.
     """
     reports = []

@@ -1,4 +1,4 @@
-"""What the reference makes of some sentences: memories, outputs, and the logits along these in float64."""
+"""The results of the reference for some sentences: memories, outputs, and logits along the outputs in float64."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfexport.runtimes.pytorch import TorchRuntime
 
 @dataclass(frozen=True)
 class Memory:
-    """Sources, and what the reference's encoder makes of them."""
+    """Sources, and the results of the reference's encoder."""
 
     sources: Sequence[Sequence[int]]
     src_ids: IntArray
@@ -26,7 +26,7 @@ class Memory:
     exact: Any
     """The state in float64."""
     own: Any
-    """In float32."""
+    """The state in float32."""
 
     @classmethod
     def of(cls, reference: TorchRuntime, sources: Sequence[Sequence[int]]) -> Memory:
@@ -36,7 +36,7 @@ class Memory:
 
 
 class Memories:
-    """What a reference's encoder makes of sources, computed once for comparisons of the same sentences."""
+    """Caches the results of a reference's encoder for several comparisons of the same sentences."""
 
     def __init__(self, reference: TorchRuntime):
         self._reference = reference
@@ -51,17 +51,17 @@ class Memories:
 
 @dataclass(frozen=True)
 class Along:
-    """Logits along outputs, in float64, and how far PyTorch's own in float32 are from them."""
+    """Logits along outputs in float64, and the distance of PyTorch's own logits in float32 from them."""
 
     tgt_ids: IntArray
     """[batch, tgt]: bos and the outputs without their last tokens."""
     tgt_len: IntArray
     words: IntArray
-    """[batch, tgt], the tokens that follow."""
+    """[batch, tgt]: the next tokens."""
     logits: NDArray[np.float64]
     """[batch, tgt, vocab] along `tgt_ids`."""
     own: NDArray[np.float64]
-    """[batch, tgt]: the largest distance of a logit."""
+    """[batch, tgt]: the largest distance of a float32 logit."""
 
     @classmethod
     def of(cls, reference: TorchRuntime, memory: Memory, outputs: Sequence[Sequence[int]]) -> Along:
@@ -73,20 +73,20 @@ class Along:
         return cls(tgt_ids, tgt_len, words, logits, own)
 
     def log_probs(self, sentence: int) -> NDArray[np.float64]:
-        """Of the tokens of an output."""
+        """The log-probabilities of the tokens of an output."""
         length = self.tgt_len[sentence]
         return log_softmax(self.logits[sentence, :length])[np.arange(length), self.words[sentence, :length]]
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the reference finds for some sentences."""
+    """The results of the reference for some sentences."""
 
     memory: Memory
     options: SearchOptions
     best: list[Hypothesis]
     along: Along
-    """Its best outputs."""
+    """The logits along its best outputs."""
 
     @classmethod
     def of(cls, reference: TorchRuntime, memory: Memory, best: list[Hypothesis], options: SearchOptions) -> Expected:
@@ -95,5 +95,5 @@ class Expected:
 
 
 def as_inputs(config: ModelConfig, outputs: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:
-    """What a decoder reads to give `outputs`: padded ids [batch, tgt] that begin with bos, and their lengths."""
+    """The decoder's input for `outputs`: padded ids [batch, tgt] that begin with bos, and their lengths."""
     return pad([[config.bos_id, *output[:-1]] for output in outputs], config.pad_id)

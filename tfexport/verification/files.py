@@ -1,8 +1,7 @@
-"""Whether the files of a bundle are those of its model, tensor by tensor and setting by setting.
+"""Compares the files of a bundle with its model, tensor by tensor and setting by setting.
 
-The graphs are held against the model elsewhere (`graph_checks/check.py`). They point into the weights files that are
-compared here.
-So a row of a table is compared that no input reads, too.
+`graph_checks/check.py` compares the graphs with the model. They refer to the weights files, which are compared here. So
+rows of tables that no input reads are compared too.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from tfexport.shortlist_contract import shortlist_graphs_of
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Something in a bundle that is not as its model says."""
+    """A difference between a bundle's file and its model."""
 
     file: str
     about: str
@@ -54,10 +53,10 @@ class Mismatch:
 
 
 def weights_mismatches(bundle: Bundle, model: Model) -> list[Mismatch]:
-    """Tensors of the weights files that are not those of the float32 `model`, rounded as their precision says.
+    """Tensors of the weights files that differ from those of the float32 `model`, rounded to the precision of the file.
 
-    Rounding is computed anew and compared to the last bit. Sinusoids and the bounds of screening, which are sums, may
-    differ in it: another CPU may compute them otherwise.
+    Rounding is computed again and compared to the last bit. Sinusoids and the bounds of screening, which are sums, may
+    differ in the last bits, because another CPU may compute them differently.
     """
     found: list[Mismatch] = []
     for file in sorted(name for name in bundle.files if name.endswith(".safetensors")):
@@ -79,7 +78,7 @@ def _file_mismatches(bundle: Bundle, model: Model, file: str) -> Iterable[Mismat
 
 
 def _half_mismatches(bundle: Bundle, model: Model, precision: Precision) -> Iterator[Mismatch]:
-    """Of the file of float32, float16 or bfloat16."""
+    """The differences of the file of float32, float16 or bfloat16."""
     every = [path for path, _ in model.named_modules()]
     wanted = in_precision(model, precision, every).state_dict()
     file = contract.weights_file(precision)
@@ -87,7 +86,7 @@ def _half_mismatches(bundle: Bundle, model: Model, precision: Precision) -> Iter
     with safe_open(bundle.directory / file, "pt") as stored:
         names = set(stored.keys())
         together = with_stacked(wanted, model.config, precision)
-        if names & (together.keys() - wanted.keys()):  # bundles of before have these weights apart
+        if names & (together.keys() - wanted.keys()):  # older bundles store these weights separately
             wanted = together
         yield from _names(file, names, wanted)
         for name in sorted(names & wanted.keys()):
@@ -104,20 +103,20 @@ def _half_mismatches(bundle: Bundle, model: Model, precision: Precision) -> Iter
 
 
 def _is_unrounded(tensor: Tensor, model: Model) -> bool:
-    """Whether this is the output projection in float32, as half precision has it in bundles of before."""
+    """Whether this is the output projection in float32, as in half precision in older bundles."""
     if not isinstance(model, Transformer) or tensor.dtype != torch.float32:
         return False
     return torch.equal(tensor, model.output_matrix())
 
 
 OUTPUT = "output_weight"
-"""The weights of the output projection, which half precision has in float32."""
+"""The weights of the output projection, which are float32 in half precision."""
 _COMPUTED = ("sinusoidal", "stored")
-"""Positions whose table is computed when a checkpoint is read."""
+"""Kinds of positions whose table is computed when a checkpoint is read."""
 
 
 def _in_float32(bundle: Bundle, name: str) -> Tensor:
-    """What a number of a half precision was rounded from."""
+    """The float32 tensor that a tensor in half precision was rounded from."""
     with safe_open(bundle.directory / contract.WEIGHTS_FILE, "pt") as stored:
         return stored.get_tensor(name)  # type: ignore[no-any-return]
 
@@ -134,7 +133,7 @@ def _quantized_mismatches(bundle: Bundle, model: Model, precision: Precision) ->
         names = set(stored.keys())
         for projection in projections_of(model.config):
             own = {name for name in names if name.rpartition(".")[0] == projection.name}
-            if not own:  # it stays in float32 for a budget: then graphs point to its float32 weights
+            if not own:  # the module stays in float32 for a budget: graphs refer to its float32 weights
                 continue
             wanted = quantize(weights, [projection], precision)
             yield from _names(file, own, wanted)
@@ -146,7 +145,7 @@ def _quantized_mismatches(bundle: Bundle, model: Model, precision: Precision) ->
 
 
 BOUNDS = 1e-6
-"""Relative difference of the bounds of screening: they are sums, which another CPU adds up in another order."""
+"""Allowed relative difference of the bounds of screening: another CPU may add up these sums in another order."""
 
 
 def _screening_mismatches(bundle: Bundle, model: Model) -> Iterator[Mismatch]:
@@ -181,7 +180,7 @@ def _difference(file: str, name: str, found: Any, wanted: Any) -> Iterator[Misma
 
 
 def _bits(tensor: Tensor | NDArray[Any]) -> NDArray[Any]:
-    """Numbers as integers of their size, so that NaN is equal to itself and bfloat16 has a type."""
+    """Numbers as integers of the same size, so that NaN equals itself, and bfloat16 has a type in NumPy."""
     if isinstance(tensor, Tensor):
         sizes = {2: torch.int16, 4: torch.int32, 8: torch.int64}
         tensor = tensor.detach().contiguous()
@@ -191,7 +190,7 @@ def _bits(tensor: Tensor | NDArray[Any]) -> NDArray[Any]:
 
 
 def config_mismatches(bundle: Bundle, config: ModelConfig) -> list[Mismatch]:
-    """Settings of the manifest that are not those of a checkpoint read afresh."""
+    """Settings of the manifest that differ from those of the checkpoint."""
     ours, theirs = bundle.config.to_dict(), config.to_dict()
     return [
         Mismatch(MANIFEST, f"{name} is {ours[name]!r}, the checkpoint's is {theirs[name]!r}")
@@ -201,7 +200,7 @@ def config_mismatches(bundle: Bundle, config: ModelConfig) -> list[Mismatch]:
 
 
 def generation_mismatches(bundle: Bundle, generation: Mapping[str, Any] | None) -> list[Mismatch]:
-    """Settings of the bundle's search that are not those of a checkpoint read afresh."""
+    """Settings of the bundle's search that differ from those of the checkpoint."""
     theirs = None if generation is None else json.loads(json.dumps(generation))
     ours = None if bundle.generation_config is None else dict(bundle.generation_config)
     if (ours is None) != (theirs is None):
@@ -213,7 +212,7 @@ def generation_mismatches(bundle: Bundle, generation: Mapping[str, Any] | None) 
 
 
 def tokenizer_mismatches(bundle: Bundle, tokenizers: Tokenizers) -> tuple[list[Mismatch], list[str]]:
-    """Tokenizers of the bundle that are not those of the checkpoint, and the sides of which the checkpoint has none."""
+    """Tokenizers of the bundle that differ from the checkpoint's, and the sides for which the checkpoint has none."""
     found, unknown = [], []
     for side, file in TOKENIZER_FILES.items():
         theirs, ours = getattr(tokenizers, side), bundle.tokenizer(side)
@@ -229,7 +228,7 @@ def tokenizer_mismatches(bundle: Bundle, tokenizers: Tokenizers) -> tuple[list[M
 
 
 def _first_difference(one: Any, other: Any, where: str = "") -> str | None:
-    """Where two JSON values differ first, as `model.vocab.Hund`."""
+    """The first difference of two JSON values, such as `model.vocab.Hund`."""
     if isinstance(one, dict) and isinstance(other, dict):
         for name in (*one, *(name for name in other if name not in one)):
             here = f"{where}.{name}" if where else str(name)
@@ -245,7 +244,7 @@ def _first_difference(one: Any, other: Any, where: str = "") -> str | None:
 
 
 def manifest_mismatches(bundle: Bundle) -> list[Mismatch]:
-    """What the manifest says of graphs and runtimes that is not as this version writes it."""
+    """Entries of the manifest about graphs and runtimes that differ from what this version writes."""
     found = []
     specs = graph_specs(bundle)
     keys = Counter((graph.role, graph.precision, graph.dialect) for graph in bundle.graphs)
@@ -280,13 +279,13 @@ def manifest_mismatches(bundle: Bundle) -> list[Mismatch]:
 
 
 def graph_specs(bundle: Bundle) -> dict[tuple[str, str, str], contract.GraphSpec]:
-    """All graphs that a bundle of this model may have, by role, precision and dialect."""
+    """All graphs that a bundle of this model may contain, by role, precision and dialect."""
     specs = (spec for together in _written_together(bundle) for spec in together)
     return {(spec.role, spec.precision, spec.dialect): spec for spec in specs}
 
 
 def _written_together(bundle: Bundle) -> Iterator[Sequence[contract.GraphSpec]]:
-    """The graphs that a bundle of this model may have, in groups of which it has all or none."""
+    """The graphs that a bundle of this model may contain, in groups. A bundle contains all graphs of a group or none."""
     config = bundle.config
     for precision in bundle.precisions:
         for dialect in DIALECTS:

@@ -1,6 +1,6 @@
-"""Does a sentence decode the same, whatever lies around it? A runtime against itself, arrangement by arrangement.
+"""Checks that the output of a sentence does not depend on its batch, cache and threads, by comparing a runtime with itself.
 
-The tokens of each sentence decoded alone are held against those of the same sentence
+The tokens of each sentence decoded alone are compared with those of the same sentence
 
     shuffled          in batches of all lengths, in random order
     padded            in batches with a source twice as long as the longest, or as long as the model takes
@@ -26,35 +26,35 @@ from tfexport.runtimes import load_runtime
 from tfexport.runtimes.base import Runtime
 
 TIE = 1e-3
-"""Outputs whose scores differ by less are a tie, which last bits of a sum may decide: in float32 they are off by 1e-5."""
+"""Two outputs whose scores differ by less are a tie, because rounding may decide it: float32 has an error of 1e-5."""
 
 BLOCK, ROOM = 24, 5
-"""Of the other cache: neither divides the usual sizes, nor is divided by them."""
+"""Sizes of the other cache: they neither divide the usual sizes nor are divided by them."""
 
 STALE = 1e4
-"""Stands for what memory may hold where a kernel reads it with a weight of 0."""
+"""A value for stale memory that a kernel reads with a weight of 0."""
 
 Outputs = list[Hypothesis]
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """One way to decode, beside each sentence alone."""
+    """One way to decode, compared with each sentence alone."""
 
     name: str
     identical: int
-    """Sentences with the same tokens."""
+    """The number of sentences with the same tokens."""
     exact: int
-    """Those whose scores, too, are the same to the last bit."""
+    """The number of sentences whose scores are also the same to the last bit."""
     ties: int
-    """Sentences with other tokens whose score is as good, within `TIE`."""
+    """The number of sentences with other tokens but an equally good score, within `TIE`."""
     error: str | None = None
-    """Why nothing was decoded, such as scores that are no numbers."""
+    """The reason why nothing was decoded, such as scores that are NaN."""
 
 
 @dataclass(frozen=True)
 class Invariance:
-    """What became of one runtime, precision and beam."""
+    """The result for one runtime, precision and beam."""
 
     runtime: str
     precision: Precision
@@ -64,7 +64,7 @@ class Invariance:
 
     @property
     def passed(self) -> bool:
-        """All tokens the same, but for ties."""
+        """Whether all tokens are the same, except for ties."""
         return all(found.identical + found.ties == self.sentences for found in self.arrangements)
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,10 +82,10 @@ def invariance(
     *,
     batch_size: int = 32,
 ) -> Invariance:
-    """Decode `sources`, lists of encoder ids, in all arrangements that the runtime `name` has.
+    """Decode `sources`, lists of encoder ids, in all arrangements that the runtime `name` supports.
 
     Raises:
-        TfexportError: the runtime cannot be loaded, or it gives no numbers.
+        TfexportError: the runtime cannot be loaded, or it returns no numbers.
     """
     runtime = load_runtime(name, bundle, precision=precision, threads=1)
     batch_size = runtime.capacity.batch_size(batch_size, options.beam)
@@ -99,7 +99,7 @@ def invariance(
         return _in_order(order, (search(runtime, [sources[i] for i in c], options) for c in _cut(order, batch_size)))
 
     def padded() -> Outputs:
-        # The tokens of the longest are of no use, only its length.
+        # Only the length of the longest source matters, not its tokens.
         longest = max(sources, key=len)
         most = min(runtime.capacity.source, 2 * len(longest))
         filler = [longest[i % len(longest)] for i in range(most)]
@@ -126,7 +126,7 @@ def _cut(order: Sequence[int], size: int) -> Iterator[Sequence[int]]:
 
 
 def _in_order(order: Sequence[int], batches: Iterator[list[list[Hypothesis]]]) -> Outputs:
-    """The best hypotheses of sentences that were decoded in `order`, in their own."""
+    """The best hypotheses of sentences that were decoded in `order`, in the original order."""
     found = [hypotheses[0] for batch in batches for hypotheses in batch]
     return [hypothesis for _, hypothesis in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
 
@@ -150,8 +150,9 @@ def _with_other_cache(bundle: Bundle, precision: Precision) -> Runtime[Any]:
 
 
 def _with_poisoned_cache(bundle: Bundle, precision: Precision, beam: int) -> Runtime[Any]:
-    """NaN where the kernel promises not to read: in the greedy caches of the dialect `ort`. Elsewhere large numbers, because
-    a hidden slot is read with a weight of 0, for which the contract has zeros there: 0 * NaN is NaN."""
+    """A runtime whose unused cache slots contain NaN if the kernel never reads them, as in the greedy caches of the dialect
+    `ort`. Elsewhere they contain large numbers: a hidden slot is read with a weight of 0, and 0 * NaN is NaN. (The contract
+    has zeros there.)"""
     from tfexport.runtimes.ort_cpu.context import CacheLayout
     from tfexport.runtimes.ort_cpu.load import ort_cpu
 

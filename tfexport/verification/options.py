@@ -13,7 +13,7 @@ _WHAT, _HOW = "What is compared", "How it is compared"
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(Options):
-    """What is compared, and how."""
+    """The inputs and the limits of a comparison."""
 
     precisions: tuple[Precision, ...] = option(
         (),

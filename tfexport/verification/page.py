@@ -1,4 +1,4 @@
-"""A comparison as one HTML page that needs nothing else: what passed, where errors arise, and which sentences differ."""
+"""A comparison as a self-contained HTML page: the verdicts, the sources of errors, and the sentences that differ."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_SENTENCES = 50
-"""Sentences that differ, of all reports, the worst first."""
+"""The largest number of sentences that differ, over all reports, the worst first."""
 
 SMALLEST = 1e-9
-"""Where the plots of errors begin: no error at all has no logarithm."""
+"""The lower end of the plots of errors: an error of 0 has no logarithm."""
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
@@ -54,7 +54,7 @@ def write_page(path: Path, comparison: Comparison, arranged: Sequence[Invariance
 
 
 def page(comparison: Comparison, arranged: Sequence[Invariance] = ()) -> str:
-    """The HTML of a comparison; `arranged` of the runtimes in it, where they were decoded so."""
+    """The HTML of a comparison, with the results of `arranged` runtimes, if any."""
     passed = comparison.passed and all(found.passed for found in arranged)
     checks = [check for checks in comparison.graphs.values() for check in checks]
     name = escape(comparison.bundle.directory.name)
@@ -92,7 +92,7 @@ def _file(check: GraphCheck) -> str:
 
 
 def _wrong(comparison: Comparison, checks: Sequence[GraphCheck], arranged: Sequence[Invariance]) -> str:
-    """What did not pass, first the cause where it is known."""
+    """The failures, beginning with the cause if it is known."""
     found = [escape(str(mismatch)) for mismatch in comparison.mismatches]
     found += [
         f"{escape(_file(c))} departs from PyTorch at <b>{escape(c.first.node)}</b>: its {escape(_shortened(c.first.about))} "
@@ -118,7 +118,7 @@ def _wrong(comparison: Comparison, checks: Sequence[GraphCheck], arranged: Seque
 
 
 def _shortened(about: str) -> str:
-    """`output of a + b + c` with only the first of many modules."""
+    """`output of a + b + c` with only the first module if there are many."""
     parts = about.split(" + ")
     return about if len(parts) < 3 else f"{parts[0]} and {len(parts) - 1} more"
 
@@ -137,7 +137,7 @@ def _facts(comparison: Comparison) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """Cells are HTML already; each row has a class."""
+    """A table of cells in HTML; each row has a class."""
     titles = "".join(f"<th>{escape(title)}</th>" for title in head)
     lines = [f'<tr class="{kind}">{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>' for kind, cells in rows]
     return f"<table><tr>{titles}</tr>{''.join(lines)}</table>"
@@ -181,7 +181,7 @@ def _matrix(reports: Sequence[ParityReport]) -> str:
 
 
 def _figure(draw: Callable[[Any], None], x: str, y: str) -> str:
-    """A plot as SVG within the page."""
+    """A plot as inline SVG."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -244,7 +244,7 @@ def _draw_layers(check: GraphCheck, axes: Axes) -> None:
 
 
 def _starts(nodes: Sequence[str]) -> dict[str, int]:
-    """`encoder 0`, `decoder 2`, ...: where the values of a layer begin."""
+    """The first value of each layer: `encoder 0`, `decoder 2`, ..."""
     starts: dict[str, int] = {}
     for index, node in enumerate(nodes):
         side, _, rest = node.partition(".layers.")
@@ -270,7 +270,7 @@ def _layers(checks: Sequence[GraphCheck]) -> str:
 
 
 def _arrangements(arranged: Sequence[Invariance]) -> str:
-    """Of each runtime, beside the sentence alone: how many have the same tokens, and the same scores to the last bit."""
+    """For each runtime, the numbers of sentences with the same tokens as alone, and with the same scores to the last bit."""
     names = list(dict.fromkeys(way.name for found in arranged for way in found.arrangements))
     rows = []
     for found in arranged:
@@ -315,6 +315,6 @@ def _text(ids: Sequence[int], tokenizer: TextTokenizer | None) -> str:
 
 
 def _from(ids: Sequence[int], divergence: Divergence, tokenizer: TextTokenizer | None) -> str:
-    """The text of an output, marked from the token on that differs."""
+    """The text of an output, marked from the first different token on."""
     same, rest = (_text(part, tokenizer) for part in (ids[: divergence.step - 1], ids[divergence.step - 1 :]))
     return f"{escape(same)} <mark>{escape(rest)}</mark>"

@@ -126,7 +126,7 @@ def check(
 
     Raises:
         TfexportError: the bundle or the checkpoint cannot be read, no line can be decoded, or the numbers of targets and
-        lines differ.
+            lines differ.
     """
     options = CompareOptions(**checked(CompareOptions, {"beams": (1,), **compared}))
     threads, tolerance = options.threads, options.tolerance

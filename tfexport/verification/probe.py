@@ -1,7 +1,7 @@
-"""Is a checkpoint what its family says? Checked in PyTorch, before anything is exported.
+"""Checks in PyTorch, before an export, that a checkpoint matches its family.
 
-The canonical model is held against itself (a step with its cache against the whole target at once, sentences alone against
-sentences beside others) and, where a family file gives it, against the module that the weights were trained in.
+The canonical model is compared with itself (steps with a cache with the whole target at once, single sentences with
+batches). If a family file has the module that the weights were trained in, the model is also compared with that module.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ Reference = Callable[[Mapping[str, Tensor], ModelConfig], nn.Module]
 
 @dataclass(frozen=True)
 class Probe:
-    """What became of a checkpoint."""
+    """The result of the checks of a checkpoint."""
 
     path: Path
     family: str
     checks: tuple[Check, ...]
     layers: Layers | None
-    """The comparison with the user's own module, where there is one."""
+    """The comparison with the user's own module, if there is one."""
 
     @property
     def passed(self) -> bool:
@@ -79,14 +79,14 @@ def probe(
     sources_of: Callable[[Checkpoint], Sources] | None = None,
     tolerance: float | None = None,
 ) -> Probe:
-    """Check a checkpoint, which is given as to `load_checkpoint`.
+    """Check a checkpoint. It is given as for `load_checkpoint`.
 
     Args:
         sources_of: encoder ids to compare on, at most `MOST_SENTENCES`; by default random ones.
         tolerance: the largest relative difference that passes; by default `probe_layers.TOLERANCE`.
 
     Raises:
-        TfexportError: the file cannot be read, or what it does not tell has not been given.
+        TfexportError: the file cannot be read, or a setting that it lacks was not given.
     """
     reading = read_checkpoint(path, hints, family, text)
     inspection = reading.inspection(tokenizers)
@@ -109,7 +109,7 @@ def probe(
 
 
 def _sentences(config: ModelConfig, sources: Sources | None) -> list[Sentence]:
-    """Sources, and random targets that begin with bos; of a classifier none."""
+    """Sources, and random targets that begin with bos; for a classifier the targets are empty."""
     random = np.random.default_rng(0)
     if sources is None:
         longest = min(40, config.max_source_length)
@@ -126,7 +126,7 @@ def _sentences(config: ModelConfig, sources: Sources | None) -> list[Sentence]:
 
 
 def _ids(random: np.random.Generator, vocab: int, pad_id: int, length: int) -> list[int]:
-    """Random ids without padding, which the user's module would hide."""
+    """Random ids without padding, which the user's module would mask."""
     return [int(i) for i in (random.integers(1, max(vocab, 2), length) + pad_id) % vocab]
 
 
@@ -166,7 +166,7 @@ def _facts(reading: Reading, checkpoint: Checkpoint) -> Iterator[Check]:
 
 
 def _id(checkpoint: Checkpoint, kind: str) -> str:
-    """The id, and whether a vocabulary says the same."""
+    """The id, and whether a vocabulary confirms it."""
     number = getattr(checkpoint.config, f"{kind}_id")
     sides = (checkpoint.tokenizers.source, checkpoint.tokenizers.target)
     told = any(side is not None and side.special_id(kind) == number for side in sides)
@@ -181,11 +181,13 @@ def _beside_theirs(
     sentences: Sequence[Sentence],
     tolerance: float | None,
 ) -> tuple[list[Check], Layers | None]:
-    """The canonical model beside the user's module: weights, layers, prefixes, padded batches."""
+    """Compare the canonical model with the user's module: weights, layers, prefixes, padded batches."""
     family = reading.family
     assert family is not None
     names = [name for name in reading.weights if not family.ignores(name)]
-    theirs = copy.deepcopy(reference(reading.weights, checkpoint.config)).eval()  # which may be the same each time
+    theirs = copy.deepcopy(
+        reference(reading.weights, checkpoint.config)
+    ).eval()  # a copy, because it may be the same object each time
     name, kind = (
         ("torch.nn", "PyTorch's own layers") if family.reference_as_told else ("reference", type(theirs).__name__)
     )
@@ -221,7 +223,7 @@ def _beside_theirs(
 
 
 def _narrowed(layers: Layers) -> Iterator[Check]:
-    """What the user's code computes in float32 whatever the type of its weights: the two cannot agree better than that."""
+    """Report user code that computes in float32 whatever the type of its weights: this limits the agreement."""
     if layers.narrow is None:
         return
     about = f"{layers.narrow.place} computes in float32 or less; compared as if it were float64"
@@ -238,7 +240,7 @@ def _compare_disturbed(
     sentences: Sequence[Sentence],
     tolerance: float | None,
 ) -> Layers | None:
-    """Both models with other norms and biases; None where the module does not take them, or arithmetic fails on them."""
+    """Compare both models with other norms and biases; None if the module rejects them, or arithmetic fails on them."""
     assert reading.family is not None
     used = {name: tensor for name, tensor in reading.weights.items() if not reading.family.ignores(name)}
     used = disturbed(used)
@@ -263,7 +265,7 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
 def _prefixes(
     model: Transformer, theirs: nn.Module, sentences: Sequence[Sentence], name: str, tolerance: float
 ) -> Check:
-    """Steps with a cache against their module, run anew for every token: what decoding is."""
+    """Compare steps with a cache with the user's module, which runs again for every token."""
     source, target = max(sentences, key=lambda sentence: len(sentence[1]))
     src_ids, tgt_ids = torch.tensor([source]), torch.tensor([target])
     with torch.inference_mode():
@@ -276,7 +278,7 @@ def _prefixes(
 def _padded_theirs(
     model: Model, theirs: nn.Module, sentences: Sequence[Sentence], name: str, tolerance: float
 ) -> Check:
-    """A padded batch in both; decoding knows lengths, their module looks for pad_id."""
+    """Compare a padded batch in both models. Decoding knows lengths, the user's module masks pad_id."""
     src_ids, src_len = padded_batch([list(source) for source, _ in sentences], model.config)
     tgt_ids, real = None, torch.ones(len(src_ids), dtype=torch.bool)
     if isinstance(model, Transformer):

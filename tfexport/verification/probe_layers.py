@@ -1,13 +1,13 @@
-"""The canonical model beside the module that its weights were trained in: which layer is the first to differ?
+"""Finds the first layer in which the canonical model differs from the module that its weights were trained in.
 
-The names of a family say which modules hold the same weights. What goes into and comes out of these is recorded on both
-sides while one sentence is read, and compared in the order in which the canonical model computes it:
+The names of a family determine which modules have the same weights. Their inputs and outputs are recorded in both models
+for one sentence, and compared in the order of the canonical model's computation:
 
     canonical   encoder.layers.0.norms.0   ──>  input, output
     theirs      enc.0.ln1                  ──>  input, output
 
-All before the first difference is right, so what stands between the two is not what their code computes. Both compute in
-float64 where theirs can (`models/float64.py`), so that a wrong eps is no rounding.
+Everything before the first difference is right, so the cause is the computation between the two. Both models compute in
+float64 if the user's module can (`models/float64.py`), so that a wrong eps is larger than rounding.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from tfexport.models.float64 import widened
 from tfexport.verification.probe_pairs import Model, Pair, pairs_of
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
-"""Largest relative difference (see `relative_error`) that passes. Orders of summation in float64 make 1e-13; an
-eps of 1e-6 in place of 1e-5 makes some 1e-6."""
+"""Largest relative difference (see `relative_error`) that passes. Different orders of summation in float64 cause 1e-13; an
+eps of 1e-6 instead of 1e-5 causes about 1e-6."""
 
 Sentence = tuple[Sequence[int], Sequence[int]]
-"""Source ids, and target ids that begin with bos; a classifier has none of these."""
+"""Source ids, and target ids that begin with bos; a classifier has no target ids."""
 
 
 def relative_error(wanted: Tensor, got: Tensor) -> float:
-    """The largest difference over the root mean square of `wanted`, or over 1; NaN where there is one."""
+    """The largest difference, divided by the root mean square of `wanted` or by 1 if that is larger; NaN if any is NaN."""
     return float((wanted - got).abs().max() / max(1.0, wanted.square().mean().sqrt().item()))
 
 
@@ -46,34 +46,34 @@ class Value:
     """One tensor of both models."""
 
     ours: str
-    """`output of encoder.layers.0.norms.0`."""
+    """The name in the canonical model, such as `output of encoder.layers.0.norms.0`."""
     theirs: str
-    """The same under the names of their module."""
+    """The name in the user's module."""
     error: float
     hint: str
-    """What is usually the cause where it is the first that differs."""
+    """The usual cause if this is the first value that differs."""
 
 
 @dataclass(frozen=True)
 class Narrow:
-    """Code that computes in float32, or less, although its module is in float64."""
+    """Code that computes in float32 or less although its module is in float64."""
 
     place: str
-    """`my_model.py, line 42`, the first that asks for it; `the code` where none does, as with PyTorch's default type."""
+    """The first place that requests it, such as `my_model.py, line 42`; `the code` if unknown, as for a default type."""
     effect: float | None
-    """The largest difference that it makes to a logit (`relative_error`); None where it cannot run with float64 weights."""
+    """The largest change of a logit (`relative_error`); None if the code cannot run with float64 weights."""
 
 
 @dataclass(frozen=True)
 class Layers:
-    """What became of the comparison."""
+    """The result of the comparison."""
 
     values: tuple[Value, ...]
-    """In the order in which the canonical model computes them; the logits are the last."""
+    """The values in the order of the canonical model's computation; the logits are the last."""
     tolerance: float
     dtype: torch.dtype
     narrow: Narrow | None = None
-    """Where their code computes in less than `dtype`."""
+    """The user's code that computes in less than `dtype`, if any."""
 
     @property
     def logits(self) -> float:
@@ -81,7 +81,7 @@ class Layers:
 
     @property
     def first(self) -> Value | None:
-        """The first that differs; None where the logits agree, whatever is between."""
+        """The first value that differs; None if the logits agree, whatever the other values are."""
         if self.logits <= self.tolerance:
             return None
         return next(value for value in self.values if not value.error <= self.tolerance)
@@ -98,11 +98,11 @@ def compare_layers(
     """Run both models on each sentence alone, whole targets at once.
 
     Args:
-        theirs: `family.reference`'s, with the weights of `model`.
-        names: those of the weights, as the family has them.
+        theirs: the module of `family.reference`, with the weights of `model`.
+        names: the names of the weights in the family.
 
     Raises:
-        TfexportError: their module fails, or its logits have another shape.
+        TfexportError: the user's module fails, or its logits have another shape.
     """
     pairs = pairs_of(model, theirs, family, names)
     for dtype in (torch.float64, torch.float32):
@@ -122,13 +122,13 @@ def run_ours(model: Model, source: Tensor, lengths: Tensor, target: Tensor | Non
 
 
 def run_theirs(theirs: nn.Module, source: Tensor, target: Tensor | None) -> Tensor:
-    """Their logits [batch, tgt, vocab] of `source` [batch, src] and `target` [batch, tgt]; of a classifier, which takes the
-    source alone, [batch, classes].
+    """The user's logits [batch, tgt, vocab] for `source` [batch, src] and `target` [batch, tgt]; for a classifier, which
+    takes only the source, [batch, classes].
 
-    A module in float64 computes in float64, also where its code asks for less.
+    A module in float64 computes in float64 even if its code requests less.
 
     Raises:
-        TfexportError: it fails, or gives something else.
+        TfexportError: the module fails, or returns something else.
     """
     if not _is_double(theirs):
         return _run_as_written(theirs, source, target)
@@ -141,7 +141,7 @@ def _is_double(module: nn.Module) -> bool:
 
 
 def _narrow(theirs: nn.Module, source: Tensor, target: Tensor | None) -> Narrow | None:
-    """Where their code computes in less than float64, of a module in float64."""
+    """The place where the user's code computes in less than float64, for a module in float64."""
     with widened() as mode:
         exact = _run_as_written(theirs, source, target)
     try:
@@ -152,17 +152,19 @@ def _narrow(theirs: nn.Module, source: Tensor, target: Tensor | None) -> Narrow 
 
 
 def _run_as_written(theirs: nn.Module, source: Tensor, target: Tensor | None) -> Tensor:
-    """Their logits; see `run_theirs`.
+    """The user's logits; see `run_theirs`.
 
     Raises:
-        TfexportError: it fails, or gives something else.
+        TfexportError: the module fails, or returns something else.
     """
     fused = torch.backends.mha.get_fastpath_enabled()
     given, wanted = ((source,), source.shape[:1]) if target is None else ((source, target), target.shape)
     names = dict(zip(("src_ids", "tgt_ids"), (list(ids.shape) for ids in given), strict=False))
     shapes = ", ".join(f"{name} {shape}" for name, shape in names.items())
     try:
-        torch.backends.mha.set_fastpath_enabled(False)  # which calls none of the modules within a layer of torch.nn
+        torch.backends.mha.set_fastpath_enabled(
+            False
+        )  # the fast path does not call the modules within a layer of torch.nn
         with torch.no_grad():
             logits = theirs(*given)
     except Exception as error:
@@ -211,12 +213,12 @@ def _compare(
 
 
 def _tensors_of(source: Sequence[int], target: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-    """[1, src] and [1, tgt]; a classifier has no target."""
+    """Ids as tensors [1, src] and [1, tgt]; a classifier has no target."""
     return torch.tensor([source]), torch.tensor([target]) if target else None
 
 
 def _larger(one: float, other: float) -> float:
-    """The larger of two errors; a NaN is the largest."""
+    """The larger of two errors; NaN counts as the largest."""
     return float(np.maximum(one, other))
 
 
@@ -226,7 +228,7 @@ Event = tuple[str, str, int, Tensor]
 
 @contextmanager
 def _recorded(model: nn.Module, paths: Sequence[str]) -> Iterator[list[Event]]:
-    """What goes into and comes out of modules, in the order of time."""
+    """Record the inputs and outputs of modules, in the order of their computation."""
     events: list[Event] = []
     calls: dict[str, int] = defaultdict(int)
 
@@ -276,7 +278,7 @@ def _values(pairs: Sequence[Pair], ours: Sequence[Event], theirs: Sequence[Event
         if len(calls) == counts[path, side]:
             calls = calls[
                 call : call + 1
-            ]  # otherwise theirs goes there for more than ours does: which call is not said
+            ]  # otherwise the user's module is called more often, and the matching call is unknown
         candidates = [
             part for part in (_part(candidate, pair, side) for candidate in calls) if part.shape == tensor.shape
         ]
@@ -306,7 +308,7 @@ def _hint(path: str, side: str, starts: bool, pair: Pair) -> str:
     last = path.rpartition(".")[2]
     if starts:
         exchanged = ", or attentions exchanged" if path.startswith("decoder") else ""
-        return f"what enters the first layer: embedding_scale, positions, position_offset; or norm_first{exchanged}"
+        return f"the input of the first layer: embedding_scale, positions, position_offset; or norm_first{exchanged}"
     if (pair.whole and side == "output") or ("attention.output" in path and side == "input"):
         return "the attention: n_heads, which of its matrices is query, key and value, or a mask"
     if "feed_forward.output" in path and side == "input":
@@ -314,7 +316,7 @@ def _hint(path: str, side: str, starts: bool, pair: Pair) -> str:
     if "norm" in path and side == "output":
         return "the norm: norm_eps, or another kind of norm"
     if "cross_attention" in path and side == "input" and last in ("key", "value"):
-        return "what the encoder gives: final_norm"
+        return "the encoder's output: final_norm"
     if side == "input":
-        return "what stands before it: norm_first, norms in another order, or attentions exchanged"
+        return "the computation before it: norm_first, norms in another order, or attentions exchanged"
     return "this weight: transposed, or that of another layer"

@@ -1,4 +1,4 @@
-"""Which modules of the canonical model and of another hold the same weights, by the names of a family."""
+"""Finds the modules of the canonical model and of the user's module that have the same weights, by a family's names."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Model = Transformer | EncoderClassifier
 
 @dataclass(frozen=True)
 class Pair:
-    """Modules of the same weights."""
+    """Modules with the same weights."""
 
     ours: str
     theirs: str
     part: int = 0
     parts: int = 1
-    """Theirs computes so many of ours side by side."""
+    """The number of canonical modules that the user's module computes side by side."""
     whole: bool = False
-    """An attention, which is looked at where its layers are not called one by one."""
+    """The module is an attention that is compared as a whole, because its layers are not called one by one."""
 
 
 def pairs_of(model: Model, theirs: nn.Module, family: Family, names: Sequence[str]) -> list[Pair]:
-    """The modules of both that hold the same weights, by the names of the family."""
+    """The modules of both models that have the same weights, by the names of the family."""
     prefix = prefix_in(theirs, names)
     if prefix is None:
         return []
@@ -59,7 +59,7 @@ def pairs_of(model: Model, theirs: nn.Module, family: Family, names: Sequence[st
 
 
 def _owner(own: set[str], names: Sequence[str]) -> str | None:
-    """The innermost module that holds these weights, and no others."""
+    """The innermost module that has these weights and no others."""
     if not own:
         return None
     first, *others = (name.split(".")[:-1] for name in own)

@@ -1,4 +1,4 @@
-"""The canonical model held against itself: steps with a cache, padding, batches, beams, the longest output."""
+"""Compares the canonical model with itself: steps with a cache, padding, batches, beams, the longest output."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from tfexport.verification.probe_layers import TOLERANCE, Sentence, relative_err
 
 _STEPS = 24
 _MOST_POSITIONS, _MOST_LOGITS = 1024, 2**26
-"""Of the one long output: attention over it is quadratic, and its logits are kept."""
+"""Limits of the long output: its attention is quadratic, and its logits are kept in memory."""
 
 _FLOAT16 = 65504.0
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     passed: bool | None
-    """None where it is only told."""
+    """Whether the check passed; None for information only."""
     about: str
     error: float | None = None
-    """The largest relative difference, where numbers were compared."""
+    """The largest relative difference, if numbers were compared."""
 
 
 def own_checks(model: Transformer, sentences: Sequence[Sentence], tolerance: float | None = None) -> Iterator[Check]:
-    """What can be wrong with a model whatever it was trained as; `tolerance` takes the place of `TOLERANCE`."""
+    """The checks that need no other module. `tolerance` replaces `TOLERANCE`."""
     config = model.config
     sources, targets = [list(source) for source, _ in sentences], [list(target) for _, target in sentences]
     (src_ids, src_len), (tgt_ids, tgt_len) = padded_batch(sources, config), padded_batch(targets, config)
     real = torch.arange(tgt_ids.shape[1]) < tgt_len[:, None]
     with torch.inference_mode(), _largest(model) as sizes:
         model(src_ids, src_len, tgt_ids)
-    single, model = model, copy.deepcopy(model).double()  # in which what differs is no rounding
+    single, model = model, copy.deepcopy(model).double()  # in float64 a difference is not rounding
     with torch.inference_mode():
         whole = model(src_ids, src_len, tgt_ids)
         stepped = run_steps(model, src_ids, src_len, tgt_ids)
@@ -98,7 +98,7 @@ def classifier_checks(
 
 
 def compared(name: str, wanted: Tensor, found: Tensor, about: str, tolerance: float | None = None) -> Check:
-    """A check that numbers agree, within `tolerance` or that of their dtype."""
+    """A check that numbers agree within `tolerance`, by default that of their dtype."""
     error = relative_error(wanted, found)
     return Check(name, error <= (TOLERANCE[wanted.dtype] if tolerance is None else tolerance), about, error)
 
@@ -114,7 +114,7 @@ def _alone(model: Transformer, source: Sequence[int], target: Sequence[int]) -> 
 
 
 def run_steps(model: Transformer, src_ids: Tensor, src_len: Tensor, tgt_ids: Tensor) -> Tensor:
-    """Logits [batch, tgt, vocab] of targets [batch, tgt], one token after the other with a cache."""
+    """Logits [batch, tgt, vocab] of targets [batch, tgt], token by token with a cache."""
     cross = model.encode(src_ids, src_len)
     past, logits = model.empty_cache(*tgt_ids.shape), []
     for position, tokens in enumerate(tgt_ids.T):
@@ -125,9 +125,9 @@ def run_steps(model: Transformer, src_ids: Tensor, src_len: Tensor, tgt_ids: Ten
 
 
 def _longest(model: Transformer, sentences: Sequence[Sentence], tolerance: float | None) -> Check:
-    """One output of as many tokens as there are positions, from the longest source: steps here and there, and the last.
+    """Check the longest source and an output that uses all positions: some steps in between, and the last one.
 
-    The cache is that of the whole target, so that thousands of positions take seconds.
+    The cache comes from the whole target at once, so that thousands of positions take only seconds.
     """
     config = model.config
     most = max(1, min(_MOST_POSITIONS, _MOST_LOGITS // config.tgt_vocab_size))
@@ -155,7 +155,7 @@ def _longest(model: Transformer, sentences: Sequence[Sentence], tolerance: float
 
 @contextmanager
 def _self_attended(model: Transformer) -> Iterator[list[KeyValue]]:
-    """Within it, the keys and values of the decoder's self-attentions, [1, heads, tgt, head_dim] a layer."""
+    """A context that collects the keys and values of the decoder's self-attentions, [1, heads, tgt, head_dim] per layer."""
     past: list[KeyValue] = []
     made: list[Tensor] = []
 
@@ -174,7 +174,7 @@ def _self_attended(model: Transformer) -> Iterator[list[KeyValue]]:
 
 
 def _beams(model: Transformer, src_ids: Tensor, src_len: Tensor, tgt_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits of a second token, with cross keys and values of their own for each hypothesis, and with shared ones."""
+    """Logits of a second token, with separate cross keys and values for each hypothesis, and with shared ones."""
     beam, rows = 4, 4 * len(src_ids)
     first = torch.full((rows,), model.config.bos_id)
     second = torch.arange(rows) % model.config.tgt_vocab_size
@@ -191,7 +191,7 @@ def _beams(model: Transformer, src_ids: Tensor, src_len: Tensor, tgt_ids: Tensor
 
 @contextmanager
 def _largest(model: nn.Module) -> Iterator[dict[str, float]]:
-    """Within it, the largest number that each module of a model gives, by its path."""
+    """A context that collects the largest output of each module of a model, by its path."""
     sizes: dict[str, float] = {}
 
     def note(path: str, module: nn.Module, given: Any, made: Any) -> None:

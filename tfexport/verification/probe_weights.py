@@ -1,4 +1,4 @@
-"""The weights of a checkpoint in the module that they were trained in: whether it holds them, and others in their place."""
+"""Compares the weights of a checkpoint with those of the user's module, and puts other weights in their place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def prefix_in(theirs: nn.Module, names: Sequence[str]) -> str | None:
-    """What stands before the names of the weights in their module, where all are there."""
+    """The prefix of the names of the weights in the user's module; None if some are missing."""
     state = theirs.state_dict(keep_vars=True)
     for key in state:
         if key.endswith(names[0]) and all(key.removesuffix(names[0]) + name in state for name in names):
@@ -20,8 +20,8 @@ def prefix_in(theirs: nn.Module, names: Sequence[str]) -> str | None:
 def disturbed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """`weights` with seeded random numbers from 0 to 0.5 added to each vector.
 
-    Norms and biases that training has left at ones and zeros would hide that they are exchanged. What is positive, such as a
-    variance, stays so, and names of one tensor keep one.
+    Norms and biases that are still ones and zeros after training would hide an exchange. Positive values, such as a
+    variance, stay positive, and several names of one tensor still share a tensor.
     """
     random = torch.Generator().manual_seed(0)
     made: dict[tuple[int, int], Tensor] = {}
@@ -34,7 +34,7 @@ def disturbed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def differing_weights(theirs: nn.Module, weights: Mapping[str, Tensor]) -> list[str] | None:
-    """Names of weights that their module holds other numbers for; None where it has other names."""
+    """Names of weights for which the user's module has other numbers; None if it has other names."""
     prefix = prefix_in(theirs, list(weights))
     if prefix is None:
         return None

@@ -1,7 +1,7 @@
-"""Whether the graphs of a bundle are, node by node, those that this version writes for its config.
+"""Compares the graphs of a bundle, node by node, with those that this version writes for its config.
 
-`graph_checks/check.py` compares what graphs compute on random inputs. A graph that reads one word of 32,000 as another
-one, or cuts off numbers beyond those that the inputs reach, computes the same on nearly all inputs. Its nodes differ.
+`graph_checks/check.py` compares the results of graphs on random inputs. A graph that reads one word of 32,000 as another
+one, or clips numbers beyond those of the inputs, computes the same on nearly all inputs. Its nodes differ.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def structure_mismatches(bundle: Bundle) -> tuple[list[Mismatch], list[str]]:
     specs = graph_specs(bundle)
     for graph in bundle.graphs:
         spec = specs.get((graph.role, graph.precision, graph.dialect))
-        if spec is None or spec.file != graph.file:  # which is told of the manifest
+        if spec is None or spec.file != graph.file:  # reported for the manifest
             continue
         try:
             written = onnx.load(bundle.directory / graph.file, load_external_data=False)
@@ -34,7 +34,7 @@ def structure_mismatches(bundle: Bundle) -> tuple[list[Mismatch], list[str]]:
             files = weights_files(bundle.config, graph.precision)
             stored = StoredWeights(*(bundle.directory / file for file in files))
             wanted = ir.to_proto(emit(spec, bundle.config, stored, bundle.in_float32.get(graph.precision, ())))
-        except Exception as error:  # those of ONNX, of protobuf and of broken headers have no common base
+        except Exception as error:  # errors of ONNX, of protobuf and of broken headers have no common base class
             told = f"{type(error).__name__}: {error}".splitlines()[0]
             found.append(Mismatch(graph.file, f"cannot be compared with what this version writes: {told}"))
             continue
@@ -45,7 +45,7 @@ def structure_mismatches(bundle: Bundle) -> tuple[list[Mismatch], list[str]]:
 
 
 def _differences(written: onnx.ModelProto, wanted: onnx.ModelProto) -> Iterator[str]:
-    """What differs, by name, in the order in which a graph computes it."""
+    """The names of the differences, in the order of the graph's computation."""
     for kind in ("input", "output", "initializer", "sparse_initializer"):
         yield from _of(kind, getattr(written.graph, kind), getattr(wanted.graph, kind))
     yield from _of("node", written.graph.node, wanted.graph.node)
