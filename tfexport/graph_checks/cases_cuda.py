@@ -1,4 +1,4 @@
-"""Inputs of the graphs of the dialect `ort-cuda`: the cases of the dialect `ort`, with heads side by side."""
+"""Inputs for graphs of the dialect `ort-cuda`: the cases of the dialect `ort`, with heads side by side."""
 
 from __future__ import annotations
 

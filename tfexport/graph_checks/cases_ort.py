@@ -1,5 +1,7 @@
-"""Inputs of the graphs of the dialect `ort`, and what PyTorch makes of them: those graphs are checked against the same model
-as all others, though their caches lie differently. Those of the dialect `ort-cuda` follow from them (`cases_cuda.py`).
+"""Inputs for graphs of the dialect `ort`, and the outputs of PyTorch for them.
+
+These graphs have another layout of caches, but are compared with the same model as all other graphs. The cases of the
+dialect `ort-cuda` follow from them (`cases_cuda.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from tfexport.models.transformer import Transformer
 from tfexport.shortlist_contract import LISTED
 
 Steps = dict[tuple[int, ...], Case]
-"""Cases of one step: with beams or without, by their sizes."""
+"""Cases of one step, with or without beams, by their sizes."""
 
 
 def case(
@@ -31,12 +33,12 @@ def case(
     random: np.random.Generator,
     steps: Steps | None = None,
 ) -> Case:
-    """A random case of a graph, its floats in float32. `sizes` has batch, beam, src, cache and count, and is shrunk to the
+    """A random case of a graph, with floats in float32. `sizes` has batch, beam, src, cache and count, and is reduced to the
     model's lengths.
 
     Args:
-        steps: cases of this model that other graphs have had. A step's case is taken from there or added: the model has to
-            compute its past, which takes as long as the check itself.
+        steps: cases of this model from other graphs. The case of a step is taken from there or added, because the model has
+            to compute its past, which takes as long as the check itself.
     """
     config = model.config
     sizes = {**sizes, "src": min(sizes["src"], config.max_source_length)}
@@ -48,7 +50,7 @@ def case(
         return Case({"candidates": ids}, lambda model: _listed_tensors(_transformer(model), graph, ids))
     with_beams = graph.step != "decoder_step"
     steps, key = {} if steps is None else steps, (with_beams, *sizes.values())
-    own, random = random.spawn(2)  # what a graph draws besides does not depend on whether its step was known
+    own, random = random.spawn(2)  # further random numbers of a graph must not depend on whether its step was cached
     if key not in steps:
         steps[key] = (_beam_case if with_beams else _decoder_case)(model, sizes, own)
     found = steps[key]
@@ -60,9 +62,9 @@ def case(
 
 
 def _ranked(model: Transformer, step: Case, some: NDArray[np.int64]) -> Case:
-    """A case of a step that tells the best token of those that are not banned.
+    """A case of a step that returns the best token that is not banned.
 
-    Banned are `some`, and the best ones of all rows, so that it is seen whether they are left out.
+    The tokens `some` and the best ones of all rows are banned, so that the check fails if the graph does not exclude them.
     """
     best = step.outputs(model)["logits"].topk(min(2, model.config.tgt_vocab_size)).indices.numpy()
     banned = np.union1d(some, best)[: model.config.tgt_vocab_size - 1]
@@ -76,13 +78,13 @@ def _ranked(model: Transformer, step: Case, some: NDArray[np.int64]) -> Case:
 
 
 def _candidates(model: Transformer, sizes: Mapping[str, int], random: np.random.Generator) -> NDArray[np.int64]:
-    """Some target ids, in their order."""
+    """Some target ids, sorted."""
     vocab = model.config.tgt_vocab_size
     return np.sort(random.permutation(vocab)[: min(vocab, sizes["count"] + sizes["src"])])
 
 
 def _listed(model: Transformer, graph: contract.GraphSpec, ids: NDArray[np.int64]) -> Arrays:
-    """What stands for the output projection of these ids, by its names in graphs."""
+    """The tensors of the output projection for these ids, by their names in graphs."""
     rows = model.output_matrix().detach().numpy()[ids]
     arrays: Arrays = {"output_weight": rows}
     if graph.precision == "int8":
@@ -101,9 +103,9 @@ def _listed_tensors(model: Transformer, graph: contract.GraphSpec, ids: NDArray[
 def _shortlisted(
     model: Transformer, graph: contract.GraphSpec, step: Case, ids: NDArray[np.int64], random: np.random.Generator
 ) -> Case:
-    """A case of a step that has candidates in the place of the vocabulary."""
+    """A case of a step that has candidates instead of the vocabulary."""
     rows = step.inputs["tokens"].size
-    # Any numbers: of -inf there is no difference.
+    # Any finite numbers: the difference of two -inf is NaN.
     left_out = random.standard_normal((rows, len(ids))).astype(np.float32)
 
     def outputs(model: Model) -> Outputs:
@@ -139,27 +141,27 @@ _HALVES = {torch.float16: np.dtype(np.float16), torch.bfloat16: np.dtype(ml_dtyp
 
 
 def _array(model: Transformer, tensor: Tensor) -> NDArray[np.float32]:
-    """Numbers as the model's own type has them, in float32. Within `InFloat64` PyTorch would not round them."""
+    """Numbers rounded to the model's own type, in float32. Within `InFloat64` PyTorch would not round them."""
     own = _HALVES.get(model.encoder.tokens.weight.dtype, np.dtype(np.float32))
     return tensor.double().numpy().astype(own).astype(np.float32)
 
 
 def _tensor(model: Model, array: NDArray[np.float32]) -> Tensor:
-    """Floats in the type of the model's own."""
+    """Floats in the model's own type."""
     return torch.from_numpy(array).to(model.encoder.tokens.weight.dtype)
 
 
 MOST_TOKENS = 32
-"""Of a history: in longer ones they come again."""
+"""The largest number of distinct tokens of a history; longer histories repeat them."""
 
 
 def _history(model: Transformer, memory: Arrays, slots: int, random: np.random.Generator) -> list[NDArray[np.float32]]:
-    """Keys and values [batch, heads, slots, head_dim] of random tokens, of the sizes that the model itself gives them."""
+    """Keys and values [batch, heads, slots, head_dim] of random tokens, as the model computes them."""
     config, lengths = model.config, torch.from_numpy(memory["src_len"]).long()
     cross = _pairs([_tensor(model, memory[name]) for name in contract.cache_names(config, "cross")])
     distinct = min(slots, MOST_TOKENS)
-    # Each token is a hypothesis of its sentence, in a cache of its own: a shared cache has more slots than the model has
-    # positions, and any position will do.
+    # Each token is a hypothesis of its sentence, in its own cache. (A shared cache has more slots than the model has
+    # positions, and any position can be used.)
     tokens = torch.from_numpy(random.integers(0, config.tgt_vocab_size, (len(lengths), distinct))).flatten()
     once = model.empty_cache(len(tokens), 1)
     _, new = model.step(tokens, torch.zeros_like(tokens), lengths, once, cross)
@@ -179,7 +181,7 @@ def _transformer(model: Model) -> Transformer:
 
 
 def _step(model: Model, inputs: Arrays, past: list[Tensor]) -> tuple[Outputs, list[Tensor]]:
-    """Logits and cross-attention weights of a case, and the new slots of all caches [rows, heads, head_dim]; `past` are
+    """Logits and cross-attention weights of a case, and the new slots of all caches [rows, heads, head_dim]. `past` has the
     caches [rows, heads, slots, head_dim]."""
     model = _transformer(model)
     cross = _pairs([_tensor(model, inputs[name]) for name in contract.cache_names(model.config, "cross")])
@@ -192,7 +194,7 @@ def _step(model: Model, inputs: Arrays, past: list[Tensor]) -> tuple[Outputs, li
 
 
 def _decoder_case(model: Transformer, sizes: Mapping[str, int], random: np.random.Generator) -> Case:
-    """Rows that are at different positions."""
+    """A case with rows at different positions."""
     config, rows = model.config, sizes["batch"]
     cache = min(sizes["cache"], config.max_target_length)
     position = random.integers(min(sizes.get("least", 0), cache - 1), cache, rows).astype(np.int32)
@@ -211,7 +213,7 @@ def _decoder_case(model: Transformer, sizes: Mapping[str, int], random: np.rando
         old = [_tensor(model, past[name]) for name in names]
         found, new = _step(model, inputs, old)
         index = torch.from_numpy(position).long()
-        # What lies behind the filled slots means nothing, and with two buffers the operator does not copy it.
+        # Slots behind the filled ones are undefined. With two buffers the operator does not copy them.
         behind = (torch.arange(cache) > index[:, None])[:, None].expand(rows, config.n_heads, cache)
         for name, tensor, slot in zip(contract.cache_names(config, "present"), old, new, strict=True):
             written = tensor.to(slot.dtype, copy=True)
@@ -224,7 +226,7 @@ def _decoder_case(model: Transformer, sizes: Mapping[str, int], random: np.rando
 
 
 def _beam_case(model: Transformer, sizes: Mapping[str, int], random: np.random.Generator) -> Case:
-    """Hypotheses whose past lies scattered in the cache of their sentence."""
+    """A case with hypotheses whose past is scattered in the cache of their sentence."""
     config, batch, beam = model.config, sizes["batch"], sizes["beam"]
     most = config.max_target_length - 1
     slot = beam * int(random.integers(least := sizes.get("least", 0), max(least, sizes["cache"] - 1) + 1))

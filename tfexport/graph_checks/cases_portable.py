@@ -1,4 +1,4 @@
-"""The standard graphs as PyTorch modules, and inputs to check them with."""
+"""The standard graphs as PyTorch modules, and inputs for their checks."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Outputs = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """Inputs of a graph, and what a model computes from them."""
+    """Inputs of a graph, and a function that computes a model's outputs for them."""
 
     inputs: Arrays
     outputs: Callable[[Model], Outputs]
-    """The graph's outputs by their names, as this model computes them, and others that it may have computed: always the
-    logits that best tokens are of."""
+    """Computes the graph's outputs with a model, by name. It may return further values; the logits from which the best
+    tokens are taken are always among them."""
 
 
 class _Encoder(nn.Module):
@@ -109,7 +109,7 @@ def case(model: Model, graph: contract.GraphSpec, sizes: Mapping[str, int], rand
 
 
 def grouped(values: list[Any], graph: contract.GraphSpec, config: ModelConfig) -> tuple[Any, ...]:
-    """The flat inputs as the module takes them: past and cross are lists."""
+    """The flat inputs as arguments of the module: past and cross become lists."""
     layers = 2 * config.n_decoder_layers
     if graph.step != "decoder_step":
         return tuple(values)
@@ -119,7 +119,7 @@ def grouped(values: list[Any], graph: contract.GraphSpec, config: ModelConfig) -
 def random_inputs(
     graph: contract.GraphSpec, config: ModelConfig, sizes: Mapping[str, int], random: np.random.Generator
 ) -> dict[str, np.ndarray]:
-    """Inputs of a graph that its model accepts; `sizes` are shrunk to the model's lengths."""
+    """Inputs of a graph that its model accepts. `sizes` are reduced to the model's lengths."""
     sizes = {**sizes, "src": min(sizes["src"], config.max_source_length)}
     sizes["cache"] = min(sizes["cache"], max(config.max_target_length, 1))
     limits = {
@@ -137,7 +137,7 @@ def random_inputs(
             if tensor.name == "src_len" and "least" in sizes:
                 inputs[tensor.name][0] = sizes["src"]
         else:
-            # Of few bits, so that every precision has them exactly. (NumPy has no bfloat16.)
+            # Numbers with few bits, so that every precision represents them exactly. (NumPy has no bfloat16.)
             numbers = random.standard_normal(shape, dtype=np.float32)
             inputs[tensor.name] = (numbers.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
     return inputs

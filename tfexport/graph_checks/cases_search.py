@@ -1,5 +1,5 @@
-"""The search graphs by their definition, sentence by sentence, and inputs to check them with: ties everywhere, hypotheses
-that do not exist, tokens that may not come, and ends."""
+"""The definition of the search graphs, sentence by sentence, and inputs for their checks: with many ties, missing
+hypotheses, banned tokens, and ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def case(graph: contract.GraphSpec, config: ModelConfig, sizes: Mapping[str, int
 
     def outputs(model: Model) -> Outputs:
         if graph.role == "best_tokens":
-            return {"logits": torch.from_numpy(inputs["logits"])}  # what the best tokens are of
+            return {"logits": torch.from_numpy(inputs["logits"])}  # the source of the best tokens
         found = greedy_search(inputs) if graph.role == "greedy_search" else beam_search(inputs)
         return {name: torch.from_numpy(array) for name, array in found.items()}
 
@@ -65,7 +65,7 @@ def random_inputs(
 
 
 def greedy_search(inputs: Arrays) -> Arrays:
-    """The first of the best tokens of each row."""
+    """The first best token of each row."""
     totals = inputs["best.log_probs"] + inputs["bias"][inputs["best.ids"]]
     place = totals.argmax(axis=1)[:, None]
     return {
@@ -75,7 +75,7 @@ def greedy_search(inputs: Arrays) -> Arrays:
 
 
 def beam_search(inputs: Arrays) -> Arrays:
-    """The best continuations of each sentence: equal ones by hypothesis, then by rank among its tokens."""
+    """The best continuations of each sentence. Equal ones are ordered by hypothesis, then by rank among its tokens."""
     batch, beam = inputs["scores"].shape
     shape, grid = (batch, len(inputs["order"])), (batch, beam)
     found: Arrays = {

@@ -1,7 +1,7 @@
-"""What the graphs of a precision compute, as PyTorch models: the definition that they are held against.
+"""The definition of the graphs of a precision: PyTorch models that the graphs are compared with.
 
-In half precision that is the model with its weights rounded. In 8 and 4 bits it is the model with the weights that the
-stored integers stand for, and with activations rounded before each product as the graphs round them.
+In half precision the definition is the model with rounded weights. In 8 and 4 bits it is the model with the weights that
+the stored integers represent, and with activations rounded before each product as in the graphs.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ Stored = Mapping[str, NDArray[np.generic]]
 
 @dataclass(frozen=True)
 class Definition:
-    """The model that the graphs of a precision are to compute."""
+    """The model that the graphs of a precision must compute."""
 
     precision: Precision
     model: Model
-    """Its weights are those of the graphs."""
+    """The model with the weights of the graphs."""
     own: Model
-    """The same as PyTorch computes it in this precision, which shows what rounding does to it."""
+    """The same model computed by PyTorch in this precision, which shows the effect of rounding."""
     activations: Mapping[str, _Activations] = field(default_factory=dict)
-    """How the input of each quantized linear layer is rounded, by the layer's path."""
+    """The rounding of the input of each quantized linear layer, by the layer's path."""
     steps: Steps = field(default_factory=dict)
-    """The random cases of decoder steps, which the graphs of several dialects share."""
+    """The random cases of decoder steps, shared by the graphs of several dialects."""
 
     @classmethod
     def of(
@@ -80,10 +80,10 @@ class Definition:
 
     @contextmanager
     def rounding(self) -> Iterator[Mapping[str, Tensor]]:
-        """Within it the models round activations; yields by the path of a layer how far its outputs may be off because of
-        numbers that lie between two steps [rows, 1].
+        """A context in which the models round activations. It yields, by the path of a layer, the possible error of its
+        outputs [rows, 1] from numbers that are between two rounding steps.
 
-        The input of the output projection is rounded after `decoder.norm`, whose path stands for it.
+        The input of the output projection is rounded after `decoder.norm`, and has its path.
         """
         slack: dict[str, Tensor] = {}
 
@@ -110,18 +110,19 @@ class Definition:
 
 
 BETWEEN = 1e-4
-"""Numbers so close to the middle of two steps, in steps, may be rounded to either: float32 computes them to about 1e-5."""
+"""A number this close to the middle of two steps, in steps, may be rounded to either: float32 has an error of about
+1e-5."""
 
 ZERO_POINT_ROUNDING = 8.0
 """In 4 bits ONNX Runtime multiplies several rows by numbers from 0 to 15, and subtracts 8 times the sum of a block's
-activations: two large numbers whose rounding stays. It came to 4.6 eps of the subtracted number (random matrices, 64 to
-2,048 inputs, behind a ReLU, where no activations cancel)."""
+activations. The rounding of these two large numbers remains. It was at most 4.6 eps of the subtracted number (random
+matrices, 64 to 2,048 inputs, after a ReLU, where activations do not cancel)."""
 
 
 @dataclass(frozen=True)
 class _Activations:
-    """How a quantized linear layer rounds its input: to -127 .. 127 with a scale a row, or for 32 numbers of a row in 4
-    bits; to 0 .. 255 where the input comes from a ReLU."""
+    """The rounding of the input of a quantized linear layer: to -127 .. 127 with a scale for each row, or in 4 bits for each
+    32 numbers of a row; to 0 .. 255 if the input comes from a ReLU."""
 
     weight: Tensor
     """[out, in]"""
@@ -136,8 +137,8 @@ class _Activations:
         return cls(weight, precision, rectified=after_relu and precision == "int8")
 
     def rounded(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """`states` [.., in] rounded, and how far each number of a row of the product may be off for those that lie between
-        two steps [.., 1]."""
+        """Rounded `states` [.., in], and for each row the possible error of the product [.., 1] from numbers that are
+        between two rounding steps."""
         n_in = states.shape[-1]
         block = INT4_BLOCK if self.precision == "int4" else n_in
         parts = nn.functional.pad(states, (0, -n_in % block)).reshape(*states.shape[:-1], -1, block)
@@ -161,12 +162,12 @@ def projections_of(config: ModelConfig) -> list[Projection]:
 
 
 def rounded(model: Transformer, stored: Stored) -> Transformer:
-    """A copy of the float32 `model` with the matrices that the quantized tensors of a weights file stand for, in float32."""
+    """A copy of the float32 `model` with the matrices that the quantized tensors of a weights file represent, in float32."""
     weights = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
     projections = projections_of(model.config)
     matrices = {name: torch.from_numpy(matrix) for name, matrix in dequantize(stored, weights, projections).items()}
     variant = copy.deepcopy(model)
-    if variant.output_weight is None:  # the embeddings that it is tied to stay as they are
+    if variant.output_weight is None:  # the embeddings that it is tied to do not change
         variant.output_weight = nn.Parameter(variant.output_matrix().detach().clone())
     output = matrices.pop(projections[-1].weights[0], None)
     if output is not None:

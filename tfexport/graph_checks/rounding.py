@@ -1,12 +1,12 @@
-"""How far a result may be from the exact one: as far as rounding takes PyTorch itself, a few times over.
+"""The allowed error of a result: a multiple of PyTorch's own rounding error.
 
-An absolute limit fits one model. Logits of 100 round a hundred times as coarsely as logits of 1, and sharp attention turns
-the last bit of a score into the third digit of a state. So a result is held against float64, and what is allowed follows
-from the distance of PyTorch's own result in the same precision on the same input:
+An absolute limit fits only one model. Logits of 100 have a hundred times the rounding error of logits of 1, and sharp
+attention turns the last bit of a score into the third digit of a state. So a result is compared with float64, and the
+allowed error follows from the distance of PyTorch's own result in the same precision on the same input:
 
     |found - exact| <= FACTOR * |PyTorch - exact| + FLOOR * eps * |exact|
 
-each |..| the largest of a tensor. The reasons for both numbers are in docs/decisions/rounding.md.
+Each |..| is the largest value of a tensor. docs/decisions/rounding.md has the reasons for both numbers.
 """
 
 from __future__ import annotations
@@ -20,48 +20,50 @@ from numpy.typing import NDArray
 from tfexport.contract import Precision
 
 RULE = 2
-"""The number of the rule that a certificate was made under; certificates of other rules are outdated."""
+"""The number of this rule. Certificates of other rules are outdated."""
 
 FACTOR = 8.0
-"""How many times PyTorch's own rounding error is allowed."""
+"""The allowed multiple of PyTorch's own rounding error."""
 
 MEAN_FACTOR = 4.0
-"""The same of the mean over all numbers of a tensor: a fault shifts many numbers a little, rounding few by much."""
+"""The allowed multiple for the mean over all numbers of a tensor: a fault shifts many numbers a little, rounding shifts
+few numbers by much."""
 
 MEAN_FLOOR = 0.5
 FEWEST = 64
-"""Numbers of which a mean says something."""
+"""The smallest count of numbers for which the mean is compared."""
 
 FLOOR = 4.0
-"""So many units in the last place of the largest number are allowed in any case: where PyTorch happens to round nothing."""
+"""The error that is always allowed, in units in the last place of the largest number, because PyTorch may happen to have
+no rounding error."""
 
 SAMPLES = 8
-"""How often PyTorch's rounding is measured again, at random, where one float32 computation does not explain an error. Where
-attention is sharp, the error of a step is now and then ten times that of another computation of the same step."""
+"""The number of further random measurements of PyTorch's rounding, if one float32 computation does not explain an error.
+With sharp attention, the error of a step is sometimes ten times that of another computation of the same step."""
 
 EPS: dict[Precision, float] = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-"""The distance from 1 to the next number (machine epsilon). Quantized graphs compute in float32 between their products."""
+"""Machine epsilon: the distance from 1 to the next number. Quantized graphs compute in float32 between their products."""
 
 
 @dataclass
 class Rounding:
-    """Distances from float64, over all numbers of one kind that were compared; NaN where a number is none."""
+    """Distances from float64, over all compared numbers of one kind; NaN if a number is NaN."""
 
     error: float = 0.0
-    """The largest of what was found."""
+    """The largest distance of the compared result."""
     own: float = 0.0
-    """The largest of PyTorch's result in the same precision."""
+    """The largest distance of PyTorch's result in the same precision."""
     size: float = 0.0
     """The largest absolute value of the exact numbers."""
     count: int = 0
-    """Numbers whose means are known."""
+    """The count of numbers with known means."""
     mean_error: float = 0.0
     mean_own: float = 0.0
     mean_size: float = 0.0
 
     @classmethod
     def of(cls, errors: NDArray[np.float64], own: NDArray[np.float64], sizes: NDArray[np.float64]) -> Rounding:
-        """Of all numbers of a tensor: absolute errors, PyTorch's own, and the absolute values of the exact numbers."""
+        """The distances of a tensor, from its absolute errors, PyTorch's own, and the absolute exact values."""
         if not errors.size:
             return cls()
         own, sizes = (_finite(values) for values in (own, sizes))
@@ -76,7 +78,7 @@ class Rounding:
         )
 
     def merge(self, other: Rounding) -> None:
-        """Take in the numbers of one more tensor."""
+        """Add the numbers of another tensor."""
         self.add(other.error, other.own, other.size)
         if other.count:
             share = other.count / (self.count + other.count)
@@ -86,15 +88,15 @@ class Rounding:
             self.count += other.count
 
     def measure_again(self, other: Rounding) -> None:
-        """Take in PyTorch's own rounding of the same numbers, measured again."""
+        """Add another measurement of PyTorch's own rounding of the same numbers."""
         self.own = max(self.own, other.own)
         self.mean_own = max(self.mean_own, other.mean_own)
 
     def add(self, error: float, own: float, size: float) -> None:
-        """Take in one more tensor."""
-        # max() would pass over NaN.
+        """Add another tensor."""
+        # Python's max() can ignore NaN.
         self.error = error if math.isnan(error) or error > self.error else self.error
-        # Where PyTorch's own result overflows there is nothing to measure by: then the floor alone is allowed.
+        # If PyTorch's own result overflows, only the floor is allowed.
         self.own = max(self.own, own) if math.isfinite(own) else self.own
         self.size = max(self.size, size) if math.isfinite(size) else self.size
 
@@ -115,5 +117,5 @@ class Rounding:
 
 
 def _finite(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """`values`, none below 0, with 0 in the place of those that are not finite."""
+    """Non-negative `values`, with 0 for those that are not finite."""
     return values if np.isfinite(values.max()) else np.nan_to_num(values, nan=0.0, posinf=0.0)

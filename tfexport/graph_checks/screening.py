@@ -1,8 +1,8 @@
-"""Holds the functions of screening to their definition, each by itself.
+"""Compares each function of screening with its definition.
 
-Models and random states hardly ever bring a row whose best word is not among the candidates, so that the whole graph says
-nothing about the proof and about the product with all words. Here the bounds are compared with those of the proof, and then
-bounds are given from which nothing can be proven: the best word must be found all the same.
+With models and random states, the best word of a row is almost always among the candidates. So a check of the whole graph
+does not test the proof and the product with all words. This check compares the bounds with those of the proof. Then it gives
+bounds that prove nothing: the graph must still find the best word.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tfexport.models.transformer import Transformer
 ROWS = 8
 PREFIX = "screening/"
 Found = tuple[str, str, Rounding]
-"""The node that computed a value, what it is, and its distances."""
+"""The node that computed a value, a description of the value, and its distances."""
 
 
 def screening_distances(
     model: onnx.ModelProto, definition: Definition, folder: Path, *, with_kernels: bool
 ) -> Iterator[Found]:
-    """Of the bounds that the screening of a graph computes, and of the best word that it finds where these prove nothing."""
+    """The distances of the bounds that a graph's screening computes, and of the best word if the bounds prove nothing."""
     transformer = definition.model
     assert isinstance(transformer, Transformer)
     nodes = {node.op_type: node for node in model.graph.node if node.name.startswith(PREFIX) and node.domain}
@@ -43,11 +43,11 @@ def screening_distances(
     size = weight.shape[1]
     random = np.random.default_rng(2)
     states = random.standard_normal((ROWS, size)).astype(np.float32)
-    states[:, random.integers(size)] *= 100  # which makes the steps of the others coarse
+    states[:, random.integers(size)] *= 100  # makes the rounding steps of the other numbers coarse
     rounded = {name: np.asarray(array) for name, array in load_file(folder / FILE).items()}
 
     def run(op_type: str, given: Mapping[int, NDArray[Any]]) -> list[NDArray[Any]]:
-        """The outputs of a function, by the places of its inputs."""
+        """The outputs of a function, with `given` inputs by their places."""
         alone = _alone(model, nodes[op_type], given)
         session = session_of(alone, folder, with_kernels=with_kernels)
         return list(session.run(None, {nodes[op_type].input[place]: array for place, array in given.items()}))
@@ -71,7 +71,7 @@ def screening_distances(
     logits = torch.from_numpy(exact) @ weight.T
     if transformer.output_bias is not None:
         logits += transformer.output_bias.detach().double()
-    useless = np.full(bounds.shape, 1e9, np.float32)  # nothing is proven, and no word is a better candidate
+    useless = np.full(bounds.shape, 1e9, np.float32)  # proves nothing, and makes all words equal candidates
     for banned in (np.zeros(0, np.int64), np.unique(logits.argmax(1).numpy())):
         allowed = logits.index_fill(1, torch.from_numpy(banned), -torch.inf)
         best, ids = run("ScreenBest", {0: useless, 1: scale, 2: states, 5: banned})
@@ -89,11 +89,11 @@ def _compared(node: onnx.NodeProto, about: str, exact: NDArray[Any], found: NDAr
         node.name,
         about,
         Rounding(measured.error, measured.own, measured.size),
-    )  # no means: the norms that go in are rounded too
+    )  # no means, because the input norms are rounded too
 
 
 def _alone(model: onnx.ModelProto, node: onnx.NodeProto, given: Mapping[int, NDArray[Any]]) -> onnx.ModelProto:
-    """A graph of one node, of which some inputs are given and the others are weights."""
+    """A graph of one node. Some inputs are given, the others are weights."""
     alone = onnx.ModelProto()
     alone.CopyFrom(model)
     del alone.graph.node[:], alone.graph.input[:], alone.graph.output[:], alone.graph.value_info[:]

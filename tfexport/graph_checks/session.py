@@ -1,4 +1,4 @@
-"""A graph on ONNX Runtime's CPU provider that tells the values within it."""
+"""Runs a graph on ONNX Runtime's CPU provider and returns its inner values."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from onnx import TensorProto, helper
 from tfexport import contract, kernels
 from tfexport.kernels.explicit_rounding import with_explicit_rounding
 
-onnxruntime.disable_telemetry_events()  # ONNX Runtime would tell its makers of each session
+onnxruntime.disable_telemetry_events()  # ONNX Runtime would report each session to its makers
 
 ONNX_RUNTIME: str = onnxruntime.__version__
-"""The version that graphs are checked with."""
+"""The version that checks graphs."""
 
 HALVES = ("float16", "bfloat16")
 WIDE = ".float32"
-"""How the names end of what a half-precision graph has in float32."""
+"""The suffix of the names of float32 values in a half-precision graph."""
 
 
 class Session:
-    """A graph that tells its inner values too, all of them in types that NumPy has."""
+    """A graph that also returns its inner values, in types that NumPy has."""
 
     def __init__(
         self, proto: onnx.ModelProto, graph: contract.GraphSpec, folder: Path, inner: Sequence[str], with_kernels: bool
@@ -35,7 +35,7 @@ class Session:
         inner = [name for name in dict.fromkeys(inner) if name not in outputs]
         halves = {tensor.name for tensor in (*graph.inputs, *graph.outputs) if tensor.dtype in HALVES}
         if graph.precision in HALVES:
-            proto = with_explicit_rounding(folder / graph.file)  # in which these values have the same names
+            proto = with_explicit_rounding(folder / graph.file)  # these values have the same names there
             halves |= set(inner)
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in inner)
         _widen(proto.graph, halves)
@@ -54,7 +54,7 @@ class Session:
 
 
 def _widen(graph: onnx.GraphProto, halves: Collection[str]) -> None:
-    """Let the inputs and outputs `halves` be float32 under another name: NumPy has no bfloat16."""
+    """Convert the inputs and outputs `halves` to float32 under other names, because NumPy has no bfloat16."""
     for index, value in enumerate(graph.input):
         if value.name in halves:
             to = value.type.tensor_type.elem_type
@@ -73,16 +73,16 @@ def _widen(graph: onnx.GraphProto, halves: Collection[str]) -> None:
 def session_of(
     model: onnx.ModelProto | Path, folder: Path, *, with_kernels: bool = False
 ) -> onnxruntime.InferenceSession:
-    """A session on the CPU; the weights of a model that is no file lie in `folder`.
+    """A session on the CPU. `folder` has the weights of a model that is not a file.
 
     Args:
-        with_kernels: as `ort-cpu` runs it; without, by the definitions of its functions.
+        with_kernels: compute functions with kernels, as `ort-cpu` does; otherwise by their definitions.
     """
     options = onnxruntime.SessionOptions()
     if with_kernels:
         kernels.register(options)
     options.log_severity_level = 3  # it warns that past and present are two buffers here
-    # PyTorch computes between two runs, on the same CPUs.
+    # PyTorch computes on the same CPUs between two runs.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if isinstance(model, Path):
         return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -1,4 +1,4 @@
-"""The values within a graph and where PyTorch has the same; PyTorch, which follows the graph from value to value."""
+"""Finds the values within a graph that PyTorch also has, and lets PyTorch follow the graph from value to value."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from tfexport.models.positions import PositionTable
 COMPARED = (nn.Linear, PointwiseConv, nn.LayerNorm, nn.RMSNorm, PositionTable)
 
 Value = tuple[str, int, int]
-"""The path of a module, 0 for its input or 1 for its output, and which of its calls."""
+"""The path of a module, 0 for its input or 1 for its output, and the number of the call."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A value of a graph, and where PyTorch has the same."""
+    """A value of a graph, and its place in PyTorch."""
 
     value: str
     node: str
     modules: tuple[str, ...]
-    """More than one where the graph computes several as one: their outputs stand side by side."""
+    """The modules of the value. There are several if the graph computes them together, with outputs side by side."""
     side: int
-    """0 for what goes into them, 1 for what comes out."""
+    """0 for the input of the modules, 1 for the output."""
     call: int
-    """Of the module's calls: a shared norm has several."""
+    """The number of the module's call; a shared norm has several."""
     without_bias: bool = False
-    """The value is the output without the bias of the module, which a node elsewhere adds."""
+    """The value is the module's output without its bias, which another node adds."""
 
     @property
     def about(self) -> str:
@@ -51,11 +51,11 @@ class Place:
 
 
 _LAYOUT = ("Reshape", "Transpose", "Identity")
-"""Operators that compute nothing, so that what is wrong with their output was so before."""
+"""Operators that compute nothing: an error in their output was already in their input."""
 
 
 def places_of(graph: onnx.GraphProto, model: Model) -> list[Place]:
-    """In the order in which the graph computes them, each value once."""
+    """The places of a graph's values in the order of their computation, without duplicates."""
     paths = {path for path, module in model.named_modules() if isinstance(module, COMPARED)}
     joined = {projection.name: tuple(projection.modules) for projection in projections_of(model.config)}
     groups: dict[str, list[onnx.NodeProto]] = {}
@@ -85,7 +85,7 @@ def places_of(graph: onnx.GraphProto, model: Model) -> list[Place]:
             continue
         known = {name for node in nodes for name in node.output} | weights
         read = (name for node in nodes for name in node.input if name and name not in known)
-        # What another of these modules has made is compared there. (Query, key and value share rounded states.)
+        # The output of another of these modules is compared there. (Query, key and value share rounded states.)
         if not isinstance(model.get_submodule(modules[0]), PositionTable):
             given = next(name for name in read if not name.startswith(contract.SHAPE_NODE))
             if not (given in makers and makers[given][1].rpartition("/")[0] in {*paths, *joined}):
@@ -95,35 +95,35 @@ def places_of(graph: onnx.GraphProto, model: Model) -> list[Place]:
 
 
 def _norm_values(node: onnx.NodeProto) -> tuple[str, str]:
-    """What a norm's node computes, and what that is the norm of: empty where the node adds and does not tell the sum."""
-    if node.op_type.startswith("Skip"):  # its sum comes last, with two places before it
+    """The output of a norm's node, and the norm's input; empty if the node adds its inputs and does not return the sum."""
+    if node.op_type.startswith("Skip"):  # the sum is the fourth output
         return node.output[0], node.output[3] if len(node.output) > 3 else ""
-    if len(node.output) > 1:  # a sum and its norm
+    if len(node.output) > 1:  # the node returns a sum and its norm
         return node.output[-1], node.output[0]
     return node.output[0], node.input[0]
 
 
 def _leaves_bias(node: onnx.NodeProto, module: nn.Module) -> bool:
-    """Whether the product `node` of a linear layer is without the bias of the layer."""
+    """Whether the product `node` of a linear layer leaves out the bias of the layer."""
     return node.op_type == "Gemm" and len(node.input) < 3 and getattr(module, "bias", None) is not None
 
 
 @dataclass(frozen=True)
 class Followed:
-    """What the definition makes of the values of a graph, in float64 and in PyTorch's own arithmetic."""
+    """The results of the definition for the values of a graph, in float64 and in PyTorch's own arithmetic."""
 
     case: Case
     found: Mapping[str, NDArray[Any]]
-    """In the graph."""
+    """The values in the graph."""
     exact: Mapping[Value, Tensor]
     own: Mapping[Value, Tensor]
     outputs: Outputs
-    """In float64."""
+    """The outputs in float64."""
     own_outputs: Outputs
     slack: Mapping[str, Tensor]
-    """By the path of a quantized layer; see `Definition.rounding`."""
+    """The allowed slack by the path of a quantized layer; see `Definition.rounding`."""
     called: frozenset[str]
-    """The modules that the definition calls, of those whose values are compared."""
+    """The modules that the definition calls, among those whose values are compared."""
 
     @classmethod
     def of(
@@ -135,13 +135,13 @@ class Followed:
         return cls(case, found, exact, own, outputs, own_outputs, slack, frozenset(called))
 
     def again(self, definition: Definition, places: Sequence[Place], seed: int) -> Followed:
-        """The same with another rounding of PyTorch's own; see `models/float64.py`."""
+        """The same with another random rounding of PyTorch; see `models/float64.py`."""
         with WithRandomRounding(seed):
             own, own_outputs, _ = _followed(definition, definition.model, self.case, places, self.found)
         return replace(self, own=own, own_outputs=own_outputs)
 
     def distances(self, place: Place, got: NDArray[Any]) -> Rounding:
-        """Of a value of the graph, without the padding of sources."""
+        """The distances of a value of the graph, without the padding of sources."""
         modules = place.modules if place.side == 1 else place.modules[:1]
         exact, own = (
             torch.cat([seen[path, place.side, place.call].double().flatten(0, -2) for path in modules], dim=-1)
@@ -152,13 +152,13 @@ class Followed:
         if "src_ids" in self.case.inputs:
             lengths = torch.from_numpy(self.case.inputs["src_len"])
             real = (torch.arange(self.case.inputs["src_ids"].shape[1]) < lengths[:, None]).flatten()
-            if len(real) == len(exact) and not real.all():  # not the positions, which all sources share
+            if len(real) == len(exact) and not real.all():  # skips the positions, which all sources share
                 exact, own, found = exact[real], own[real], found[real]
                 slack = None if slack is None else slack[real]
         return distances(exact, own, found, slack)
 
     def slack_of(self, paths: Sequence[str]) -> Tensor | None:
-        """How far the outputs of these layers may be off [rows, 1]; None where they are not quantized."""
+        """The slack of the outputs of these layers [rows, 1]; None if they are not quantized."""
         known = [self.slack[path].double().flatten(0, -2) for path in paths if path in self.slack]
         return torch.stack(known).amax(0) if known else None
 
@@ -173,7 +173,7 @@ def _followed(
 
 @contextmanager
 def _called(model: Model) -> Iterator[set[str]]:
-    """The modules that are called within it, of those whose values are compared."""
+    """A context that collects the modules that are called, among those whose values are compared."""
     called: set[str] = set()
 
     def note(path: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -192,7 +192,7 @@ def _called(model: Model) -> Iterator[set[str]]:
 def _following(
     model: Model, places: Sequence[Place], found: Mapping[str, NDArray[Any]]
 ) -> Iterator[Mapping[Value, Tensor]]:
-    """Within it the values of `model` at `places` are collected, and then replaced by those `found` in the graph."""
+    """A context that collects the values of `model` at `places`, and then replaces them by those `found` in the graph."""
     given: dict[Value, Tensor] = {}
     biases: dict[Value, Any] = {}
     for place in places:
@@ -237,15 +237,15 @@ def _following(
 
 
 def distances(exact: Tensor, own: Tensor, found: Tensor, slack: Tensor | None = None) -> Rounding:
-    """How far `found` and PyTorch's `own` numbers are from those in float64; `slack` is not counted.
+    """The distances of `found` and PyTorch's `own` numbers from those in float64, minus `slack`.
 
-    A number that is infinite on both sides is the same.
+    Numbers that are infinite on both sides count as equal.
     """
     size = exact.abs()
     errors, owns = ((other.double() - exact).abs_() for other in (found, own))
     if size.numel() and not size.max().isfinite():
         errors, owns = (torch.where(exact == other, 0.0, off) for other, off in ((found, errors), (own, owns)))
         size = torch.where(size.isinf(), 0.0, size)
-    if slack is not None:  # PyTorch's own arithmetic may round an activation to the other step, too
+    if slack is not None:  # PyTorch's own arithmetic may also round an activation to the other step
         errors, owns = ((values - slack).clamp(min=0) for values in (errors, owns))
     return Rounding.of(errors.numpy(), owns.numpy(), size.numpy())

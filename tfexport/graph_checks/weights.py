@@ -1,4 +1,4 @@
-"""Whether the weights of a graph are those of their name in the weights files."""
+"""Checks that the weights of a graph refer to the tensors of their names in the weights files."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tfexport.graphs.screening import FILE as SCREENING_FILE
 from tfexport.graphs.stored_weights import StoredWeights
 
 MOST_NUMBERS = 64
-"""That a constant of a graph may have: shapes and scalars. Weights lie in the weights files, where they are compared."""
+"""The largest size of a constant in a graph: shapes and scalars. Weights are in the weights files, and compared there."""
 
 
 def misplaced(model: onnx.ModelProto, precision: contract.Precision, folder: Path) -> Iterator[tuple[str, str]]:
-    """Weights of a graph that lie elsewhere: the node that reads them, and what is wrong.
+    """Weights of a graph that are not at their place: the node that reads them, and the problem.
 
     The weights files are compared number by number elsewhere (`verification/files.py`).
     """
@@ -37,7 +37,7 @@ def misplaced(model: onnx.ModelProto, precision: contract.Precision, folder: Pat
         about = None
         if tensor.data_location != TensorProto.EXTERNAL:
             if math.prod(tensor.dims) > MOST_NUMBERS:
-                about = f"{tensor.name}, which the graph has of its own"
+                about = f"{tensor.name}, which is stored in the graph"
         else:
             name = tensor.name.removesuffix(WIDE)
             source = stored if name == tensor.name else exact
@@ -49,7 +49,7 @@ def misplaced(model: onnx.ModelProto, precision: contract.Precision, folder: Pat
                 wanted = (lies.location, lies.offset, lies.length, [*lies.shape], int(lies.dtype))
                 found = (place.get("location"), int(place.get("offset", 0)), int(place.get("length", -1)))
                 if (*found, list(tensor.dims), tensor.data_type) != wanted:
-                    about = f"{tensor.name}, which lies elsewhere in the weights file"
+                    about = f"{tensor.name}, which is elsewhere in the weights file"
         if about is not None:
             yield users.get(tensor.name, tensor.name), f"weights {about}"
     for owner, nodes in (("", model.graph.node), *((f"{f.name}/", f.node) for f in model.functions)):
@@ -61,7 +61,7 @@ def misplaced(model: onnx.ModelProto, precision: contract.Precision, folder: Pat
 
 
 def _numbers(node: onnx.NodeProto) -> int:
-    """The numbers in the attributes of a node; many where an attribute is a graph, which this version does not write."""
+    """The count of numbers in a node's attributes; large if an attribute is a graph, which this version does not write."""
     found = 0
     for attribute in node.attribute:
         has_graph = attribute.HasField("g") or attribute.graphs or attribute.HasField("sparse_tensor")

@@ -803,15 +803,15 @@ def renamed(graph: Graph) -> None:
 
 HIDDEN = "encoder.layers.0.feed_forward.hidden"
 MISPLACED: list[tuple[Precision, str, Change, str]] = [
-    ("float32", "encoder.ort", own_copy(f"{HIDDEN}.weight"), "which the graph has of its own"),
-    ("float32", "encoder.ort", elsewhere(f"{HIDDEN}.weight", "offset"), "which lies elsewhere in the weights file"),
+    ("float32", "encoder.ort", own_copy(f"{HIDDEN}.weight"), "which is stored in the graph"),
+    ("float32", "encoder.ort", elsewhere(f"{HIDDEN}.weight", "offset"), "which is elsewhere in the weights file"),
     ("float32", "encoder.ort", elsewhere("encoder.tokens.weight", "location", "other.safetensors"), "elsewhere"),
     ("float32", "encoder", renamed, "which is not in the weights file"),
-    ("float16", "encoder", own_copy(f"{HIDDEN}.weight"), "which the graph has of its own"),
-    ("bfloat16", "encoder", elsewhere(f"{HIDDEN}.weight", "offset"), "which lies elsewhere in the weights file"),
-    ("int8", "encoder.ort", own_copy(f"{HIDDEN}.int8"), "which the graph has of its own"),
-    ("int8", "encoder.ort", elsewhere("encoder.tokens.weight", "offset"), "which lies elsewhere in the weights file"),
-    ("int4", "encoder.ort", elsewhere(f"{HIDDEN}.int4", "offset"), "which lies elsewhere in the weights file"),
+    ("float16", "encoder", own_copy(f"{HIDDEN}.weight"), "which is stored in the graph"),
+    ("bfloat16", "encoder", elsewhere(f"{HIDDEN}.weight", "offset"), "which is elsewhere in the weights file"),
+    ("int8", "encoder.ort", own_copy(f"{HIDDEN}.int8"), "which is stored in the graph"),
+    ("int8", "encoder.ort", elsewhere("encoder.tokens.weight", "offset"), "which is elsewhere in the weights file"),
+    ("int4", "encoder.ort", elsewhere(f"{HIDDEN}.int4", "offset"), "which is elsewhere in the weights file"),
 ]
 
 
@@ -848,7 +848,7 @@ def test_rows_that_no_case_reads_are_not_taken_from_elsewhere(
     graph = spec_of(clean, "beam_step.ort", "float32")
     found = check_graph(definitions["float32"], graph, mutant(graph, change))
     wrong = [value for value in found.values if not value.holds]
-    assert [value.about for value in wrong] == ["weights decoder.tokens.weight, which the graph has of its own"]
+    assert [value.about for value in wrong] == ["weights decoder.tokens.weight, which is stored in the graph"]
     assert wrong[0].node == "decoder.tokens/Gather_1"
 
 
