@@ -1,15 +1,15 @@
-"""Batches that sentences join and leave between steps. What comes out is what a search of each sentence alone finds.
+"""Batches that sentences join and leave between steps. The outputs equal those of a search of each sentence alone.
 
     joined batch     places   0    1    2    3    4            one state of the runtime, one call of the step graph
                      group A [a0] [a1]            [a2]         began together, with the same options: one search
                      group B           [b0]                    began some steps later
                      idle                   [  ]               the next sentence begins here
 
-A group is a search as offline decoding has it (`SearchBatch`). It does not know of the places: a batch puts the tokens of
-all groups into one array, runs one step, and gives each group its rows of what the step told. Sentences of a group are as
-old as each other; groups are not, and the runtime keeps a position for each place.
+A group is a search as in offline decoding (`SearchBatch`). It does not depend on the places: a batch puts the tokens of all
+groups into one array, runs one step, and gives each group its rows of the results. All sentences of a group are at the same
+step. Groups are at different steps, and the runtime keeps a position for each place.
 
-A runtime or a graph that cannot join states gets a batch for each group (`SeparateBatch`).
+If a runtime or a graph cannot join states, each group has its own batch (`SeparateBatch`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tfexport.scheduling.groups import Group, asks_of, failed, grouped, pieces
 from tfexport.scheduling.sentences import Event, Sentence
 
 COMPACT_BELOW = 0.9
-"""Idle places are removed when the others are at most this part: until then they wait for new sentences."""
+"""Idle places are removed when at most this fraction of all places is in use. Until then they wait for new sentences."""
 
 
 class Batch(Protocol):
@@ -37,7 +37,7 @@ class Batch(Protocol):
 
     @property
     def rows(self) -> int:
-        """Rows of its live sentences."""
+        """The number of rows of live sentences."""
         ...
 
     @property
@@ -46,7 +46,7 @@ class Batch(Protocol):
         ...
 
     def add(self, sentences: Sequence[Sentence]) -> list[Event]:
-        """Let these begin with the next step."""
+        """Let these sentences begin with the next step."""
         ...
 
     def live(self) -> list[Sentence]:
@@ -54,7 +54,7 @@ class Batch(Protocol):
         ...
 
     def drop(self, keys: frozenset[Hashable]) -> None:
-        """Let those of these sentences leave that are here."""
+        """Remove the sentences with these keys from the batch, if they are in it."""
         ...
 
     def step(self) -> list[Event]:
@@ -63,7 +63,7 @@ class Batch(Protocol):
 
 
 def kind_of(runtime: Runtime[Any], sentence: Sentence) -> Hashable:
-    """Sentences of one kind may share a batch: they run the same graph."""
+    """The kind of a sentence. Sentences of one kind may share a batch, because they run the same graph."""
     options, source = sentence.options, sentence.source
     if joins(runtime, sentence):
         return options.width, options.reads_attention, uses_argmax(runtime, options, source)
@@ -71,7 +71,7 @@ def kind_of(runtime: Runtime[Any], sentence: Sentence) -> Hashable:
 
 
 def joins(runtime: Runtime[Any], sentence: Sentence) -> bool:
-    """Whether a sentence may join a batch that has begun: not with a shortlist, for which a batch gathers weights."""
+    """Whether a sentence may join a batch that has begun. With a shortlist it may not, because a batch gathers weights."""
     return runtime.capabilities.joins and sentence.source.candidates is None
 
 
@@ -83,11 +83,11 @@ def batch_for(runtime: Runtime[Any], sentence: Sentence) -> Batch:
 
 
 class JoinedBatch:
-    """A batch over one state that sentences of all ages share.
+    """A batch over one state, shared by sentences at different steps.
 
     Args:
-        width: rows of each sentence.
-        attention: the searches read the cross-attention.
+        width: the number of rows of each sentence.
+        attention: whether the searches read the cross-attention.
     """
 
     takes_more = True
@@ -96,7 +96,7 @@ class JoinedBatch:
         self._runtime, self._width, self._attention = runtime, width, attention
         self._state: Any = None
         self._groups: list[Group] = []
-        self._idle: list[int] = []  # places, the lowest last
+        self._idle: list[int] = []  # idle places, the lowest last
         self._places = 0
 
     @property
@@ -108,7 +108,7 @@ class JoinedBatch:
         for members in grouped(self._runtime, sentences):
             try:
                 groups.append((members, self._search(members)))
-            except Exception as error:  # an option that does not fit the model, or a fault that others have no part in
+            except Exception as error:  # an option that does not fit the model, or a fault of these sentences alone
                 events += failed(members, error)
         return events + self._begin(groups) if groups else events
 
@@ -120,7 +120,7 @@ class JoinedBatch:
         sources = [one.source.ids for one in every]
         runs = pieces([len(ids) for ids in sources])
         try:
-            # All before the first has its place: where memory is short, those that run already go on.
+            # Encode all groups before the first one gets a place: if memory is short, running sentences continue.
             states = [self._encode([sources[index] for index in piece]) for piece in runs]
         except Exception as error:
             return failed(every, error)
@@ -139,7 +139,7 @@ class JoinedBatch:
         return self._runtime.encode(ids, lengths, beam=self._width, attention=self._attention)
 
     def _place(self, state: Any, count: int) -> IntArray:
-        """Let the sources of a state join; returns their places."""
+        """Add the sources of a state; returns their places."""
         if self._state is None:
             self._state, self._places = state, count
             return np.arange(count)
@@ -183,7 +183,7 @@ class JoinedBatch:
                 leaving += [place // self._width for place in before[:: self._width].tolist()]
                 group.search.drop(group.search.sentences)
                 members = [group.sentences[index] for index in sentences.tolist()]
-                # One sentence of several may be the reason: each alone tells which.
+                # One sentence of several may be the cause: try each of them alone.
                 events += failed(members, error) if len(members) == 1 else []
                 again += members if len(members) > 1 else []
                 continue
@@ -199,7 +199,7 @@ class JoinedBatch:
         return events
 
     def _leave(self, places: list[int]) -> None:
-        """Nobody is at these places any more."""
+        """Free these places."""
         if not places:
             return
         self._groups = [group for group in self._groups if not group.search.is_done]
@@ -210,7 +210,7 @@ class JoinedBatch:
             self._state.idle(np.array(places, dtype=np.int64))
 
     def _compact(self) -> None:
-        """Remove idle places that nobody took."""
+        """Remove idle places that no sentence took."""
         if self._places - len(self._idle) > COMPACT_BELOW * self._places or not self._idle:
             return
         live = np.ones(self._places, dtype=bool)
@@ -226,7 +226,7 @@ class JoinedBatch:
 
 
 class SeparateBatch:
-    """A batch of one group, with a state of its own, that nobody joins."""
+    """A batch of one group with its own state. No sentence can join it."""
 
     def __init__(self, runtime: Runtime[Any]):
         self._given = self._runtime = runtime
@@ -286,7 +286,7 @@ class SeparateBatch:
         return events
 
     def _alone(self, sentence: Sentence) -> list[Event]:
-        """Decode one sentence to its end: of a group that failed each tells by itself whether it is the reason."""
+        """Decode one sentence of a failed group to its end, to find out whether it is the cause."""
         events = self.add([sentence])
         while self._group is not None:
             events += self.step()

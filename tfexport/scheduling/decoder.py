@@ -1,4 +1,4 @@
-"""A worker's batches: one for each kind of sentence, which take turns step by step."""
+"""The batches of a worker: one for each kind of sentence. They take turns step by step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfexport.scheduling.sentences import NO_ORDERS, Event, Failed, Finished, Or
 
 @dataclass
 class _Expanded:
-    """A sentence whose alternatives are sentences of their own."""
+    """A sentence whose alternatives are separate sentences."""
 
     key: Hashable
     alternatives: Alternatives
@@ -27,16 +27,16 @@ class _Expanded:
 
 
 class Decoder:
-    """Decodes sentences that come and go between steps. For one thread.
+    """Decodes sentences that arrive and leave between steps. For one thread.
 
     Args:
-        clock: seconds, for the reports.
+        clock: returns seconds, for the reports.
     """
 
     def __init__(self, runtime: Runtime[Any], clock: Callable[[], float] = time.perf_counter):
         self._runtime, self._clock = runtime, clock
         self._batches: OrderedDict[Hashable, Batch] = OrderedDict()
-        self._waiting: dict[Hashable, deque[Sentence]] = {}  # for a batch that takes none now
+        self._waiting: dict[Hashable, deque[Sentence]] = {}  # sentences whose batch accepts none now
         self._expanded: dict[Hashable, _Expanded] = {}  # by their own keys
 
     @property
@@ -45,7 +45,7 @@ class Decoder:
         return not self._batches and not self._waiting
 
     def turn(self, orders: Orders = NO_ORDERS) -> Report:
-        """Follow `orders`, then let the next batch run one step."""
+        """Execute `orders`, then let the next batch run one step."""
         start, report = self._clock(), Report()
         if orders.drop:
             self._drop(frozenset(orders.drop))
@@ -77,7 +77,7 @@ class Decoder:
         return events
 
     def _admit(self, kind: Hashable) -> list[Event]:
-        """Let sentences of a kind begin, if its batch takes them."""
+        """Let sentences of a kind begin, if its batch accepts them."""
         batch = self._batches.get(kind) or batch_for(self._runtime, self._waiting[kind][0])
         if not batch.takes_more:
             return []
@@ -88,7 +88,7 @@ class Decoder:
             del self._waiting[kind]
         try:
             events = batch.add(members)
-        except Exception as error:  # of the runtime, in the middle of what all sentences of the batch share
+        except Exception as error:  # a fault of the runtime in the shared state of the batch
             self._batches.pop(kind, None)
             return failed([*members, *batch.live()], error)
         if batch.rows:
@@ -98,7 +98,7 @@ class Decoder:
     def _step(self, kind: Hashable, batch: Batch) -> list[Event]:
         try:
             events = batch.step()
-        except Exception as error:  # the runtime cannot compute: memory is short, or the graph is damaged
+        except Exception as error:  # the runtime cannot compute: too little memory, or a damaged graph
             del self._batches[kind]
             return failed(batch.live(), error)
         if not batch.rows:
@@ -127,7 +127,7 @@ class Decoder:
         return parts
 
     def _told(self, event: Event) -> list[Event]:
-        """What is told of an event: of a part of a sentence nothing before all parts are there."""
+        """The events to report for an event. Parts of a sentence are reported when all of them are done."""
         whole = self._whole_of(event.key)
         if whole is None:
             return [event]

@@ -1,4 +1,4 @@
-"""Sentences that join a batch together: one search, with the results of its steps and the errors of its sentences."""
+"""Groups of sentences that join a batch together: one search, with the results of its steps and its errors."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tfexport.runtimes.base import IntArray, Runtime
 from tfexport.scheduling.sentences import Decided, Event, Failed, Finished, Sentence
 
 LIKE_LENGTH = 0.75
-"""The part of the longest source of a run of the encoder that others have at least, where there are enough."""
+"""The smallest length of a source in a run of the encoder, as a fraction of the longest, if there are enough sources."""
 
 FEWEST_IDS = 48
-"""Source ids of a run of the encoder, if there are so many: below, its own cost is more than what padding costs."""
+"""The smallest number of source ids in a run of the encoder, if there are so many. A smaller run costs more than padding."""
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Group:
     """Sentences that began together, with the same options.
 
     Attributes:
-        places: of each sentence in the batch, [sentences].
+        places: the place of each sentence in the batch, [sentences].
         rows: the row in the batch of each row of the search.
     """
 
@@ -45,12 +45,12 @@ class Group:
         return [self.sentences[index] for index in self.search.sentences.tolist()]
 
     def find_rows(self, width: int) -> IntArray:
-        """`rows` of the sentences that the search has now."""
+        """`rows` for the current sentences of the search."""
         self.rows = (self.places[self.search.sentences][:, None] * width + np.arange(width)).ravel()
         return self.rows
 
     def drop(self, keys: frozenset[Hashable]) -> IntArray:
-        """Let sentences leave; returns their indices."""
+        """Remove sentences; returns their indices."""
         live = self.search.sentences.tolist()
         leaving = np.array([index for index in live if self.sentences[index].key in keys], dtype=np.int64)
         if len(leaving):
@@ -58,7 +58,7 @@ class Group:
         return leaving
 
     def events(self) -> Iterator[Event]:
-        """What the last step of the search decided."""
+        """The events of the last step of the search."""
         ended = self.search.ended
         if len(ended):
             for index, outputs in zip(ended.tolist(), self.search.outputs(ended), strict=True):
@@ -74,10 +74,10 @@ class Group:
 
 
 def grouped(runtime: Runtime[Any], sentences: Sequence[Sentence]) -> list[list[Sentence]]:
-    """Sentences in groups that ask of each step what each of their sentences alone would ask, in their order.
+    """Divide sentences into groups, in order. A group requests the same outputs of each step as each of its sentences alone.
 
-    Where one of a group needs logits, all of it are ranked by the host, whose log-probabilities may have other last bits
-    than those of the runtime.
+    (If one sentence of a group needs logits, the host ranks the whole group, and its log-probabilities may differ from the
+    runtime's in the last bits.)
     """
     groups: dict[Hashable, list[Sentence]] = {}
     for sentence in sentences:
@@ -86,7 +86,7 @@ def grouped(runtime: Runtime[Any], sentences: Sequence[Sentence]) -> list[list[S
 
 
 def asks_of(runtime: Runtime[Any], sentence: Sentence) -> Hashable:
-    """The properties that sentences of a group share beside their options."""
+    """The properties that the sentences of a group share, in addition to their options."""
     limit = 0
     if ends_at_limit(sentence.options):
         limit = int(length_limits(runtime, [sentence.source], sentence.options)[0])
@@ -97,8 +97,8 @@ def asks_of(runtime: Runtime[Any], sentence: Sentence) -> Hashable:
 def failed(sentences: Iterable[Sentence], error: Exception) -> list[Event]:
     """The events of sentences that cannot be decoded.
 
-    An error that is not raised on purpose is a fault of tfexport. Its text goes to the caller, in a form that any process
-    can read. It ends neither the worker nor other requests.
+    An unexpected error is a fault of tfexport. The caller gets its text in a form that any process can read. The error ends
+    neither the worker nor other requests.
     """
     if isinstance(error, MemoryError):
         error = UnavailableError(
@@ -112,11 +112,11 @@ def failed(sentences: Iterable[Sentence], error: Exception) -> list[Event]:
 
 
 def pieces(lengths: Sequence[int]) -> list[list[int]]:
-    """Indices of sources in runs of the encoder: of like length, the longest first, so that little of a run is padding."""
+    """Indices of sources in runs of the encoder, of similar lengths, the longest first, so that runs have little padding."""
     found: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         piece = found[-1] if found else []
-        # A short piece goes on: a run of the encoder has its own cost.
+        # A short piece continues, because each run of the encoder has a fixed cost.
         if piece and (lengths[index] >= LIKE_LENGTH * lengths[piece[0]] or lengths[piece[0]] * len(piece) < FEWEST_IDS):
             piece.append(index)
         else:

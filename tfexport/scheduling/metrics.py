@@ -1,4 +1,4 @@
-"""What a scheduler counts, for whoever watches it."""
+"""The metrics of a scheduler."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 @dataclass(slots=True)
 class Histogram:
-    """How often values were at most as large as each of some bounds."""
+    """A histogram: the number of values up to each bound."""
 
     bounds: tuple[float, ...]
     counts: list[int] = field(default_factory=list)
-    """Of the values up to each bound and above the one before; the last number is of those above all bounds."""
+    """The number of values up to each bound and above the one before. The last number counts values above all bounds."""
     total: float = 0.0
     """The sum of all values."""
 
@@ -47,24 +47,24 @@ def _rows() -> Histogram:
 
 @dataclass(slots=True)
 class Counters:
-    """Numbers that only grow, but for those of what there is now."""
+    """Counters, and gauges of the current state."""
 
     queued: int = 0
-    """Requests of which a sentence waits, now."""
+    """Requests with a waiting sentence, now."""
     queued_tokens: int = 0
-    """Their source ids that wait, now."""
+    """Waiting source ids, now."""
     live_rows: int = 0
-    """Rows of the sentences that workers have, now."""
+    """Rows of the sentences in workers, now."""
     accepted: int = 0
-    """Requests that were taken into the queue."""
+    """Requests that were accepted into the queue."""
     rejected: int = 0
-    """Requests that a full queue did not take."""
+    """Requests that a full queue rejected."""
     finished: int = 0
     """Requests that were answered."""
     failed: int = 0
     """Requests that an error ended."""
     cancelled: int = 0
-    """Requests whose callers went away."""
+    """Requests that their callers cancelled."""
     expired: int = 0
     """Requests that were not answered by their deadline."""
     restarts: int = 0
@@ -76,15 +76,15 @@ class Counters:
     tokens: int = 0
     """Tokens of their best outputs."""
     step_rows: Histogram = field(default_factory=_rows)
-    """Of each step, the rows that it decoded."""
+    """The rows of each step."""
     step_seconds: Histogram = field(default_factory=_seconds)
-    """Of each step, with the encoding before it."""
+    """The seconds of each step, including the encoding before it."""
     waiting_seconds: Histogram = field(default_factory=_seconds)
-    """Of each sentence that begins, since its request came."""
+    """The seconds from the request of each sentence to its beginning."""
     request_seconds: Histogram = field(default_factory=_seconds)
-    """Of each request that was answered, since it came."""
+    """The seconds from each answered request to its answer."""
 
     def to_dict(self) -> dict[str, object]:
-        """JSON-ready: a copy."""
+        """A JSON-ready copy."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         return {name: value.to_dict() if isinstance(value, Histogram) else value for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""`ServingOptions`: what a scheduler may use, each option declared once."""
+"""`ServingOptions`: the options of a scheduler, each declared once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WorkerKind = Literal["auto", "threads", "processes"]
 
 @dataclass(frozen=True, kw_only=True)
 class ServingOptions(Options):
-    """How requests are scheduled.
+    """The options of a scheduler.
 
     Raises:
         TfexportError: an option is out of range.

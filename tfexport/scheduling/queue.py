@@ -1,7 +1,7 @@
-"""Sentences that wait, in the order in which they begin.
+"""The queue of waiting sentences, in the order in which they begin.
 
-Interactive requests go before bulk requests, each in the order in which they came. While both wait, a part of the sentences
-that begin, `bulk_share`, is of bulk requests: so these wait longer, but not for ever.
+Interactive requests precede bulk requests. Each kind keeps the order of arrival. While both kinds wait, the fraction
+`bulk_share` of the sentences that begin is from bulk requests. So bulk requests wait longer, but not for ever.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ class Waiting:
     sentence: Sentence
     bulk: bool
     since: float
-    """When its request came."""
+    """The time of its request."""
 
 
 class Queue:
-    """Waiting sentences of both kinds.
+    """The waiting sentences of both kinds.
 
     Args:
-        bulk_share: see above.
+        bulk_share: see `ServingOptions`.
     """
 
     def __init__(self, bulk_share: float):
         self._share, self._credit = bulk_share, 0.0
         self._interactive: deque[Waiting] = deque()
         self._bulk: deque[Waiting] = deque()
-        self._count: dict[int, int] = {}  # waiting sentences by request
+        self._count: dict[int, int] = {}  # number of waiting sentences by request
         self.tokens = self.rows = 0
-        """Source ids of all sentences here, and the rows that they will take."""
+        """The source ids of all waiting sentences, and the rows that they will take."""
         self._bulk_tokens = 0
 
     def __len__(self) -> int:
-        """Sentences."""
+        """The number of waiting sentences."""
         return len(self._interactive) + len(self._bulk)
 
     @property
     def requests(self) -> int:
-        """Requests of which a sentence waits."""
+        """The number of requests with a waiting sentence."""
         return len(self._count)
 
     def tokens_before(self, *, bulk: bool) -> float:
-        """Source ids that will begin before those of a request of this kind that comes now, if no others come."""
+        """The source ids that will begin before a request of this kind that arrives now, if no others arrive."""
         interactive, share = self.tokens - self._bulk_tokens, self._share
         if bulk:
             return self._bulk_tokens + min(interactive, self._bulk_tokens * (1 - share) / share)
@@ -58,12 +58,12 @@ class Queue:
         )
 
     def waiting_since(self, *, bulk: bool) -> float | None:
-        """When the request of the first sentence of this kind came; None where none waits."""
+        """The time of the request of the first waiting sentence of this kind; None if none waits."""
         queue = self._bulk if bulk else self._interactive
         return queue[0].since if queue else None
 
     def push(self, waiting: Waiting, *, front: bool = False) -> None:
-        """Add a sentence: behind the others of its kind, or before them where it had begun already."""
+        """Add a sentence at the end of its kind, or at the `front` if it had begun already."""
         queue = self._bulk if waiting.bulk else self._interactive
         (queue.appendleft if front else queue.append)(waiting)
         self.tokens += len(waiting.sentence.source)
@@ -78,11 +78,11 @@ class Queue:
         return queue[0] if queue else None
 
     def pop(self) -> Waiting:
-        """Take `first`."""
+        """Remove and return `first`."""
         found = self.first()
         assert found is not None
         (self._bulk if found.bulk else self._interactive).popleft()
-        # Each sentence that begins while both kinds wait gives bulk requests a part of a turn.
+        # Each sentence that begins while both kinds wait adds `bulk_share` of a turn for bulk requests.
         if found.bulk:
             self._credit = max(0.0, self._credit - 1)
         if self._bulk and (self._interactive or not found.bulk):
@@ -91,7 +91,7 @@ class Queue:
         return found
 
     def remove(self, requests: set[int]) -> list[Waiting]:
-        """Take all sentences of these requests."""
+        """Remove and return all sentences of these requests."""
         found = [one for one in (*self._interactive, *self._bulk) if one.request in requests]
         if found:
             self._interactive = deque(one for one in self._interactive if one.request not in requests)

@@ -1,4 +1,4 @@
-"""What a scheduler hands to its workers, and what these tell of it."""
+"""The messages between a scheduler and its workers."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ class Sentence:
     """A source to decode."""
 
     key: Hashable
-    """Tells it from all others that are under way."""
+    """Identifies the sentence among all running ones."""
     source: Source
     options: SearchOptions
     streams: bool = False
-    """Each token is told as soon as it is decided."""
+    """Report each token as soon as it is decided."""
 
     @property
     def rows(self) -> int:
-        """Rows that it takes in a step."""
+        """The number of its rows in a step."""
         return self.options.rows
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The tokens that the best output of a sentence certainly begins with."""
+    """The tokens with which the best output of a sentence certainly begins."""
 
     key: Hashable
     ids: tuple[int, ...]
@@ -37,7 +37,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A sentence is decoded: what `search` finds for it alone."""
+    """A sentence is decoded. The result is that of `search` for it alone."""
 
     key: Hashable
     hypotheses: list[Hypothesis]
@@ -56,7 +56,7 @@ Event = Decided | Finished | Failed
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What a worker does before its next step."""
+    """The orders for a worker before its next step."""
 
     add: tuple[Sentence, ...] = ()
     drop: tuple[Hashable, ...] = ()
@@ -69,7 +69,7 @@ NO_ORDERS = Orders()
 
 
 def merged(several: Sequence[Orders]) -> Orders:
-    """What several orders, one after the other, come to."""
+    """Merge several orders into one with the same effect."""
     if len(several) == 1:
         return several[0]
     drop = tuple(key for orders in several for key in orders.drop)
@@ -78,8 +78,8 @@ def merged(several: Sequence[Orders]) -> Orders:
 
 @dataclass(slots=True)
 class Report:
-    """What a worker did since its last report."""
+    """The work of a worker since its last report."""
 
     events: list[Event] = field(default_factory=list)
     steps: list[tuple[int, float]] = field(default_factory=list)
-    """Of each step the rows that it decoded, and its seconds with the encoding before it."""
+    """The rows of each step, and its seconds including the encoding before it."""

@@ -1,4 +1,4 @@
-"""A scheduler with its workers: requests come from any thread, and their answers go back as futures."""
+"""A scheduler with its workers. Requests come from any thread, and their answers are futures."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ Outputs = list[list[Hypothesis]]
 """The hypotheses of each sentence of a request."""
 
 OnDecided = Callable[[int, tuple[int, ...], tuple[float, ...]], None]
-"""As `Listener.decided`. It is called in a thread of the service, and may not block."""
+"""As `Listener.decided`. It is called in a thread of the service and must not block."""
 
 
 LATE = 0.5
-"""Seconds after a deadline in which workers may still tell of it."""
+"""Seconds after a deadline in which workers may still report the request."""
 
 
 class Service:
     """Decodes requests on workers until it is closed.
 
     Args:
-        prepared: options of searches whose graphs are loaded now; other searches load theirs when they begin.
+        prepared: options of the searches whose graphs are loaded now. Other searches load their graphs when they begin.
     """
 
     def __init__(self, runtime: Runtime[Any], options: ServingOptions, prepared: SearchOptions | None = None):
@@ -72,7 +72,7 @@ class Service:
             number = self._scheduler.submit(
                 sources, options, listener, bulk=bulk, streams=listener.streams, timeout=timeout
             )
-            self._push(self._scheduler.idle())  # the others ask for orders between their steps
+            self._push(self._scheduler.idle())  # busy workers take orders between their steps
             self._deliver()
         return number
 
@@ -80,13 +80,13 @@ class Service:
         """The hypotheses of each sentence of a request. To cancel it, cancel the task: its sentences leave at the next step.
 
         Args:
-            sources: its sentences, at least one.
-            more: `bulk`, where interactive requests go before it; `timeout`, the seconds to its deadline; and `on_decided`,
-                which is told the tokens of each sentence as soon as they are decided.
+            sources: the sentences of the request, at least one.
+            more: `bulk`, which lets interactive requests go first; `timeout`, the seconds to the deadline; and `on_decided`,
+                which is called with the tokens of each sentence as soon as they are decided.
 
         Raises:
-            QueueFullError: too much waits; it has the seconds after which to try again.
-            DeadlineError: it was not answered in its time.
+            QueueFullError: too many requests wait; it has the seconds after which to try again.
+            DeadlineError: the request was not answered before its deadline.
             UnavailableError: the service is closed.
         """
         loop = asyncio.get_running_loop()
@@ -95,7 +95,7 @@ class Service:
         number = self._submit(sources, options, _Listener(future, self._delivered, on_decided), **more)
         timeout = self.options.timeout if more.get("timeout") is None else more["timeout"]
         try:
-            # The scheduler ends it at its deadline when a worker reports. Workers that have stopped do not.
+            # The scheduler ends a request at its deadline when a worker reports. Stopped workers do not report.
             async with asyncio.timeout(None if timeout is None else timeout + LATE):
                 outputs = await future
             if (usage := current.get()) is not None:
@@ -112,17 +112,17 @@ class Service:
                 self._cancel(number)
 
     def metrics(self) -> dict[str, object]:
-        """What was counted so far, and what there is now: the fields of `Counters`, JSON-ready."""
+        """The fields of `Counters`, JSON-ready."""
         with self._lock:
             return self._scheduler.counters.to_dict()
 
     @property
     def is_closed(self) -> bool:
-        """Nothing is decoded any more: it was closed, or a worker that ended cannot be replaced."""
+        """Whether the service has stopped: it was closed, or a worker that ended cannot be replaced."""
         return self._closed
 
     def close(self) -> None:
-        """End the workers; requests that are not answered fail."""
+        """End the workers. Unanswered requests fail."""
         with self._lock:
             if self._closed:
                 return
@@ -131,7 +131,7 @@ class Service:
             self._scheduler.close(
                 UnavailableError("the model was closed before this request was answered. Send it again.")
             )
-        # The process that makes workers ends first, and the system ends them with it: also one that hangs, or was stopped.
+        # End the fork server first. The system then ends its workers, including one that hangs or was stopped.
         if self._server is not None:
             self._server.close()
         for worker in workers:
@@ -143,7 +143,7 @@ class Service:
         self._scheduler.join(number)
 
     def _push(self, numbers: Sequence[int]) -> None:
-        """Give workers what there is to do."""
+        """Send orders to workers."""
         for number in numbers:
             orders = self._scheduler.take(number)
             if orders:
@@ -162,7 +162,7 @@ class Service:
                 self._deliver()
 
     def _ended(self, worker: Worker, error: BaseException | None) -> None:
-        """A worker ended by itself: another takes its place and its sentences."""
+        """Replace a worker that ended by itself; another takes its sentences."""
         with self._lock:
             if self._closed:
                 return
@@ -179,13 +179,13 @@ class Service:
             self._push(self._scheduler.idle())
 
     def _deliver(self) -> None:
-        """Wake each event loop once for all answers: a call into another thread costs more than an answer."""
+        """Wake each event loop once for all answers, because a call into another thread costs more than an answer."""
         by_loop: dict[asyncio.AbstractEventLoop, list[_Delivery]] = {}
         for one in self._delivered:
             by_loop.setdefault(one.future.get_loop(), []).append(one)
         self._delivered.clear()
         for loop, several in by_loop.items():
-            with suppress(RuntimeError):  # the loop is closed: nobody waits
+            with suppress(RuntimeError):  # the loop is closed, so no task waits
                 loop.call_soon_threadsafe(_resolve, several)
 
     def _output_limit(self, source: Source, options: SearchOptions) -> int:
@@ -195,7 +195,7 @@ class Service:
 
 @dataclass(frozen=True)
 class _Delivery:
-    """What a future of an event loop is to be told."""
+    """An answer for a future of an event loop."""
 
     future: asyncio.Future[Outputs]
     outputs: Outputs | None = None
@@ -213,7 +213,7 @@ def _resolve(several: Sequence[_Delivery]) -> None:
 
 
 class _Listener:
-    """Tells a future of an event loop what became of a request; answers go there together."""
+    """Sends the result of a request to a future of an event loop, together with other answers."""
 
     def __init__(self, future: asyncio.Future[Outputs], delivered: list[_Delivery], on_decided: OnDecided | None):
         self._future, self._delivered = future, delivered

@@ -1,4 +1,4 @@
-"""How fast waiting sentences begin, for the time that one more will wait."""
+"""Measures how fast waiting sentences begin, to estimate the wait of a new one."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import math
 from collections.abc import Callable
 
 MEMORY = 5.0
-"""Seconds after which a measurement counts for a third: requests of other kinds are decoded at other speeds."""
+"""Seconds after which the weight of a measurement falls to a third: other kinds of requests have other speeds."""
 
 LEAST = 0.5
-"""Seconds with a queue within this memory, below which nothing is known: a speed is only that of full batches while
-sentences wait, and what is decoded in a moment says little of it."""
+"""Smallest number of remembered seconds with a queue for which a speed is known. Only while sentences wait are batches
+full, and a short time gives no good estimate."""
 
 
 class Speed:
-    """Source ids that are decoded in a second while more of them wait.
+    """The number of source ids decoded per second while more of them wait.
 
-    An idle server decodes little and is not slow, so other times do not count. Measurements are forgotten with the time on
-    the clock: what a kind of request did some time ago cannot keep others out.
+    Times without a queue do not count: an idle server decodes little but is not slow. Measurements fade with time, so that
+    earlier slow requests do not cause the rejection of new ones.
 
     Args:
-        clock: seconds, as `time.monotonic` gives them.
+        clock: returns seconds, as `time.monotonic`.
     """
 
     def __init__(self, clock: Callable[[], float]):
@@ -29,17 +29,17 @@ class Speed:
         self._until, self._is_waiting = clock(), False
 
     def waits(self, is_waiting: bool) -> None:
-        """A worker took what it has room for; `is_waiting` where that was not all."""
+        """A worker took all sentences that fit; `is_waiting` if others remain in the queue."""
         self._pass()
         self._is_waiting = is_waiting
 
     def decoded(self, tokens: int) -> None:
-        """A sentence with so many source ids is decoded."""
+        """Count a decoded sentence with this number of source ids."""
         if self._is_waiting:
             self._tokens += tokens
 
     def value(self) -> float | None:
-        """Source ids in a second; None where it is not known."""
+        """Source ids per second; None if unknown."""
         self._pass()
         return self._tokens / self._seconds if self._seconds >= LEAST and self._tokens >= 1 else None
 
@@ -49,5 +49,5 @@ class Speed:
         seconds, self._until = now - self._until, now
         kept = math.exp(-seconds / MEMORY)
         self._tokens *= kept
-        # What is forgotten of these seconds themselves is left out of the sum, as of the tokens that they brought.
+        # The new seconds fade within themselves, like the tokens that were decoded in them.
         self._seconds = self._seconds * kept + (MEMORY * (1 - kept) if self._is_waiting else 0.0)

@@ -1,4 +1,4 @@
-"""What a call decoded, for whoever counts it: a server that logs its requests.
+"""Counts the work of a call, for example for a server that logs its requests.
 
 Set `current` before a call, and read it afterwards. Tasks and threads that the call starts see the same object.
 """
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Usage:
-    """Sums over all sentences that were decoded."""
+    """Sums over all decoded sentences."""
 
     sentences: int = 0
     source_tokens: int = 0
     tokens: int = 0
-    """Of the best outputs."""
+    """The tokens of the best outputs."""
 
 
 current: ContextVar[Usage | None] = ContextVar("tfexport usage", default=None)

@@ -1,20 +1,20 @@
-"""Workers of a scheduler: threads, or processes that share the weights of this one.
+"""Workers of a scheduler: threads, or processes that share the weights of this process.
 
-Processes are forks of a process that does nothing but fork (`ForkServer`), and that has no threads: so a worker that ends
-can be replaced at any time.
+Worker processes are forks of a fork server (`ForkServer`). This process only forks and has no threads, so it can replace a
+worker at any time.
 
-The fork server itself is a fork of the process that loaded the model. In a server that loads a bundle again, and in one with
-several bundles, that process has threads. Then the child has their locks as they were, and nobody gives them back. What is
-used in it must not need one:
+The fork server itself is a fork of the process that loaded the model. A server with several bundles, or one that reloads a
+bundle, has threads in that process. Then the child inherits their locks in the locked state, and no thread releases them.
+Code in the child must not need such a lock:
 
-- The interpreter makes its own locks anew, and `logging` and glibc's `malloc` do too.
-- The child and its workers use one runtime, which no other thread has used yet, and one connection each. Nothing in them
-  reads text, logs or listens.
+- The interpreter makes new locks of its own, and so do `logging` and glibc's `malloc`.
+- The child and its workers use one runtime, which no other thread has used yet, and one connection each. They do not read
+  text, log or listen.
 - Sockets of the parent are closed in the child. Otherwise a client would not see that its connection was closed.
 
-That leaves locks that libraries have for all of the process. A server does not rely on chance there: it lets each new worker
-answer before the bundle takes its name, and gives the bundle up if that takes too long (`Served.warm_up`). Later workers are
-forks of a process that has one thread and whose locks were free in the first ones.
+Process-wide locks of libraries remain. So a server lets each new worker answer a request before the bundle takes its name,
+and gives the bundle up if that takes too long (`Served.warm_up`). Later workers are forks of a process with one thread,
+whose locks were free in the first workers.
 """
 
 from __future__ import annotations
@@ -42,32 +42,32 @@ from tfexport.scheduling.sentences import NO_ORDERS, Orders, Report, merged
 from tfexport.system.processes import close_sockets, end_with_parent, return_freed_memory
 
 TOLD_AFTER = 2
-"""Steps after which a worker process reports, though nothing was decided: a report takes as long as a part of a step."""
+"""Steps after which a worker process reports even if nothing was decided. A report takes a fraction of a step's time."""
 
 REPORT_EVERY = 0.005
-"""Seconds between two reports of a busy worker process: each wakes the process that takes requests, and costs both as much
-as a part of a step of a small model. What is held back goes with the next report, at most a step later."""
+"""Seconds between two reports of a busy worker process. Each report wakes the process that takes requests, and costs both
+processes a fraction of a step of a small model. Results that are held back go with the next report, at most a step later."""
 
 NICENESS = 5
-"""How much more worker processes give way than the process that takes requests. Under more requests than can be answered it
-must refuse the others at once. Workers that use all CPUs would let it wait: refusals took seconds instead of a tenth."""
+"""The niceness of worker processes relative to the process that takes requests. Under overload that process must reject
+requests at once. If workers with the same priority use all CPUs, rejections take seconds instead of a tenth of a second."""
 
 FORK, END = b"f", b"e"
-"""What a fork server is told."""
+"""Commands to a fork server."""
 
 OnReport = Callable[["Worker", Report], None]
 OnEnd = Callable[["Worker", BaseException | None], None]
 
 
 class Worker(Protocol):
-    """Decodes what it is told to."""
+    """Executes orders."""
 
     def send(self, orders: Orders) -> None:
-        """Orders for before the next step."""
+        """Send orders for the time before the next step."""
         ...
 
     def close(self) -> None:
-        """End it, without waiting for what it does."""
+        """End the worker without waiting for its current work."""
         ...
 
 
@@ -99,7 +99,7 @@ class ThreadWorker:
                     several.append(orders)
                 self._on_report(self, self._decoder.turn(merged(several) if several else NO_ORDERS))
                 return_freed_memory()
-        except BaseException as error:  # whoever waits must be told
+        except BaseException as error:  # waiting callers must get the error
             self._on_end(self, error)
 
 
@@ -110,7 +110,7 @@ class ProcessWorker:
         self._connection, self._on_report, self._on_end = server.fork(), on_report, on_end
         self._outbox: SimpleQueue[Orders | None] = SimpleQueue()
         self._is_closed = False
-        # Two threads: who reads may wait for who sends, as both meet in the scheduler, and neither may wait for the worker.
+        # Two threads, so that neither waits for the worker. (The reader may wait for the sender: both use the scheduler.)
         self._threads = [
             threading.Thread(target=run, name=f"tfexport {name}", daemon=True)
             for run, name in ((self._read, "reads reports"), (self._write, "sends orders"))
@@ -130,15 +130,15 @@ class ProcessWorker:
 
     def _write(self) -> None:
         try:
-            with suppress(OSError):  # it has ended, as the other thread finds out
+            with suppress(OSError):  # the worker has ended; the other thread notices
                 while True:
                     orders = self._outbox.get()
                     self._connection.send(orders)
                     if orders is None:
                         return
         finally:
-            # The connection is closed when nobody uses it: the number of its descriptor goes to the next socket or file, and
-            # what is still written to it would go there too.
+            # Close the connection only when no thread uses it: the system reuses its descriptor for the next socket or file,
+            # and a late write would go there.
             self._threads[0].join()
             self._connection.close()
 
@@ -153,7 +153,7 @@ class ProcessWorker:
             self._on_end(self, error)
         finally:
             with suppress(OSError), socket.fromfd(self._connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as own:
-                own.shutdown(socket.SHUT_RDWR)  # the other thread waits no longer for a worker that reads nothing
+                own.shutdown(socket.SHUT_RDWR)  # wakes the other thread if it waits for a worker that does not read
             self._outbox.put(None)
 
 
@@ -161,7 +161,7 @@ class ForkServer:
     """A fork of this process that forks workers."""
 
     def __init__(self, runtime: Runtime[Any]):
-        # A garbage collection writes to every object that it visits, and memory that is written to is not shared.
+        # A garbage collection writes to every object that it visits, and written memory is no longer shared.
         gc.freeze()
         self._control, theirs = socket.socketpair()
         self._pid = os.fork()
@@ -170,7 +170,7 @@ class ForkServer:
         theirs.close()
 
     def fork(self) -> Connection:
-        """A new worker; returns the connection to it."""
+        """Fork a new worker; returns the connection to it."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -182,7 +182,7 @@ class ForkServer:
         return Connection(ours.detach())
 
     def close(self) -> None:
-        """End it. It is told: another process that was forked later may have our end of the socket too."""
+        """End the fork server by a command. Closing is not enough: a later fork may also have our end of the socket."""
         with suppress(OSError):
             self._control.send(END)
         self._control.close()
@@ -192,17 +192,17 @@ class ForkServer:
 
 
 def start_worker(runtime: Runtime[Any], server: ForkServer | None, on_report: OnReport, on_end: OnEnd) -> Worker:
-    """A worker: a process where there is a fork server, else a thread."""
+    """Start a worker: a process if there is a fork server, otherwise a thread."""
     if server is None:
         return ThreadWorker(runtime, on_report, on_end)
     return ProcessWorker(server, on_report, on_end)
 
 
 def fork_server(runtime: Runtime[Any], options: ServingOptions) -> ForkServer | None:
-    """What makes worker processes, where the options ask for them.
+    """The fork server, if the options request worker processes.
 
     Raises:
-        TfexportError: processes are asked for where there cannot be any.
+        TfexportError: the options request processes, and this platform or runtime does not support them.
     """
     can_fork = CAN_FORK and runtime.capabilities.fork
     if options.worker_kind == "processes" and not can_fork:
@@ -215,10 +215,10 @@ def fork_server(runtime: Runtime[Any], options: ServingOptions) -> ForkServer | 
 
 
 def _exits(run: Callable[[], None]) -> None:
-    """Run what a forked process does, and end it without what the program does at its end."""
+    """Run the work of a forked process, and end the process without the program's exit handlers."""
     try:
         run()
-    except EOFError:  # the program has ended
+    except EOFError:  # the parent program has ended
         os._exit(1)
     except BaseException:
         traceback.print_exc()
@@ -229,9 +229,9 @@ def _exits(run: Callable[[], None]) -> None:
 def _serve_forks(runtime: Runtime[Any], control: socket.socket, theirs: socket.socket) -> None:
     theirs.close()
     close_sockets(keep=control.fileno())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us, by closing its end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process by closing its end
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system forgets workers that end
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps workers that end
     while True:
         message, found, _, _ = socket.recv_fds(control, 1, 1)
         if message != FORK:
