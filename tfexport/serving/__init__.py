@@ -1,1 +1,1 @@
-"""What clients talk to: the HTTP server, Ray Serve and the repository of a Triton server."""
+"""Servers for clients: the HTTP server, Ray Serve and the model repository of a Triton server."""

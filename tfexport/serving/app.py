@@ -1,4 +1,4 @@
-"""The HTTP application: addresses over a catalog of bundles.
+"""The HTTP application: routes over a catalog of bundles.
 
 request ──> limits ──> route ──> Model.translate_async ──> scheduler
 """
@@ -27,10 +27,10 @@ from tfexport.system.version import version
 
 
 def create_app(catalog: Catalog, options: ServerOptions | None = None, state: State | None = None) -> FastAPI:
-    """The application over these bundles. It does not close them.
+    """Create the application for these bundles. It does not close them.
 
     Args:
-        state: is changed by whoever runs the application.
+        state: the state of the server, which the caller changes.
     """
     options, state = options or ServerOptions(), state or State()
     # Its pages at /docs need no other server.

@@ -1,7 +1,7 @@
-"""The bundles that a server has, each under a name or a language pair.
+"""The bundles of a server, each under a name or a language pair.
 
-A bundle is loaded once. Requests hold it while they use it (`Catalog.use`), so that another bundle may take its name at any
-time: the old one ends when its last request has.
+A bundle is loaded once. Requests hold it while they use it (`Catalog.use`). So another bundle may take its name at any time,
+and the old bundle ends after its last request.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _PAIR = re.compile(r"(?P<source>[a-z]{2,3}(_[A-Za-z]{2,4})?)-(?P<target>[a-z]{2,
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 FIRST_SECONDS = 60.0
-"""In which a bundle answers its first requests."""
+"""Seconds in which a bundle must answer its first requests."""
 
 FIRST_SEARCHES: tuple[dict[str, int], ...] = ({}, {"beam": 2})
-"""Of its first requests: the graphs that most requests use."""
+"""The options of its first requests, which load the graphs that most requests use."""
 
 FIRST_TEXT = "a"
 
@@ -45,17 +45,17 @@ class UnknownModelError(TfexportError):
 
 @dataclass(frozen=True)
 class Place:
-    """What a bundle is called, and where it is."""
+    """The name and the folder of a bundle."""
 
     name: str
     directory: Path
 
     @classmethod
     def parse(cls, given: str) -> Place:
-        """`DIR`, whose name is that of the folder, or `NAME=DIR`.
+        """Parse `DIR`, which has the name of the folder, or `NAME=DIR`.
 
         Raises:
-            TfexportError: the name is none that an address can have.
+            TfexportError: the name cannot be part of a URL.
         """
         name, equals, directory = given.partition("=")
         if not equals:
@@ -68,13 +68,13 @@ class Place:
 
     @property
     def pair(self) -> tuple[str, str] | None:
-        """The languages of a name such as `de-en`."""
+        """The languages of a name such as `de-en`; None for other names."""
         found = _PAIR.fullmatch(self.name)
         return (found["source"], found["target"]) if found else None
 
 
 def files_of(directory: Path) -> Files:
-    """What changes when somebody replaces or writes a file of a bundle; empty where there is none."""
+    """An identifier of each file of a bundle, which changes when the file is written or replaced; empty without a bundle."""
     try:
         found = [(path.name, path.stat()) for path in directory.iterdir() if path.is_file()]
     except OSError:
@@ -84,7 +84,7 @@ def files_of(directory: Path) -> Files:
 
 @dataclass(frozen=True)
 class HowToLoad:
-    """What is the same for all bundles of a server."""
+    """The settings that all bundles of a server share."""
 
     runtime: str = "ort-cpu"
     precision: str | None = None
@@ -96,9 +96,9 @@ class HowToLoad:
         """Load a bundle and start its workers.
 
         Raises:
-            TfexportError: it cannot be loaded, or has no certificate where one is asked for.
+            TfexportError: the bundle cannot be loaded, or lacks a required certificate.
         """
-        files = files_of(place.directory)  # before: a change while it is loaded is one
+        files = files_of(place.directory)  # read before loading, so that a change during loading is detected
         bundle = open_bundle(place.directory)
         kind: Callable[..., Model | Classifier] = load_classifier if bundle.config.is_classifier else load
         model = kind(place.directory, runtime=self.runtime, precision=self.precision, threads=self.threads)
@@ -116,7 +116,7 @@ class HowToLoad:
 
 @dataclass
 class Served:
-    """A bundle that is loaded."""
+    """A loaded bundle."""
 
     place: Place
     bundle: Bundle
@@ -124,15 +124,15 @@ class Served:
     runtime: str
     precision: str
     uncertified: str | None
-    """Why no certificate holds for it; None where one does."""
+    """The reason why no certificate holds for it; None if one holds."""
     files: Files = frozenset()
-    """As they were when it was loaded."""
+    """The files at the time of loading."""
     users: int = 0
-    """Requests that hold it."""
+    """The number of requests that hold it."""
     is_retired: bool = False
-    """Another has its name: it ends when nobody holds it."""
+    """Another bundle has its name. It ends when no request holds it."""
     slots: int = ServingOptions.slots
-    """Rows that a worker decodes at once."""
+    """The number of rows that a worker decodes at once."""
 
     @property
     def name(self) -> str:
@@ -140,10 +140,10 @@ class Served:
 
     @property
     def translator(self) -> Model:
-        """Its model.
+        """The model of the bundle.
 
         Raises:
-            TfexportError: it is a classifier.
+            TfexportError: the bundle is a classifier.
         """
         if not isinstance(self.model, Model):
             raise TfexportError(f"{self.name} is a classifier. Use /v1/classify.")
@@ -151,10 +151,10 @@ class Served:
 
     @property
     def classifier(self) -> Classifier:
-        """Its model.
+        """The classifier of the bundle.
 
         Raises:
-            TfexportError: it is not a classifier.
+            TfexportError: the bundle is not a classifier.
         """
         if not isinstance(self.model, Classifier):
             raise TfexportError(f"{self.name} is not a classifier. Use /v1/translate.")
@@ -162,14 +162,14 @@ class Served:
 
     @property
     def tells_attention(self) -> bool:
-        """Whether it can tell what tokens attend to: PyTorch can, and graphs that were exported for it."""
+        """Whether it can return attention: PyTorch can, and graphs that were exported for it."""
         return isinstance(self.model, Model) and self.model.tells_attention
 
     def warm_up(self, workers: int, seconds: float = FIRST_SECONDS) -> None:
-        """Let each worker answer a request, and load what reads and writes text: spaCy takes seconds.
+        """Let each worker answer a request, and load the text processing: spaCy takes seconds.
 
         Raises:
-            TfexportError: they do not, or not in time.
+            TfexportError: a worker does not answer in time.
         """
         model, reads_text = self.model, self.bundle.tokenizer("source") is not None
         if not isinstance(model, Model):
@@ -196,7 +196,7 @@ class Served:
             ) from None
 
     def close(self) -> None:
-        """End its workers."""
+        """End the workers of the bundle."""
         if isinstance(self.model, Model):
             self.model.close()
 
@@ -205,7 +205,7 @@ class Catalog:
     """All bundles of a server, by name.
 
     Raises:
-        TfexportError: two have the same name, or one cannot be loaded.
+        TfexportError: two bundles have the same name, or one cannot be loaded.
     """
 
     def __init__(self, places: Sequence[Place], how: HowToLoad):
@@ -225,15 +225,15 @@ class Catalog:
 
     @property
     def served(self) -> list[Served]:
-        """What there is now, in the order in which it was given."""
+        """The current bundles, in their original order."""
         with self._lock:
             return list(self._served.values())
 
     def find(self, name: str | None = None, pair: tuple[str | None, str | None] = (None, None)) -> Served:
-        """The bundle of a name or of a pair of languages; the only one where neither is given.
+        """The bundle of a name or of a pair of languages. Without both, the only bundle.
 
         Raises:
-            UnknownModelError: there is none, or several.
+            UnknownModelError: no bundle matches, or several do.
         """
         found = self.served
         if name is not None:
@@ -248,13 +248,13 @@ class Catalog:
         if len(found) != 1:
             asked = name or ("-".join(code or "?" for code in pair) if any(pair) else None)
             there = ", ".join(one.name for one in self.served)
-            problem = f"no bundle here is called {asked}" if not found else "several bundles would do"
+            problem = f"no bundle here is called {asked}" if not found else "several bundles match"
             raise UnknownModelError(f"{problem}. Name one of {there}.")
         return found[0]
 
     @contextmanager
     def use(self, name: str | None = None, pair: tuple[str | None, str | None] = (None, None)) -> Iterator[Served]:
-        """`find`, held until the block ends."""
+        """`find` a bundle and hold it until the block ends."""
         with self._lock:
             found = self.find(name, pair)
             found.users += 1
@@ -272,16 +272,16 @@ class Catalog:
         """Let all bundles answer a request.
 
         Raises:
-            TfexportError: one does not.
+            TfexportError: a bundle does not answer.
         """
         for one in self.served:
             one.warm_up(self._how.scheduling.workers)
 
     def replace(self, name: str) -> Served:
-        """Load the folder of a bundle again. Requests that came before are answered by what they hold.
+        """Load the folder of a bundle again. Earlier requests are answered by the bundle that they hold.
 
         Raises:
-            TfexportError: it cannot be loaded, or does not answer; the old one stays.
+            TfexportError: the new bundle cannot be loaded, or does not answer. The old bundle stays.
         """
         old = self.find(name)
         new = self._how.load(old.place)
@@ -289,7 +289,7 @@ class Catalog:
             new.warm_up(self._how.scheduling.workers)
             with self._lock:
                 if self._is_closed:
-                    raise UnavailableError("the server ends, so that nothing is loaded any more.")
+                    raise UnavailableError("the server is shutting down and loads no more bundles.")
                 self._served[name] = new
                 self._retired.append(old)
                 old.is_retired = True
@@ -302,10 +302,10 @@ class Catalog:
         return new
 
     def require_health(self) -> None:
-        """Nothing where every bundle answers.
+        """Check that every bundle answers.
 
         Raises:
-            UnavailableError: the workers of one have ended, and cannot be replaced.
+            UnavailableError: the workers of a bundle have ended and cannot be replaced.
         """
         ended = [one.name for one in self.served if isinstance(one.model, Model) and not one.model.is_serving]
         if ended:
@@ -317,7 +317,7 @@ class Catalog:
         retired.close()
         with self._lock:
             self._retired = [one for one in self._retired if one is not retired]
-        leave_out_of_collections()  # the new one, and no longer the old one
+        leave_out_of_collections()  # freeze the objects of the new bundle instead of the old one's
 
     def close(self) -> None:
         """End all workers."""

@@ -1,4 +1,4 @@
-"""Whether a request fits the server: what all protocols refuse, before anything is decoded."""
+"""Checks of requests in all protocols, before anything is decoded."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _BREAK = re.compile(r"[\r\n]")
 
 
 def require_rows(served: Served, options: Mapping[str, Any]) -> None:
-    """Raises TfexportError where a sentence would take more rows than a worker has.
+    """Raises TfexportError if a sentence would take more rows than a worker has.
 
     Args:
-        options: those of `SearchOptions` and of alignments that a client gave.
+        options: the options of `SearchOptions` and of alignments from a client.
     """
     rows = served.translator.search_options(**options).rows
     if rows > served.slots:
@@ -27,10 +27,10 @@ def require_rows(served: Served, options: Mapping[str, Any]) -> None:
 
 
 def require_one_line(**texts: str | Sequence[str] | None) -> None:
-    """Raises TfexportError where a sentence has a line break, which a model does not know: files have one sentence a line.
+    """Raises TfexportError if a sentence has a line break, which models do not know: files have one sentence per line.
 
     Args:
-        texts: sentences, under the names of their fields. White space around them does not count.
+        texts: sentences by the names of their fields. White space around them does not count.
     """
     for name, given in texts.items():
         several = [given] if isinstance(given, str) else given or []

@@ -1,4 +1,4 @@
-"""`/health`, `/ready` and `/v1/models`: whether the server answers, and what it serves."""
+"""`/health`, `/ready` and `/v1/models`: the state and the bundles of the server."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from tfexport.serving.v1.schemas import ModelInfo, Models
 
 
 def health_router(catalog: Catalog, state: State) -> APIRouter:
-    """The addresses of load balancers and of people who look around."""
+    """The routes for load balancers and for people."""
     router = APIRouter(tags=["health"])
 
     @router.head("/health", include_in_schema=False)
     @router.get("/health", responses={503: PROBLEMS[503]})
     async def health() -> JSONResponse:
-        """The process answers, and each bundle has workers. Otherwise a new process has to take its place: 503."""
+        """200 if the process answers and each bundle has workers; otherwise 503, and a new process must replace this one."""
         catalog.require_health()
         return JSONResponse({"status": "ok"})
 
     @router.head("/ready", include_in_schema=False)
     @router.get("/ready", response_model=Models, responses={503: {"model": Models}})
     async def ready() -> Response:
-        """Requests are taken: 503 while the server drains. It also tells which bundles have no valid certificate."""
+        """200 if requests are accepted, 503 while the server drains. Lists the bundles without a valid certificate."""
         response = json_of(_models(catalog, state.status))
         response.status_code = 503 if state.is_draining else 200
         return response

@@ -1,4 +1,4 @@
-"""What surrounds all routes: limits, keys, CORS, metrics, logs and traces.
+"""The middleware around all routes: limits, keys, CORS, metrics, logs and traces.
 
 request ──> Observe ──> CORS ──> Limits ──> route
 """
@@ -20,11 +20,11 @@ from tfexport.serving.telemetry.metrics import Metrics
 from tfexport.serving.telemetry.observe import Observe
 
 NOT_TRACED = "health,ready,metrics"
-"""Addresses that are called every few seconds."""
+"""Routes that are called every few seconds."""
 
 
 def operate(app: FastAPI, catalog: Catalog, options: ServerOptions, state: State) -> Metrics:
-    """Add them to an application that has its routes.
+    """Add the middleware to an application that has its routes.
 
     Raises:
         TfexportError: the file of keys cannot be used.
@@ -34,10 +34,10 @@ def operate(app: FastAPI, catalog: Catalog, options: ServerOptions, state: State
 
     @app.get("/metrics", include_in_schema=False)
     def scrape() -> Response:
-        """For Prometheus. In a thread: the numbers of a scheduler may have to wait for a step."""
+        """Metrics for Prometheus. It runs in a thread, because the numbers of a scheduler may have to wait for a step."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    # What is added last comes first.
+    # The middleware that is added last runs first.
     app.add_middleware(Limits, options=options, state=state, metrics=metrics, keys=keys, catalog=catalog)
     if options.cors:
         app.add_middleware(
@@ -58,7 +58,7 @@ def _path_of(route: BaseRoute) -> str | None:
 
 
 def _trace(app: FastAPI) -> None:
-    """Spans of OpenTelemetry, where its instrumentation of FastAPI is installed; who exports them is its configuration."""
+    """Add spans of OpenTelemetry, if its instrumentation of FastAPI is installed. Its configuration exports them."""
     try:
         from opentelemetry.instrumentation.fastapi import FastAPIInstrumentor
     except ImportError:

@@ -1,4 +1,4 @@
-"""`ServerOptions`: what the HTTP server listens to, and whom it answers. Each option is declared once."""
+"""`ServerOptions`: the options of the HTTP server, each declared once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LogFormat = Literal["text", "json"]
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions(Options):
-    """The HTTP server.
+    """The options of the HTTP server.
 
     Raises:
         TfexportError: an option is out of range.
@@ -99,7 +99,7 @@ class ServerOptions(Options):
         """Options that exclude each other, in words."""
         found = super().conflicts()
         if self.rate is not None:
-            from limits import parse  # where it is asked for: a command without it needs no server
+            from limits import parse  # imported only if needed: other commands need no server packages
 
             try:
                 parse(self.rate)

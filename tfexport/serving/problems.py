@@ -1,4 +1,4 @@
-"""Errors as answers: `{"error": "..."}` with a status, in every protocol."""
+"""Error responses: `{"error": "..."}` with a status, in every protocol."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfexport.serving.catalog import UnknownModelError
 
 
 class Error(BaseModel):
-    """Why a request was not answered."""
+    """The reason why a request was not answered."""
 
     error: str
 
@@ -35,7 +35,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
     503: {"model": Error, "description": "The bundle cannot answer now. Try again."},
     504: {"model": Error, "description": "The request was not answered within its time."},
 }
-"""For OpenAPI: what every address may answer."""
+"""The error responses of every route, for OpenAPI."""
 
 _STATUS: dict[type[TfexportError], int] = {
     QueueFullError: 429,
@@ -55,27 +55,27 @@ class Problem:
 
     @classmethod
     def of(cls, error: TfexportError) -> Problem:
-        """What an error is to a client."""
+        """The problem that a client gets for an error."""
         status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 400)
         headers = {"Retry-After": str(math.ceil(error.retry_after))} if isinstance(error, QueueFullError) else {}
         return cls(status, str(error), headers)
 
     def to_json(self) -> str:
-        """For an event of a stream."""
+        """The problem as an event of a stream."""
         return Error(error=self.message.encode("utf-8", "replace").decode()).model_dump_json()
 
     def response(self) -> JSONResponse:
-        """As an answer."""
-        # What a client wrote, which errors repeat, may have halves of characters, which are no UTF-8.
+        """The problem as a response."""
+        # Errors quote the client's text, which may contain lone surrogates, which are not UTF-8.
         message = self.message.encode("utf-8", "replace").decode()
         return JSONResponse({"error": message}, self.status, self.headers)
 
 
 def answer_problems(app: FastAPI, on_full: Callable[[QueueFullError], None] = lambda _: None) -> None:
-    """Let an app answer errors so. `Observe` answers those that are faults of the server.
+    """Add handlers for errors to an app. `Observe` answers faults of the server.
 
     Args:
-        on_full: called for each refusal of a scheduler.
+        on_full: called for each request that a scheduler rejects.
     """
 
     @app.exception_handler(TfexportError)

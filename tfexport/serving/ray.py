@@ -7,7 +7,7 @@ Ray's proxy ──> a replica with few requests ──> the application of `crea
 Arguments are those of `tfexport serve` and of `ReplicaOptions`. Each may also come from the environment of the process that
 builds the application: TFEXPORT_SERVE_BUNDLES, TFEXPORT_SERVE_REPLICAS and so on.
 """
-# No `from __future__ import annotations`: Ray reads the type of the builder's argument.
+# Without `from __future__ import annotations`, because Ray reads the type of the builder's argument.
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,8 +31,8 @@ from tfexport.serving.v1.schemas import option_fields
 from tfexport.system.processes import leave_out_of_collections
 
 OF_RAY = frozenset({"host", "port", "worker_kind"})
-"""Options that Ray decides. Its proxies listen. Workers are threads: a fork of a replica would have locks of Ray's
-threads, and not the threads that release them."""
+"""Options that Ray determines. Its proxies listen. Workers are threads: a fork of a replica would inherit locks of Ray's
+threads without the threads that release them."""
 
 Group = TypeVar("Group")
 
@@ -46,7 +46,7 @@ class _Given(BaseSettings):
     @field_validator("*", mode="before")
     @classmethod
     def _split(cls, value: Any, info: ValidationInfo) -> Any:
-        """The command line and the environment have strings alone."""
+        """Split strings into lists: the command line and the environment have only strings."""
         known = cls.model_fields.get(info.field_name or "")
         return value.split(",") if isinstance(value, str) and known and _is_list(known.annotation) else value
 
@@ -57,7 +57,7 @@ class _Given(BaseSettings):
 
 
 def _is_list(hint: Any) -> bool:
-    """Whether a type has lists, and no strings beside them."""
+    """Whether a type allows lists but no strings."""
     parts = get_args(hint)
     return get_origin(hint) is list or (str not in parts and any(map(_is_list, parts)))
 
@@ -67,29 +67,29 @@ for _name in OF_RAY:
     del _fields[_name]
 
 Arguments = create_model("Arguments", __base__=_Given, **_fields)  # type: ignore[call-overload]
-"""What `app` is told: `bundles`, `threads`, and every option of the groups."""
+"""The arguments of `app`: `bundles`, `threads`, and every option of the groups."""
 
 
 class Replica:
-    """A process of Ray Serve that answers requests. Its base class under Ray has the application as `app`."""
+    """A process of Ray Serve that answers requests. Under Ray its base class has the application as `app`."""
 
     app: FastAPI
 
     def check_health(self) -> None:
-        """For Ray, which ends a replica that raises, and starts another.
+        """Health check for Ray, which replaces a replica that raises.
 
         Raises:
-            UnavailableError: a bundle takes no requests any more.
+            UnavailableError: a bundle no longer accepts requests.
         """
         self.app.state.catalog.require_health()
 
     def metrics(self) -> dict[str, dict[str, object]]:
-        """What the scheduler of each bundle counted in this replica: `serve.get_app_handle("default").metrics.remote()`."""
+        """The metrics of each bundle's scheduler in this replica: `serve.get_app_handle("default").metrics.remote()`."""
         models = {one.name: one.model for one in self.app.state.catalog.served}
         return {name: model.serving_metrics() for name, model in models.items() if isinstance(model, Model)}
 
     def __del__(self) -> None:
-        """Ray calls it when all requests are answered, or their time is over."""
+        """Ray calls this when all requests are answered, or their time is over."""
         self.app.state.catalog.close()
 
 
@@ -112,7 +112,7 @@ def app(arguments: Arguments) -> Application:  # type: ignore[valid-type]
 
 
 def deployment_options(arguments: Arguments) -> dict[str, Any]:  # type: ignore[valid-type]
-    """Of `ray.serve.deployment`.
+    """The options of `ray.serve.deployment`.
 
     Raises:
         TfexportError: an option is out of range, or two of them exclude each other.
@@ -134,7 +134,7 @@ def deployment_options(arguments: Arguments) -> dict[str, Any]:  # type: ignore[
 
 
 def _application(places: Sequence[Place], how: HowToLoad, options: ServerOptions) -> FastAPI:
-    """In a replica: load the bundles."""
+    """Load the bundles in a replica."""
     catalog = Catalog(places, how)
     application = create_app(catalog, options)
     application.state.catalog = catalog
@@ -143,5 +143,5 @@ def _application(places: Sequence[Place], how: HowToLoad, options: ServerOptions
 
 
 def _absolute(place: Place) -> Place:
-    """Replicas have other working folders than the process that builds the application."""
+    """A place with an absolute path: replicas have other working directories than the process that builds the app."""
     return Place(place.name, place.directory.absolute())

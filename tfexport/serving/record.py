@@ -1,4 +1,4 @@
-"""What is known of a request, for logs and metrics: never its text."""
+"""The record of a request for logs and metrics. It never has the request's text."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 @dataclass(slots=True)
 class Record:
-    """Of one request."""
+    """The record of one request."""
 
     id: str
     model: str | None = None
-    """The bundle that it used."""
+    """The bundle of the request."""
     key: str | None = None
-    """The name of its key."""
+    """The name of the request's key."""
     is_gone: bool = False
-    """The client did not wait for the answer."""
+    """The client closed the connection before the answer."""
     usage: Usage = field(default_factory=Usage)
 
 
@@ -30,11 +30,11 @@ current_record: ContextVar[Record | None] = ContextVar("tfexport request", defau
 
 
 def request_id(given: str | None) -> str:
-    """The client's, where it can stand in a log, else a new one. It is no secret, and bits of the system cost a call."""
+    """The client's id if it is safe in a log, otherwise a new one. It is not secret, so it uses no slow system call."""
     return given if given is not None and _ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
 
 
 def note_model(name: str) -> None:
-    """The request that is being answered uses this bundle."""
+    """Record that the current request uses this bundle."""
     if (record := current_record.get()) is not None:
         record.model = name

@@ -1,7 +1,7 @@
-"""Bundles that are loaded again when their files change, while the server answers.
+"""Reloads bundles when their files change, while the server answers requests.
 
-A bundle is loaded beside the old one, answers a first request on each of its workers, and takes the name. Requests of the
-old one are answered by it. If anything fails, the old one stays.
+The new bundle is loaded next to the old one, answers a first request on each of its workers, and then takes the name. The
+old bundle answers its remaining requests. If anything fails, the old bundle stays.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tfexport.serving.telemetry.metrics import Metrics
 
 
 class Reloader:
-    """Looks at the bundles of a catalog every few seconds, in a thread of its own.
+    """Checks the bundles of a catalog every few seconds in its own thread.
 
-    Files that change are loaded when they are the same at two looks: somebody may still be writing.
+    Changed files are loaded when two consecutive checks find them unchanged, because a copy may still be running.
     """
 
     def __init__(self, catalog: Catalog, metrics: Metrics, seconds: float):
@@ -37,14 +37,14 @@ class Reloader:
         self._asked.set()
 
     def look(self) -> None:
-        """Look now, and also load what could not be loaded before. May be called by the handler of a signal."""
+        """Check now, and retry bundles that could not be loaded. A signal handler may call this."""
         self._asked.set()
 
     def check(self, *, at_once: bool = False) -> None:
-        """Load what has changed.
+        """Load the bundles that have changed.
 
         Args:
-            at_once: without waiting for a second look, and what could not be loaded before too.
+            at_once: do not wait for a second check, and retry bundles that could not be loaded.
         """
         for served in self._catalog.served:
             name, files = served.name, files_of(served.place.directory)
@@ -60,13 +60,13 @@ class Reloader:
         name = served.name
         try:
             self._catalog.replace(name)
-        except Exception as error:  # whatever it is, the old bundle goes on
+        except Exception as error:  # after any error the old bundle continues
             self._refused[name] = files
             self._metrics.reloads.labels(name, "failed").inc()
             if isinstance(error, TfexportError | OSError):
-                NOTES.error("%s is not loaded again, and goes on as it was: %s", name, error)
+                NOTES.error("%s is not reloaded, and the old bundle stays: %s", name, error)
             else:
-                NOTES.exception("%s is not loaded again, and goes on as it was", name)
+                NOTES.exception("%s is not reloaded, and the old bundle stays", name)
         else:
             self._metrics.reloads.labels(name, "loaded").inc()
             log(NOTES, "loaded again", {"model": name, "directory": str(served.place.directory)})

@@ -1,4 +1,4 @@
-"""`ReplicaOptions`: how many replicas Ray Serve runs, and what waits for them. Each option is declared once."""
+"""`ReplicaOptions`: the options of replicas under Ray Serve, each declared once."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     SIGTERM ──> /ready says 503 ──drain_delay──> no new connections ──drain_timeout──> the end
 
-All that was taken is answered, streams too. A second signal ends the server at once.
+All accepted requests are answered, including streams. A second signal ends the server at once.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Server(uvicorn.Server):
-    """Drains when a signal comes, and remembers it.
+    """A server that drains at the first signal, and stores it.
 
     Args:
-        reloader: looks at SIGHUP.
+        reloader: checks for changes at SIGHUP.
     """
 
     def __init__(self, config: uvicorn.Config, state: State, delay: float, reloader: Reloader | None):
@@ -46,7 +46,7 @@ class Server(uvicorn.Server):
         self._exit_at: float | None = None
         self._checks: asyncio.Task[None] | None = None
         self.signal: int | None = None
-        """The first that asked for the end."""
+        """The first signal that requested the end."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -65,7 +65,8 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's own raises them again afterwards; here the exit code tells whether all was answered."""
+        """Handle signals. Unlike uvicorn's own method, this does not raise them again: the exit code shows whether all
+        requests were answered."""
         handlers = {number: signal.signal(number, self.handle_exit) for number in END_SIGNALS}
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._hang_up)
@@ -83,11 +84,11 @@ class Server(uvicorn.Server):
 
 
 def run(catalog: Catalog, options: ServerOptions) -> None:
-    """Serve until SIGINT or SIGTERM, then answer what was taken.
+    """Serve until SIGINT or SIGTERM, then answer all accepted requests.
 
     Raises:
-        TfexportError: the address cannot be listened to, or the file of keys cannot be read.
-        SystemExit: with 128 and the number of the signal, where not all was answered.
+        TfexportError: the server cannot listen on the address, or the file of keys cannot be read.
+        SystemExit: with 128 plus the number of the signal, if a request was not answered.
     """
     state = State()
     app = create_app(catalog, options, state)
@@ -100,7 +101,7 @@ def run(catalog: Catalog, options: ServerOptions) -> None:
         host=options.host,
         port=options.port,
         timeout_keep_alive=KEEP_ALIVE,
-        http=partial(Connection, options, metrics, partial(refusal, state, catalog)),  # type: ignore[arg-type]  # it is called, and need be no class
+        http=partial(Connection, options, metrics, partial(refusal, state, catalog)),  # type: ignore[arg-type]  # a callable is enough
         ws="none",
         lifespan="off",
         log_config=log_config(options.log_format),
@@ -127,7 +128,7 @@ def run(catalog: Catalog, options: ServerOptions) -> None:
 
 
 def allow_connections(count: int) -> None:
-    """Let this process have so many connections, as far as the system lets it: the usual limit is 1,024 files."""
+    """Raise this process's limit of open files for so many connections, as far as the system allows. It is usually 1,024."""
     with suppress(ImportError, ValueError, OSError):
         import resource
 

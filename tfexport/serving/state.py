@@ -1,4 +1,4 @@
-"""What the whole server is doing."""
+"""The state of the whole server."""
 
 from __future__ import annotations
 
@@ -11,38 +11,39 @@ from tfexport.errors import QueueFullError
 ServerStatus = Literal["ready", "draining"]
 
 PAUSE = 0.05
-"""Seconds in which requests are refused unread after a scheduler refused one. Its queue holds about a second of work, and
-does not run empty in this time."""
+"""Seconds in which requests are rejected unread after a scheduler rejected one. The scheduler's queue has about a second
+of work, and does not run empty in this time."""
 
 
 @dataclass
 class State:
-    """Of one server."""
+    """The state of one server."""
 
     is_draining: bool = False
-    """It ends when what it has is answered."""
+    """The server ends when all accepted requests are answered."""
     active: int = 0
-    """Requests that are being answered."""
+    """The number of requests that are being answered."""
     unanswered: int = 0
-    """Requests that were ended, as the server did not wait for them any longer."""
+    """The number of requests that were cancelled at the end of the server."""
 
     full: tuple[str, float] | None = None
-    """The message and the seconds of the last refusal of a scheduler, and when others stop to be refused because of it. The
-    error itself would keep the frames that it passed through, with the request."""
+    """The message and the seconds of the last rejection by a scheduler. The error object itself would keep its stack frames
+    and the request alive."""
     full_until: float = 0.0
+    """The time until which other requests are rejected because of it."""
 
     def note_full(self, error: QueueFullError) -> None:
-        """A scheduler refused a request."""
+        """Record that a scheduler rejected a request."""
         if not error.bulk:
             self.full, self.full_until = (str(error), error.retry_after), time.monotonic() + PAUSE
 
     def refusal(self) -> QueueFullError | None:
-        """Why a request is refused unread. To read one takes as long as a part of a translation: under many times the
-        requests that a server can answer, it would do little else."""
+        """The error of requests that are rejected unread, if any. Reading a request takes a fraction of a translation's
+        time: under heavy overload the server would do little else."""
         is_full = self.full is not None and time.monotonic() < self.full_until
         return QueueFullError(*self.full) if is_full and self.full is not None else None
 
     @property
     def status(self) -> ServerStatus:
-        """For load balancers."""
+        """The status for load balancers."""
         return "draining" if self.is_draining else "ready"

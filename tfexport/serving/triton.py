@@ -1,11 +1,11 @@
 """A bundle as a model repository of Triton Inference Server.
 
-    encoder/        the graphs of the contract, for the server's ONNX Runtime backend: for clients with a search of their own
+    encoder/        the graphs of the contract, for the server's ONNX Runtime backend: for clients with their own search
     decoder_step/
     translate/      text in, text out: tfexport's decoding loop in the server's Python backend, over a copy of the bundle
 
-An encoder classifier gives `encoder_classifier/` alone. Files are copies: ONNX refuses weights whose file has a second hard
-link, and so would refuse the bundle's too.
+An encoder classifier has only `encoder_classifier/`. Files are copies, because ONNX rejects weights whose file has a second
+hard link, and would then reject the bundle's weights too.
 """
 
 from __future__ import annotations
@@ -35,38 +35,38 @@ VERSION = "1"
 TRANSLATE = "translate"
 MODEL = Path(__file__).parents[1] / "assets" / "triton_model.py"
 HEADER = "# Written by tfexport"
-"""How every config.pbtxt begins: a folder is replaced only when all models in it say so."""
+"""The first line of every config.pbtxt. A folder is replaced only if all models in it have this line."""
 
 CPU_RUNTIMES = ("ort-cpu", "torch")
 DATA_TYPES = {"int64": "TYPE_INT64", "float32": "TYPE_FP32", "float16": "TYPE_FP16"}
-"""Without bfloat16, which Triton knows but its ONNX Runtime backend refuses to load."""
+"""Data types of Triton. bfloat16 is missing because Triton's ONNX Runtime backend cannot load it."""
 
 ENUMS = ("data_type", "kind")
-"""The fields whose values stand without quotation marks."""
+"""The fields whose values are written without quotation marks."""
 
 Message = Mapping[str, Any]
-"""Of the protocol buffers: fields by name, a list for a field that is repeated."""
+"""A message of protocol buffers: fields by name, a list for a repeated field."""
 
 
 @dataclass(frozen=True)
 class Repository:
-    """A model repository that was written."""
+    """A model repository on disk."""
 
     directory: Path
     models: tuple[str, ...]
     notes: tuple[str, ...]
-    """What whoever asked for it should know, such as models that were left out."""
+    """Notes for the user, such as models that were left out."""
 
 
 @dataclass(frozen=True)
 class _Model:
-    """One folder of a repository."""
+    """One model folder of a repository."""
 
     config: Message
     about: Sequence[str]
-    """Lines of comment above the config."""
+    """The lines of the comment above the config."""
     files: Mapping[str, Path]
-    """What lies in the version's folder, by its name there."""
+    """The files of the version's folder, by their names there."""
 
     def write(self, repository: Path) -> None:
         folder = repository / self.config["name"]
@@ -91,19 +91,19 @@ def write_repository(
     batch_size: int = 32,
     force: bool = False,
 ) -> Repository:
-    """Write a model repository of a bundle, whole or not at all.
+    """Write a model repository for a bundle, atomically.
 
     Args:
-        runtime: what `translate` decodes with; a GPU's puts the graphs on the GPU too.
-        precision: of the graphs and of `translate`.
-        beam, length_penalty, max_length: of the search, as in `SearchOptions`.
-        batch_size: sentences that `translate` decodes together, and requests that Triton hands to it at once.
+        runtime: the runtime of `translate`; with a GPU's runtime, the graphs run on the GPU too.
+        precision: the precision of the graphs and of `translate`.
+        beam, length_penalty, max_length: options of the search, as in `SearchOptions`.
+        batch_size: the number of sentences that `translate` decodes together, and of requests that Triton gives it at once.
         force: replace a repository that this function wrote. Nothing else is ever replaced.
 
     Raises:
-        BundleError: the bundle lacks what is asked for or is of another version, the folder is not to be replaced, or
-            it cannot be written.
-        RuntimeUnavailable: there is no such runtime, or it does not compute in this precision.
+        BundleError: the bundle lacks the requested graphs or has another version, or the folder must not be replaced or
+            cannot be written.
+        RuntimeUnavailable: the runtime does not exist, or does not support this precision.
         TfexportError: an option of the search is out of range.
     """
     options = SearchOptions(beam=beam, length_penalty=length_penalty, max_length=max_length)
@@ -128,25 +128,25 @@ def write_repository(
 
 
 def beside(directory: Path) -> Path:
-    """Where the model repository of the bundle at `directory` lies when no other place is given."""
+    """The default path of the model repository for the bundle at `directory`."""
     if directory.name in ("", ".."):
         directory = directory.resolve()
     return directory.with_name(f"{directory.name}.triton")
 
 
 def served_precision(bundle: Bundle, runtime: str) -> Precision:
-    """What is served when no precision is given: that of the engines where they decode, as `load_runtime` chooses."""
+    """The default precision: for TensorRT that of the engines, as in `load_runtime`."""
     built = {engine.precision for engine in bundle.engines} if runtime == "tensorrt" else set()
     order: tuple[Precision, ...] = ("float16", "bfloat16", "float32")
     return next((precision for precision in order if precision in built), "float32")
 
 
 def check_request(directory: Path, *, runtime: str, precision: Precision, force: bool) -> None:
-    """Raise what `write_repository` would raise of any bundle, before there is one.
+    """Raise the errors that `write_repository` would raise for any bundle, before the bundle exists.
 
     Raises:
-        BundleError: the folder is not to be replaced.
-        RuntimeUnavailable: there is no such runtime, or it does not compute in this precision.
+        BundleError: the folder must not be replaced.
+        RuntimeUnavailable: the runtime does not exist, or does not support this precision.
     """
     if runtime not in RUNTIMES:
         raise RuntimeUnavailable(f"there is no runtime {runtime!r} in this version. Use one of: {', '.join(RUNTIMES)}.")
@@ -162,7 +162,9 @@ def check_request(directory: Path, *, runtime: str, precision: Precision, force:
 
 def _require_graphs(bundle: Bundle, runtime: str, precision: Precision) -> None:
     if runtime != "tensorrt" and precision not in bundle.precisions:
-        bundle.graph("encoder", precision, bundle.dialect(runtime, precision))  # says what is missing, and what to do
+        bundle.graph(
+            "encoder", precision, bundle.dialect(runtime, precision)
+        )  # its error names the missing graph and the remedy
     if runtime == "tensorrt" and precision not in {engine.precision for engine in bundle.engines}:
         raise BundleError(
             f"{bundle.directory} has no TensorRT {contract.short_name(precision)} engines. Build them with `tfexport "
@@ -171,12 +173,12 @@ def _require_graphs(bundle: Bundle, runtime: str, precision: Precision) -> None:
 
 
 def _graphs(bundle: Bundle, precision: Precision, on_gpu: bool) -> Iterator[GraphSpec]:
-    """The graphs that a client needs, each as the contract has it.
+    """The graphs that a client needs, each as in the contract.
 
     Raises:
-        BundleError: the bundle has no graphs of this precision, or was written by a version with other tensors.
+        BundleError: the bundle has no graphs in this precision, or another version with other tensors wrote it.
     """
-    dialect: Dialect = "onnx24-lengths" if on_gpu else "onnx24"  # as the runtimes choose
+    dialect: Dialect = "onnx24-lengths" if on_gpu else "onnx24"  # the choice of the runtimes
     manifest = json.loads(read_text(bundle.directory / MANIFEST))
     described = {entry["file"]: entry for entry in manifest["graphs"]}
     for graph in graph_contract.graphs_of(bundle.config, precision, dialect):
@@ -203,7 +205,7 @@ def _graph_model(bundle: Bundle, graph: GraphSpec, on_gpu: bool) -> _Model:
         "output": [_tensor(tensor, bundle.config) for tensor in graph.outputs],
         "instance_group": [{"count": 1, "kind": "KIND_GPU" if on_gpu else "KIND_CPU"}],
     }
-    # The graph names the weights without a folder, so they must lie beside it.
+    # The graph names the weights without a folder, so they must be next to it.
     return _Model(config, _about_graph(graph, bundle.config), {"model.onnx": path, weights: bundle.directory / weights})
 
 
@@ -224,7 +226,7 @@ def _translate_model(
         "batch_size": batch_size,
     }
     lines = {"dims": [-1]}
-    # tfexport decodes on the first GPU that it sees; without a list Triton would start an instance for each.
+    # tfexport decodes on the first visible GPU; without a list Triton would start an instance for each GPU.
     gpu = {"kind": "KIND_GPU", "gpus": [0]}
     config = {
         "name": TRANSLATE,
@@ -256,7 +258,7 @@ def _about_translate(runtime: str) -> list[str]:
 
 
 def _about_graph(graph: GraphSpec, config: ModelConfig) -> list[str]:
-    """What a client must know besides names, types and dims."""
+    """Notes for clients, in addition to names, types and dims."""
     axes = {t.name: ", ".join(map(str, contract.shape(t, config))) for t in graph.inputs}
     about = ["Needs ONNX Runtime 1.31 or newer (opset 24) in the server."]
     if not config.is_classifier:
@@ -308,13 +310,13 @@ def _lines(fields: Message, indent: str = "") -> Iterator[str]:
 
 @contextmanager
 def _new_repository(directory: Path, *, force: bool) -> Iterator[Path]:
-    """A folder to write a repository into, moved to `directory` when the block ends well, removed when it does not."""
+    """A temporary folder for a repository. It is moved to `directory` when the block succeeds, and removed otherwise."""
     directory = directory.resolve()
     _refuse_to_overwrite(directory, force)
     try:
         make_folder(directory.parent)
         with partial_folder(directory) as outer:
-            folder = outer / directory.name  # with ordinary permissions, which the outer one does not have
+            folder = outer / directory.name  # with ordinary permissions, unlike the outer folder
             folder.mkdir()
             yield folder
             sync_tree(folder)

@@ -102,7 +102,7 @@ def test_outputs_begin_with_prefixes(theirs: Any, model: tfexport.Model) -> None
 def test_errors_are_told_as_the_protocol_says(theirs: Any) -> None:
     for name, inputs, options, message in (
         ("fr-en", [sentences("TEXT", LINES, (3,))], {}, "called fr-en"),
-        ("de-en", [sentences("TXT", LINES, (3,))], {}, "TXT is no input"),
+        ("de-en", [sentences("TXT", LINES, (3,))], {}, "TXT is not an input"),
         ("de-en", [sentences("PREFIX", LINES, (3,))], {}, "no input TEXT"),
         ("de-en", [sentences("TEXT", ["a\nb"], (1,))], {}, "line break"),
         ("de-en", [sentences("TEXT", LINES, (3,))], {"num_beams": 4}, "Did you mean 'beam'"),

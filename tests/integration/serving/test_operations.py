@@ -92,7 +92,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(catalog: Catalog) -> None:
 
     asyncio.run(app(scope_of("POST"), receive, send))
     assert sent[0]["status"] == 408
-    assert json.loads(sent[1]["body"])["error"].startswith("this request was not there within 0.05 seconds")
+    assert json.loads(sent[1]["body"])["error"].startswith("this request did not arrive within 0.05 seconds")
 
 
 def scope_of(method: str) -> dict[str, Any]:

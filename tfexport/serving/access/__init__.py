@@ -1,1 +1,1 @@
-"""Who may ask, how often and how much: API keys and limits."""
+"""Access control: API keys and limits."""

@@ -1,4 +1,4 @@
-"""API keys: who may ask."""
+"""API keys."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tfexport.errors import TfexportError
 from tfexport.system.regular_files import read_text
 
 SHORTEST = 16
-"""Characters of a key: shorter ones are guessed."""
+"""The smallest number of characters of a key: shorter keys can be guessed."""
 
 _COMMENT = re.compile(r"(?:^|\s)#")
 
 MOST_FIELDS = 100
-"""Of a form."""
+"""The largest number of fields of a form."""
 
 
 class Keys:
-    """Keys and the names of those who have them.
+    """Keys and the names of their owners.
 
     Args:
-        names: by key.
+        names: the names by key.
     """
 
     def __init__(self, names: Mapping[str, str]):
@@ -37,10 +37,10 @@ class Keys:
 
     @classmethod
     def read(cls, path: Path) -> Keys:
-        """A file with a name and a key on each line, and comments after #.
+        """Read a file with a name and a key on each line, and comments after #.
 
         Raises:
-            TfexportError: it cannot be read, or a line is something else.
+            TfexportError: the file cannot be read, or a line has another form.
         """
         try:
             text = read_text(path)
@@ -62,7 +62,7 @@ class Keys:
         return cls(names)
 
     def name_of(self, key: str | None) -> str | None:
-        """Whose key this is; None where it is nobody's. The time does not depend on how much of a key was guessed."""
+        """The name of a key's owner; None for an unknown key. The time does not depend on how much of a key was guessed."""
         if key is None:
             return None
         given, found = _digest(key), None
@@ -83,7 +83,7 @@ def key_in_headers(headers: Mapping[str, str]) -> str | None:
 
 
 async def key_in_body(scope: Scope, body: bytes) -> str | None:
-    """The `api_key` of JSON or of a form, as LibreTranslate's clients send it."""
+    """The `api_key` in JSON or in a form, as LibreTranslate's clients send it."""
     kind = Request(scope).headers.get("content-type", "").partition(";")[0].strip().lower()
     found: object
     if kind == "application/x-www-form-urlencoded":
@@ -98,7 +98,7 @@ async def key_in_body(scope: Scope, body: bytes) -> str | None:
 
         try:
             found = (await Request(scope, receive).form(max_files=0, max_fields=MOST_FIELDS)).get("api_key")
-        except Exception:  # it is no form, or python-multipart is not installed, without which no route reads one
+        except Exception:  # not a form, or python-multipart is missing, and then no route reads forms
             return None
     else:
         try:

@@ -1,6 +1,6 @@
-"""Who may ask, how often, how much at once, and how large: what is decided before a route sees a request.
+"""The checks before a route sees a request: keys, rates, concurrent requests, and sizes.
 
-Requests that only look (GET) are not counted and need no key, but for `/metrics`. All others do.
+GET requests are not counted and need no key, except `/metrics`. All other requests do.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tfexport.serving.telemetry.metrics import Metrics
 
 LOOKS = ("GET", "HEAD", "OPTIONS")
 WITH_KEY = ("/metrics",)
-"""Addresses that need a key though they only look."""
+"""GET routes that need a key."""
 
 
 def unknown_key() -> HTTPException:
-    """A new one each time: an exception keeps the frames that it passed through, and these the bodies of requests."""
+    """A new exception each time: an exception keeps its stack frames alive, and these keep the bodies of requests."""
     message = "this server needs an API key. Send it as Authorization: Bearer KEY."
     return HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
 
@@ -42,19 +42,19 @@ REASONS = {401: "key", 408: "slow request", 413: "size"}
 
 
 def refusal(state: State, catalog: Catalog) -> QueueFullError | None:
-    """Why requests are refused unread now; None where they are not. Of several bundles another may have room."""
+    """The reason to reject requests unread now, if any. With several bundles there is none: another one may have room."""
     full = state.refusal()
     return full if full is not None and len(catalog.served) == 1 else None
 
 
 class Rate:
-    """So many requests of each client in a time, the last of which slides."""
+    """A limit of requests for each client in a sliding window of time."""
 
     def __init__(self, rate: str):
         self._item, self._limiter = parse(rate), SlidingWindowCounterRateLimiter(MemoryStorage())
 
     async def wait_of(self, client: str) -> float:
-        """Count a request; returns the seconds until another is taken, and 0 where this one is."""
+        """Count a request. Returns 0 if it is accepted, otherwise the seconds until the next is."""
         if await self._limiter.hit(self._item, client):
             return 0.0
         found = await self._limiter.get_window_stats(self._item, client)
@@ -65,7 +65,7 @@ class Limits:
     """ASGI middleware.
 
     Args:
-        keys: None where nobody needs one.
+        keys: the keys; None if no key is needed.
     """
 
     def __init__(
@@ -116,16 +116,16 @@ class Limits:
             await run_while_there(self._app, scope, body, receive, send)
 
     async def _allowed(self, scope: Scope, receive: Receive) -> bytes:
-        """The body of a request that may be answered.
+        """The body of an allowed request.
 
         Raises:
-            HTTPException: it may not.
+            HTTPException: the request is not allowed.
         """
         looks = scope["method"] in LOOKS
         given = key_in_headers(Headers(scope=scope))
         name = self._keys.name_of(given) if self._keys is not None else None
         if not looks and name is not None:
-            await self._count(name)  # one that may ask no more sends its body for nothing
+            await self._count(name)  # first, so that a client over its rate need not send its body
         needs_key = self._keys is not None and (not looks or scope["path"] in WITH_KEY)
         if needs_key and name is None and (given is not None or looks):
             await self._count(_client_of(scope))
@@ -147,7 +147,7 @@ class Limits:
         """Count a request of a client.
 
         Raises:
-            HTTPException: it asks too often.
+            HTTPException: the client sends too many requests.
         """
         wait = await self._rate.wait_of(client) if self._rate is not None else 0.0
         if wait:
@@ -162,7 +162,7 @@ class Limits:
 
 
 def _client_of(scope: Scope) -> str:
-    """The address of a client; of IPv6 the network, as a client has very many addresses."""
+    """The address of a client; for IPv6 the network, because a client has very many addresses."""
     host = scope["client"][0] if scope.get("client") else ""
     try:
         address = ipaddress.ip_address(host)

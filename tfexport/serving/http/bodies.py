@@ -1,4 +1,4 @@
-"""Bodies of requests: read whole, within a size and a time, before anything is done with them; and clients that go away."""
+"""Reads the bodies of requests completely, within a limit of size and time, and detects clients that disconnect."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tfexport.serving.record import current_record
 
 DISCARDED = 4
-"""A body that is too large is read up to this many times the limit: many clients read no answer while they send."""
+"""A body that is too large is read up to this multiple of the limit, because many clients do not read while they send."""
 
 CLOSE = {"Connection": "close"}
 
 
 class ClientGoneError(Exception):
-    """The client went away before it had sent its request."""
+    """The client disconnected before it had sent its request."""
 
 
 async def read_body(scope: Scope, receive: Receive, *, most: int, seconds: float) -> bytes:
     """The body of a request.
 
     Raises:
-        HTTPException: it is too large (413), or is not there in time (408).
-        ClientGoneError: nobody waits for an answer.
+        HTTPException: the body is too large (413), or does not arrive in time (408).
+        ClientGoneError: the client disconnected.
     """
     too_large = HTTPException(413, f"this request is larger than {most:,} bytes. Send fewer sentences at once.", CLOSE)
     headers = dict(scope["headers"])
     if b"expect" in headers and int(headers.get(b"content-length", b"0")) > most:
-        raise too_large  # the client waits for leave to send
+        raise too_large  # the client waits for `100 Continue`
     try:
         async with asyncio.timeout(seconds):
             parts, size, more = list[bytes](), 0, True
@@ -46,7 +46,7 @@ async def read_body(scope: Scope, receive: Receive, *, most: int, seconds: float
                     raise too_large
     except TimeoutError:
         raise HTTPException(
-            408, f"this request was not there within {seconds:g} seconds. Send it again.", CLOSE
+            408, f"this request did not arrive within {seconds:g} seconds. Send it again.", CLOSE
         ) from None
     if size > most:
         raise too_large
@@ -54,9 +54,9 @@ async def read_body(scope: Scope, receive: Receive, *, most: int, seconds: float
 
 
 async def run_while_there(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-    """Let an application answer a request whose body was read, and cancel it when the client goes away.
+    """Let an application answer a request whose body was read, and cancel the request if the client disconnects.
 
-    FastAPI itself goes on with what it does, and finds out when it sends the answer.
+    FastAPI itself would continue, and notice only when it sends the response.
     """
     has_body, gone, is_complete = False, asyncio.Event(), False
 
@@ -85,7 +85,7 @@ async def run_while_there(app: ASGIApp, scope: Scope, body: bytes, receive: Rece
     watching = asyncio.create_task(watch())
     try:
         await asyncio.wait({answering, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if not answering.done() and not is_complete:  # uvicorn tells of an end after the answer too
+        if not answering.done() and not is_complete:  # uvicorn also reports a disconnect after the response
             if (record := current_record.get()) is not None:
                 record.is_gone = True
             answering.cancel()

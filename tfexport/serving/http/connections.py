@@ -1,9 +1,9 @@
-"""Connections under uvicorn: how many there are, and how long a client may take to send its headers and to read an answer.
+"""Connections under uvicorn: limits of their number, and of the time to send headers and to read a response.
 
-uvicorn waits for both without end. Bodies have their time in `bodies.py`.
+uvicorn has no limit for these times. `bodies.py` limits the time of bodies.
 
-While a scheduler has no room, requests are refused here: a request that reaches the application costs as much time as a part
-of a translation, and under many times the requests that a server can answer it would do little else.
+While a scheduler is full, requests are rejected here. A request that reaches the application costs a fraction of a
+translation's time, and under heavy overload the server would do little else.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tfexport.serving.problems import Problem
 from tfexport.serving.telemetry.metrics import Metrics
 
 CHECK_EVERY = 0.5
-"""Seconds between two looks at all connections."""
+"""Seconds between two checks of all connections."""
 
 MOST_HEADERS = 64 * 1024
-"""Bytes of the headers of a request. Parsers take longer for each byte of a long one, and hold up all other requests."""
+"""The largest size of a request's headers in bytes. Parsers are slow for long headers, and delay all other requests."""
 
 FULL = b'{"error":"the server has too many connections. Try again."}'
 REFUSAL = (
@@ -36,18 +36,19 @@ REFUSAL = (
 
 
 SHORT_BODY = 16 * 1024
-"""Bytes of a request that is refused here. Longer ones, and those without a length, are refused by the application."""
+"""The largest size of a request that is rejected here, in bytes. The application rejects longer ones, and those without
+a length."""
 
 KEEP_ALIVE = 75
-"""Seconds that a connection without a request stays open: longer than proxies keep theirs, 60 seconds. Otherwise a proxy
-now and then sends a request into a connection that is being closed."""
+"""Seconds that an idle connection stays open. This is longer than the 60 seconds of proxies. Otherwise a proxy may send a
+request into a connection that is being closed."""
 
 LOOKS = (b"GET", b"HEAD", b"OPTIONS")
 LARGE_HEADERS = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 class _Counted:
-    """A transport that counts what was written to it: with what is left in its buffer, that tells what was sent."""
+    """A transport that counts the written bytes. Minus the bytes in its buffer, that is the number of sent bytes."""
 
     def __init__(self, transport: asyncio.Transport):
         self._transport, self.written = transport, 0
@@ -56,7 +57,7 @@ class _Counted:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        # uvicorn may still answer a request that was sent before the last one, and uvloop raises where others drop it.
+        # uvicorn may still answer an earlier request of the connection, and uvloop raises where other loops drop the data.
         if not self._transport.is_closing():
             self.written += len(data)
             self._transport.write(data)
@@ -64,18 +65,18 @@ class _Counted:
 
 @dataclass
 class _Progress:
-    """Of what a client reads."""
+    """The progress of a client that reads a response."""
 
     sent: int = 0
     since: float = 0.0
-    """When it last was more, or nothing was left to read."""
+    """The last time at which the client had read more, or had read everything."""
 
 
 class Connection(HttpToolsProtocol):
-    """A connection that knows how long it waits for its client.
+    """A connection that measures how long it waits for its client.
 
     Args:
-        refusal: why a request that is not a look (GET) is refused now; None where it is not.
+        refusal: the reason to reject requests other than GET now; None to accept them.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(**uvicorn)
         self._options, self._metrics, self._refusal = options, metrics, refusal
         self._refused: bytes | None = None
-        """The answer to a request whose body is still to come."""
+        """The response to a request whose body has not arrived yet."""
         self._counted: _Counted | None = None
         self._progress = _Progress()
         self._headers_since: float | None = None
@@ -114,7 +115,7 @@ class Connection(HttpToolsProtocol):
         if self._headers_since is None and (self.cycle is None or self.cycle.response_complete):
             self._headers_since = time.monotonic()
         super().data_received(data)
-        if self._headers_since is not None:  # they go on
+        if self._headers_since is not None:  # headers continue
             self._header_bytes += len(data)
             if self._header_bytes > MOST_HEADERS and not self._counted.is_closing():
                 self._metrics.refused.labels("large headers").inc()
@@ -124,14 +125,14 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._header_bytes = 0
         if (full := self._refusal()) is not None and self._is_short():
-            # The time for its headers goes on until its body is there.
+            # The time limit for headers covers the body too.
             self._refused = _refusal_of(full, keep_alive=self.parser.should_keep_alive())
             return
         self._headers_since = None
         super().on_headers_complete()
 
     def _is_short(self) -> bool:
-        """Whether this request can be refused without the application, as others that are answered on this connection."""
+        """Whether the connection can reject this request without the application: it is short, and no other is running."""
         is_first = self.cycle is None or self.cycle.response_complete
         if not is_first or self.expect_100_continue or self.parser.get_method() in LOOKS or self._options.cors:
             return False
@@ -175,7 +176,7 @@ class Connection(HttpToolsProtocol):
 
 
 def _refusal_of(full: QueueFullError, *, keep_alive: bool) -> bytes:
-    """The answer with the status and the headers that the application would give."""
+    """The response with the status and the headers that the application would send."""
     problem = Problem.of(full)
     body = json.dumps({"error": problem.message}).encode()
     headers = {**problem.headers, "Content-Type": "application/json", "Content-Length": str(len(body))}

@@ -1,4 +1,4 @@
-"""The OpenAPI description of an application: also of bodies that its routes read themselves."""
+"""The OpenAPI description of an application, including bodies that its routes parse themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic.json_schema import models_json_schema
 
 
 def describe_bodies(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:
-    """Let the description of an app have the schemas of these bodies: its routes refer to the names of the classes."""
+    """Add the schemas of these bodies to the description of an app. Its routes refer to the names of the classes."""
     original = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -28,9 +28,9 @@ def describe_bodies(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:
 
 
 def body_schema(name: str) -> dict[str, Any]:
-    """For OpenAPI: a body of this schema, which the application reads itself.
+    """The OpenAPI description of a body with this schema, which the application parses itself.
 
-    JSON alone is described: generators of clients take a body of several types for one that may be left out.
+    Only JSON is described, because client generators treat a body with several types as optional.
     """
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
     return {"requestBody": {"required": True, "content": content}}

@@ -15,11 +15,11 @@ def json_of(model: BaseModel) -> Response:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events. The generator ends when the client goes away, and so does what it waits for.
+    """Server-sent events. If the client disconnects, the generator ends, and with it the work that it waits for.
 
     Args:
-        first: the event that was waited for before the status was known.
-        events: those after it.
+        first: the first event, which was awaited to determine the status.
+        events: the events after it.
     """
 
     media_type = "text/event-stream"

@@ -1,1 +1,1 @@
-"""The addresses of LibreTranslate: text and HTML of any length."""
+"""The routes of LibreTranslate: text and HTML of any length."""

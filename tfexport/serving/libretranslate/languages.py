@@ -1,6 +1,6 @@
-"""The languages that a server translates, as clients of LibreTranslate name them.
+"""The languages of a server, with the names of LibreTranslate's clients.
 
-Bundles have codes such as `pt_BR`, and clients write `pt-BR`; both are understood.
+Bundles have codes such as `pt_BR`, and clients write `pt-BR`; both are accepted.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from tfexport.errors import TfexportError
 from tfexport.serving.catalog import Catalog
 
 AUTO = "auto"
-"""What stands for a source language that is to be found out."""
+"""The code that requests the detection of the source language."""
 
 
 def client_code(code: str) -> str:
-    """The code of a language, as clients write it."""
+    """The client's form of a language code."""
     return code.replace("_", "-")
 
 
 @lru_cache(maxsize=1000)
 def name_of(code: str) -> str:
-    """The English name of a language; its code where it has none."""
+    """The English name of a language, or its code if it has no name."""
     try:
         return Locale.parse(code, sep="-").get_display_name("en") or code
     except (UnknownLocaleError, ValueError):
@@ -32,7 +32,7 @@ def name_of(code: str) -> str:
 
 
 def pairs(catalog: Catalog) -> dict[tuple[str, str], str]:
-    """The name of the bundle of each pair of languages, source before target."""
+    """The names of the bundles by pairs of languages (source, target)."""
     return {
         (client_code(one.place.pair[0]), client_code(one.place.pair[1])): one.name
         for one in catalog.served
@@ -41,7 +41,7 @@ def pairs(catalog: Catalog) -> dict[tuple[str, str], str]:
 
 
 def languages(known: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
-    """The targets of each language that is a source or a target, in order."""
+    """The target languages of each source or target language, in order."""
     found: dict[str, list[str]] = {}
     for source, target in known:
         found.setdefault(source, []).append(target)
@@ -54,7 +54,7 @@ def resolve(catalog: Catalog, source: str, target: str) -> tuple[str, str]:
     """The source language, and the name of the bundle that translates it.
 
     Raises:
-        TfexportError: there is none, or the source is to be found out, and there are several.
+        TfexportError: there is no such bundle, or the source is `auto` and several sources have this target.
     """
     known, source, target = pairs(catalog), client_code(source), client_code(target)
     there = languages(list(known))

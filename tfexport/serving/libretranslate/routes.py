@@ -1,6 +1,6 @@
-"""The addresses of LibreTranslate: `/translate`, `/languages`, `/detect` and `/frontend/settings`. Clients work unchanged.
+"""The routes of LibreTranslate: `/translate`, `/languages`, `/detect` and `/frontend/settings`. Clients work unchanged.
 
-A text has any number of lines, and each of them any number of sentences.
+A text may have any number of lines, and a line any number of sentences.
 """
 
 from __future__ import annotations
@@ -31,29 +31,28 @@ from tfexport.serving.libretranslate.schemas import (
 from tfexport.serving.problems import PROBLEMS
 
 MOST_INTERACTIVE = 4096
-"""Characters of a request that goes before bulk requests."""
+"""The largest number of characters of a request that is not a bulk request."""
 
 MOST_HTML = 32_768
-"""Characters of HTML that a request may have. For what leaves many tags open the time of Python's parser grows with the
-square of the length."""
+"""The largest number of characters of HTML in a request: Python's parser takes quadratic time if many tags stay open."""
 
 _TYPING_PAUSE = 500
-"""Milliseconds: what LibreTranslate tells its page."""
+"""Milliseconds; the value that LibreTranslate gives its page."""
 
 
 def libretranslate_router(catalog: Catalog, *, needs_key: bool = False) -> APIRouter:
-    """The addresses of LibreTranslate.
+    """The routes of LibreTranslate.
 
     Args:
-        needs_key: requests are answered with an API key alone.
+        needs_key: requests need an API key.
     """
     router = APIRouter(tags=["LibreTranslate"], responses=PROBLEMS)
 
     @router.post("/translate", response_model=LibreResponse, openapi_extra=body_schema(LibreRequest.__name__))
     async def libre_translate(request: Request) -> Response:
-        """Translate text or HTML, sentence by sentence. White space stays. Forms have the same fields as JSON.
+        """Translate text or HTML, sentence by sentence. White space is kept. Forms have the same fields as JSON.
 
-        A sentence that is longer than the model reads is cut. One that cannot be translated is an error that names it.
+        A sentence that is too long for the model is cut. If a sentence cannot be translated, the error names it.
         """
         asked: LibreRequest = read(LibreRequest, await fields_of(request))
         source, name = resolve(catalog, asked.source, asked.target)
@@ -72,15 +71,15 @@ def libretranslate_router(catalog: Catalog, *, needs_key: bool = False) -> APIRo
 
     @router.get("/languages", response_model=list[Language])
     async def libre_languages() -> list[Language]:
-        """The languages of the bundles that are called after a pair of languages, such as de-en."""
+        """The languages of the bundles with the name of a language pair, such as de-en."""
         known = languages(list(pairs(catalog)))
         return [Language(code=code, name=name_of(code), targets=targets) for code, targets in known.items()]
 
     @router.post("/detect", response_model=list[Detected], openapi_extra=body_schema(DetectRequest.__name__))
     async def libre_detect(request: Request) -> list[Detected]:
-        """The only source language that there is, with a confidence of 0: this server does not look at the text.
+        """The only source language, with a confidence of 0, because this server does not analyse the text.
 
-        Where there are several source languages it is an error.
+        With several source languages this is an error.
         """
         read(DetectRequest, await fields_of(request))
         sources = list(dict.fromkeys(source for source, _ in pairs(catalog)))
@@ -90,7 +89,7 @@ def libretranslate_router(catalog: Catalog, *, needs_key: bool = False) -> APIRo
 
     @router.get("/frontend/settings", response_model=FrontendSettings)
     async def libre_frontend_settings() -> FrontendSettings:
-        """What clients ask before they show anything."""
+        """The settings that clients request at their start."""
         source, target = next(iter(pairs(catalog)), ("", ""))
         shown = LanguagePair(
             source=LanguageName(code=source, name=name_of(source)),
@@ -111,7 +110,7 @@ def libretranslate_router(catalog: Catalog, *, needs_key: bool = False) -> APIRo
 
 
 async def _translated(served: Served, texts: Sequence[str], asked: LibreRequest, source: str) -> list[list[str]]:
-    """Of each text its translation, and others after it.
+    """The translation of each text, followed by its alternatives.
 
     Raises:
         TfexportError: a sentence cannot be translated.
@@ -123,12 +122,12 @@ async def _translated(served: Served, texts: Sequence[str], asked: LibreRequest,
         texts,
         language=source,
         markup="html" if asked.format == "html" else None,
-        bulk=size > MOST_INTERACTIVE,  # it is not to keep out those who wait for a sentence
+        bulk=size > MOST_INTERACTIVE,  # large requests must not delay short ones
         **_options(served, asked.alternatives),
     )
     for number, one in enumerate(found):
         failed = [sentence for sentence in one.sentences if not sentence.translation.hypotheses]
-        if failed:  # left out, it would not be missed
+        if failed:  # an error, because a missing sentence would not be noticed
             place = "" if isinstance(asked.q, str) else f"q.{number}, "
             first, reason = failed[0], failed[0].translation.message or failed[0].translation.status
             shown = f"characters {first.start} to {first.end}, {first.source[:40]!r}"
@@ -137,7 +136,7 @@ async def _translated(served: Served, texts: Sequence[str], asked: LibreRequest,
 
 
 def _options(served: Served, alternatives: int) -> dict[str, Any]:
-    """Those of a search with so many outputs beside the best."""
+    """The options of a search with this number of further outputs."""
     if not alternatives:
         return {}
     width = max(alternatives + 1, served.translator.search_options().beam)

@@ -1,4 +1,4 @@
-"""Requests and responses of LibreTranslate, under the names that its clients know."""
+"""Requests and responses of LibreTranslate, with the names of its clients."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tfexport.serving.v1.schemas import MOST_TEXTS
 
 
 class LibreRequest(BaseModel):
-    """A request to `/translate`. Other fields that clients send are not read."""
+    """A request to `/translate`. Other fields are ignored."""
 
     q: str | list[str] = Field(description="Text to translate, of any number of lines, or several texts.")
-    source: str = Field(description="Code of the source language; auto where the target has one alone.", max_length=20)
+    source: str = Field(description="Code of the source language; auto if only one has this target.", max_length=20)
     target: str = Field(description="Code of the target language.", max_length=20)
-    format: Literal["text", "html"] = Field(default="text", description="With html, tags and attributes stay.")
+    format: Literal["text", "html"] = Field(default="text", description="With html, tags and attributes are kept.")
     alternatives: int = Field(
         default=0, description="The number of further translations, of a beam search.", ge=0, lt=MOST_TEXTS
     )
@@ -27,7 +27,7 @@ class LibreRequest(BaseModel):
     def _whole_characters(cls, given: str | list[str]) -> str | list[str]:
         try:
             "".join(given).encode()
-        except UnicodeEncodeError:  # JSON can write halves of characters, which no answer can repeat
+        except UnicodeEncodeError:  # JSON can contain lone surrogates, which no response can repeat
             raise ValueError("it has half a character, which is no text") from None
         return given
 
@@ -55,7 +55,7 @@ class LibreResponse(BaseModel):
 
 
 class Language(BaseModel):
-    """A language, and what it is translated into."""
+    """A language and its target languages."""
 
     code: str
     name: str
@@ -70,19 +70,19 @@ class LanguageName(BaseModel):
 
 
 class LanguagePair(BaseModel):
-    """What a client shows first."""
+    """The initial languages of a client."""
 
     source: LanguageName
     target: LanguageName
 
 
 class FrontendSettings(BaseModel):
-    """What clients ask before they show anything."""
+    """The settings that clients request at their start."""
 
     apiKeys: bool
     charLimit: int = Field(description="-1 for none.")
     filesTranslation: bool
-    frontendTimeout: int = Field(description="Milliseconds that a client waits for more letters.")
+    frontendTimeout: int = Field(description="Milliseconds that a client waits for further typing.")
     keyRequired: bool
     language: LanguagePair
     suggestions: bool
@@ -90,10 +90,10 @@ class FrontendSettings(BaseModel):
 
 
 def read(kind: type[BaseModel], given: dict[str, Any]) -> Any:
-    """A request of what a client sent. Empty fields count as missing, as they do to LibreTranslate.
+    """Parse a client's request. Empty fields count as missing, as in LibreTranslate.
 
     Raises:
-        TfexportError: it is not as the schema says.
+        TfexportError: the request does not match the schema.
     """
     told = {name: value for name, value in given.items() if value not in (None, "", [])}
     try:

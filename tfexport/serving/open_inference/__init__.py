@@ -1,1 +1,1 @@
-"""The Open Inference Protocol, version 2, which clients of Triton and KServe speak."""
+"""The Open Inference Protocol, version 2, of Triton and KServe clients."""

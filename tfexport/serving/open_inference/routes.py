@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, version 2, over HTTP, which clients of KServe and Triton speak.
+"""The Open Inference Protocol, version 2, over HTTP, of KServe and Triton clients.
 
 Source: https://github.com/kserve/open-inference-protocol
 """
@@ -31,12 +31,12 @@ _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "
 
 
 def inference_router(catalog: Catalog, state: State) -> APIRouter:
-    """The addresses below `/v2`."""
+    """The routes below `/v2`."""
     router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"], responses=PROBLEMS)
 
     @router.get("", response_model=ServerMetadata)
     async def server_metadata() -> ServerMetadata:
-        """The name of this server, and the extensions of the protocol that it has."""
+        """The name of this server, and its extensions of the protocol."""
         return ServerMetadata(name="tfexport", version=version(), extensions=["binary_tensor_data"])
 
     @router.get("/health/live", response_model=ServerLive)
@@ -46,7 +46,7 @@ def inference_router(catalog: Catalog, state: State) -> APIRouter:
 
     @router.get("/health/ready", response_model=ServerReady, responses={503: {"model": ServerReady}})
     async def server_ready() -> Response:
-        """Requests are taken: 503 while the server drains."""
+        """200 if requests are accepted, 503 while the server drains."""
         return JSONResponse({"ready": not state.is_draining}, 503 if state.is_draining else 200)
 
     versioned = f"/versions/{VERSION}"
@@ -54,7 +54,7 @@ def inference_router(catalog: Catalog, state: State) -> APIRouter:
     @router.get("/models/{name}", response_model=ModelMetadata)
     @router.get(f"/models/{{name}}{versioned}", name="model_version_metadata", response_model=ModelMetadata)
     async def model_metadata(name: str) -> ModelMetadata:
-        """What a bundle takes and gives."""
+        """The inputs and outputs of a bundle."""
         return metadata_of(catalog.find(name))
 
     @router.get("/models/{name}/ready", response_model=ModelReady)
@@ -73,10 +73,10 @@ def inference_router(catalog: Catalog, state: State) -> APIRouter:
     async def model_infer(name: str, request: Request) -> Response:
         """Translate sentences: the input TEXT gives TRANSLATION, STATUS, SCORE and TOKENS.
 
-        With the header Inference-Header-Content-Length, tensors stand behind the JSON as binary data.
+        With the header Inference-Header-Content-Length, tensors follow the JSON as binary data.
         """
         if request.headers.get("content-encoding", "identity") != "identity":
-            raise TfexportError("compressed requests are not read. Send it uncompressed.")
+            raise TfexportError("compressed requests are not supported. Send it uncompressed.")
         with catalog.use(name) as served:
             found = await infer(served, await request.body(), request.headers.get(HEADER_LENGTH))
         if found.header_length is None:

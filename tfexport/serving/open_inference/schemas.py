@@ -21,23 +21,23 @@ class InferInput(BaseModel):
     shape: list[int] = Field(min_length=1, max_length=MOST_AXES)
     datatype: str
     parameters: dict[str, Any] | None = None
-    data: list[Any] | None = Field(default=None, description="Strings; without them they are binary, behind the JSON.")
+    data: list[Any] | None = Field(default=None, description="Strings; if missing, binary data follows the JSON.")
 
 
 class InferOutput(BaseModel):
-    """A tensor that is asked for."""
+    """A requested tensor."""
 
     name: str
     parameters: dict[str, Any] | None = None
 
 
 class InferRequest(BaseModel):
-    """Sentences to translate, as tensors. Parameters are the options of a search, as `/v1/translate` has them."""
+    """Sentences to translate, as tensors. Parameters are the options of a search, as in `/v1/translate`."""
 
     id: str | None = None
     parameters: dict[str, Any] | None = None
     inputs: list[InferInput] = Field(min_length=1)
-    outputs: list[InferOutput] | None = Field(default=None, description="All, where none is named.")
+    outputs: list[InferOutput] | None = Field(default=None, description="Requested outputs; by default all.")
 
 
 class InferTensor(BaseModel):
@@ -60,7 +60,7 @@ class InferResponse(BaseModel):
 
 
 class TensorMetadata(BaseModel):
-    """What a model takes or gives."""
+    """An input or output of a model."""
 
     name: str
     datatype: str
@@ -68,7 +68,7 @@ class TensorMetadata(BaseModel):
 
 
 class ModelMetadata(BaseModel):
-    """A bundle, as a client of the protocol sees it."""
+    """The metadata of a bundle."""
 
     name: str
     versions: list[str]
@@ -92,13 +92,13 @@ class ServerLive(BaseModel):
 
 
 class ServerReady(BaseModel):
-    """Requests are taken."""
+    """Requests are accepted."""
 
     ready: bool
 
 
 class ModelReady(BaseModel):
-    """The bundle takes requests."""
+    """The bundle accepts requests."""
 
     name: str
     ready: bool
@@ -113,12 +113,12 @@ class InferParameters(SearchRequest):  # type: ignore[valid-type, misc]
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of the search."""
+        """The options of the search."""
         return {name: value for name in SEARCH_FIELDS if (value := getattr(self, name)) is not None}
 
     @property
     def order(self) -> dict[str, Any]:
-        """When it is decoded. Of priorities that are numbers, 1 is the highest, and 0 stands for none."""
+        """The priority and the timeout. Of numeric priorities, 1 is the highest, and 0 means none."""
         is_bulk = self.priority > 1 if isinstance(self.priority, int) else self.priority == "bulk"
         return {"bulk": is_bulk, "timeout": self.timeout and self.timeout * _MICROSECONDS}
 
@@ -127,12 +127,12 @@ def read_request(json: bytes) -> tuple[InferRequest, InferParameters]:
     """A request and its parameters.
 
     Raises:
-        TfexportError: it is not as the schema says.
+        TfexportError: the request does not match the schema.
     """
     try:
         request = InferRequest.model_validate_json(json)
     except ValidationError as error:
-        raise TfexportError(f"the request is not as the protocol says: {_said(error)}. Correct it.") from None
+        raise TfexportError(f"the request does not match the protocol: {_said(error)}. Correct it.") from None
     try:
         parameters = InferParameters.model_validate(request.parameters or {})
     except ValidationError as error:

@@ -1,6 +1,6 @@
-"""Tensors of the Open Inference Protocol: JSON, or binary behind it, as its binary tensor data extension describes.
+"""Tensors of the Open Inference Protocol, as JSON, or as binary data after the JSON (the binary tensor data extension).
 
-A BYTES tensor has its elements one after the other, each after its length in four bytes, little-endian. Every length is
+A BYTES tensor is a sequence of elements, each with its length before it in four bytes, little-endian. Every length is
 checked before it is used.
 
 Source: https://github.com/kserve/open-inference-protocol, specification/protocol, and
@@ -24,23 +24,23 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class Tensor:
-    """An output."""
+    """An output tensor."""
 
     name: str
     datatype: str
-    """BYTES, or FP32."""
+    """BYTES or FP32."""
     shape: tuple[int, ...]
     values: Sequence[Any]
-    """Flat: strings or numbers."""
+    """Strings or numbers, flat."""
 
     def data(self) -> list[Any]:
-        """For JSON, flat."""
+        """The flat values for JSON."""
         if self.datatype == "FP32":
             return np.asarray(self.values, dtype=np.float32).astype(np.float64).tolist()
         return list(self.values)
 
     def binary(self) -> bytes:
-        """As it stands behind the JSON."""
+        """The binary data after the JSON."""
         if self.datatype == "FP32":
             return np.asarray(self.values, dtype="<f4").tobytes()
         encoded = [value.encode() for value in self.values]
@@ -48,18 +48,18 @@ class Tensor:
 
 
 def split_body(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
-    """The JSON of a request and what stands behind it.
+    """The JSON of a request and the binary data after it.
 
     Args:
-        header_length: of the header Inference-Header-Content-Length; without it all is JSON.
+        header_length: the header Inference-Header-Content-Length; without it the whole body is JSON.
 
     Raises:
-        TfexportError: it is no length within the body.
+        TfexportError: the header is not a length within the body.
     """
     if header_length is None:
         return body, memoryview(b"")
     if not (header_length.isascii() and header_length.isdecimal() and len(header_length) < 20):
-        raise TfexportError("Inference-Header-Content-Length is no number. Give the bytes of the JSON.")
+        raise TfexportError("Inference-Header-Content-Length is not a number. Give the bytes of the JSON.")
     length = int(header_length)
     if length > len(body):
         raise TfexportError(
@@ -69,13 +69,13 @@ def split_body(body: bytes, header_length: str | None) -> tuple[bytes, memoryvie
 
 
 def binary_strings(name: str, data: memoryview, count: int) -> list[str]:
-    """The elements of a BYTES tensor. Bytes that are not UTF-8 become halves of characters, which no model can read.
+    """The elements of a BYTES tensor. Bytes that are not UTF-8 become lone surrogates, which no model can read.
 
     Args:
-        count: how many there are, as the shape says.
+        count: the number of elements in the shape.
 
     Raises:
-        TfexportError: there are more or fewer, or a length goes beyond the end.
+        TfexportError: the number of elements differs, or a length is beyond the end.
     """
     found: list[str] = []
     place = 0
@@ -95,14 +95,14 @@ def json_strings(name: str, data: Any, count: int) -> list[str]:
     """The elements of a BYTES tensor in JSON: strings, flat or in lists of lists.
 
     Raises:
-        TfexportError: there are more or fewer than its shape says, or one is no string.
+        TfexportError: the number of elements differs from the shape, or an element is not a string.
     """
     if not isinstance(data, list):
         raise TfexportError(f"{name} has no data. Give a list of strings, or binary data.")
     found = []
     for value in _flat(data):
         if not isinstance(value, str):
-            raise TfexportError(f"an element of {name} is no string. Give text.")
+            raise TfexportError(f"an element of {name} is not a string. Give text.")
         found.append(value)
     return _counted(name, found, count)
 

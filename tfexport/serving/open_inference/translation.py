@@ -1,4 +1,4 @@
-"""Translation with tensors in the place of fields, under the names of the repository that `tfexport triton` writes.
+"""Translation with tensors instead of fields, under the names of the repository that `tfexport triton` writes.
 
 TEXT, PREFIX (optional)      BYTES, any shape: sentences
 TRANSLATION, TOKENS, STATUS  BYTES, SCORE FP32: of the same shape; with another axis where a sentence has several outputs
@@ -36,14 +36,14 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 
 @dataclass(frozen=True)
 class Answer:
-    """The body of a response, and the length of its JSON where binary data follows it."""
+    """The body of a response, and the length of its JSON if binary data follows it."""
 
     body: bytes
     header_length: int | None
 
 
 def metadata_of(served: Served) -> ModelMetadata:
-    """What a bundle takes and gives. Raises TfexportError where it translates nothing."""
+    """The inputs and outputs of a bundle. Raises TfexportError if it does not translate."""
     _ = served.translator
     inputs = [TensorMetadata(name=TEXT, datatype="BYTES", shape=[-1])]
     outputs = [TensorMetadata(name=name, datatype=datatype, shape=[-1]) for name, datatype in OUTPUTS.items()]
@@ -54,10 +54,10 @@ async def infer(served: Served, body: bytes, header_length: str | None) -> Answe
     """Answer a request.
 
     Args:
-        header_length: of its header `HEADER_LENGTH`.
+        header_length: the value of the header `HEADER_LENGTH`.
 
     Raises:
-        TfexportError: it cannot be used.
+        TfexportError: the request cannot be used.
     """
     text, rest = split_body(body, header_length)
     request, parameters = read_request(text)
@@ -73,7 +73,7 @@ async def infer(served: Served, body: bytes, header_length: str | None) -> Answe
 
 
 def _inputs(request: InferRequest, rest: memoryview) -> tuple[dict[str, list[str]], tuple[int, ...]]:
-    """The strings of each input, and the shape of all."""
+    """The strings of each input, and their common shape."""
     found: dict[str, list[str]] = {}
     shape = tuple(request.inputs[0].shape)
     count = size_of(shape)
@@ -81,7 +81,9 @@ def _inputs(request: InferRequest, rest: memoryview) -> tuple[dict[str, list[str
         raise TfexportError(f"the shape {list(shape)} has {count} sentences. Send at most {MOST_TEXTS} at once.")
     for one in request.inputs:
         if one.name not in (TEXT, PREFIX) or one.name in found:
-            raise TfexportError(f"{one.name} is no input, or comes twice. Give {TEXT}, and {PREFIX} where you need it.")
+            raise TfexportError(
+                f"{one.name} is not an input, or occurs twice. Give {TEXT}, and {PREFIX} if you need it."
+            )
         if one.datatype != "BYTES" or tuple(one.shape) != shape:
             raise TfexportError(f"{one.name} is {one.datatype} {one.shape}. Give BYTES, and all inputs in one shape.")
         size = (one.parameters or {}).get("binary_data_size")
@@ -102,7 +104,7 @@ def _inputs(request: InferRequest, rest: memoryview) -> tuple[dict[str, list[str
 
 
 def _asked(outputs: Sequence[InferOutput] | None, *, binary: bool) -> dict[str, bool]:
-    """The outputs that are asked for, and whether each is to be binary."""
+    """The requested outputs, and whether each is binary."""
     if not outputs:
         return dict.fromkeys(OUTPUTS, binary)
     found: dict[str, bool] = {}
@@ -120,7 +122,7 @@ def _asked(outputs: Sequence[InferOutput] | None, *, binary: bool) -> dict[str, 
 
 
 def _outputs(found: Sequence[Translation], shape: tuple[int, ...], search: SearchOptions) -> dict[str, Tensor]:
-    """All outputs. Where a sentence has fewer hypotheses than another may have, the others are empty."""
+    """All outputs. Missing hypotheses of a sentence are empty."""
     several = search.alternatives or search.samples or search.nbest
     rows: list[tuple[Translation, Output | None]] = [
         (one, one.hypotheses[place] if place < len(one.hypotheses) else None)
@@ -138,7 +140,7 @@ def _outputs(found: Sequence[Translation], shape: tuple[int, ...], search: Searc
 
 
 def _score(output: Output | None) -> float:
-    """0 where there is none: JSON has no NaN."""
+    """The score; 0 if missing, because JSON has no NaN."""
     return 0.0 if output is None or math.isnan(output.score) else output.score
 
 

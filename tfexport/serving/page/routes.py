@@ -1,4 +1,4 @@
-"""`/`: a web page on which a person tries the bundles. Its files lie in `assets/`; nothing is built or fetched."""
+"""`/`: a web page to try the bundles. Its files are in `assets/`; nothing is built or fetched."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from starlette.types import Scope
 FOLDER = Path(__file__).resolve().parent / "assets"
 
 HEADERS = {
-    # The page has no inline script or style, so text of a model that reached the page as HTML could not run either.
+    # The page has no inline script or style. So a model's text cannot run even if it reached the page as HTML.
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "object-src 'none'",
-    # Names of files carry no version: a browser asks whether its copy is current, which costs a 304.
+    # File names have no version, so a browser checks whether its copy is current, which costs a 304.
     "Cache-Control": "no-cache",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
@@ -31,8 +31,8 @@ class _Files(StaticFiles):
 
 
 def add_page(app: FastAPI) -> None:
-    """Let an app answer `/` with the page, and `/page/...` with its files."""
-    # Some machines have no type for this ending, or text/plain: browsers run no module of that type.
+    """Add `/`, the page, and `/page/...`, its files, to an app."""
+    # Some machines have no type for this suffix, or text/plain, and browsers run no module of that type.
     mimetypes.add_type("text/javascript", ".js")
     router = APIRouter(include_in_schema=False)
 

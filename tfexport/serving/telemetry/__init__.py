@@ -1,1 +1,1 @@
-"""What operators see: logs, metrics, and each request from outside."""
+"""Telemetry for operators: logs, metrics, and the observation of each request."""

@@ -1,4 +1,4 @@
-"""Logs on stderr, as text for people or as a JSON object on each line. Requests are logged without their text."""
+"""Logs on stderr, as text or as a JSON object per line. Requests are logged without their text."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from tfexport.serving.options import LogFormat
 
 FIELDS = "tfexport_fields"
-"""The attribute of a log record that has more than its message."""
+"""The attribute of a log record with further fields."""
 
 REQUESTS = logging.getLogger("tfexport.requests")
 NOTES = logging.getLogger("tfexport.serving")
 
 
 class JsonFormatter(logging.Formatter):
-    """A JSON object for each record: `time` (UTC), `level`, `message`, and what else there is."""
+    """A JSON object for each record: `time` (UTC), `level`, `message`, and further fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -30,7 +30,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """A line for each record, with what else there is after its message."""
+    """A line for each record, with further fields after its message."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
@@ -41,13 +41,13 @@ class TextFormatter(logging.Formatter):
 
 
 def log(logger: logging.Logger, message: str, fields: Mapping[str, object], level: int = logging.INFO) -> None:
-    """A record with fields; those that are None are left out."""
+    """Log a record with fields, without those that are None."""
     told = {name: value for name, value in fields.items() if value is not None}
     logger.log(level, message, extra={FIELDS: told})
 
 
 def log_config(form: LogFormat) -> dict[str, Any]:
-    """For `logging.config.dictConfig`: all of the server's loggers, and uvicorn's, on stderr."""
+    """The argument of `logging.config.dictConfig` for the server's and uvicorn's loggers on stderr."""
     formatter = JsonFormatter if form == "json" else TextFormatter
     logger = {"handlers": ["stderr"], "level": "INFO", "propagate": False}
     return {

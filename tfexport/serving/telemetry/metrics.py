@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: what schedulers count, by bundle, and what the server itself does."""
+"""Metrics for Prometheus: the counters of schedulers, by bundle, and of the server itself."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HISTOGRAMS = {
 
 
 class Metrics:
-    """All metrics of a server, in a registry of its own."""
+    """All metrics of a server, in its own registry."""
 
     def __init__(self, catalog: Catalog, state: State):
         self.registry = CollectorRegistry()
@@ -74,7 +74,7 @@ class Metrics:
 
 
 class _Server(Collector):
-    """What the server has now."""
+    """The current state of the server."""
 
     def __init__(self, state: State):
         self._state = state
@@ -85,7 +85,7 @@ class _Server(Collector):
 
 
 class _Schedulers(Collector):
-    """`Model.serving_metrics` of all bundles, read when they are asked for. After a reload they begin at 0 again."""
+    """`Model.serving_metrics` of all bundles, read at each scrape. After a reload they begin at 0 again."""
 
     def __init__(self, catalog: Catalog):
         self._catalog = catalog
@@ -132,7 +132,7 @@ def _counted(served: Served) -> dict[str, Any]:
 
 
 def _buckets(counted: dict[str, Any]) -> list[tuple[str, float]]:
-    """Prometheus counts what is at most as large as each bound."""
+    """Cumulative buckets: Prometheus counts the values up to each bound."""
     total, found = 0, list[tuple[str, float]]()
     for bound, count in zip([*map(str, counted["bounds"]), "+Inf"], counted["counts"], strict=True):
         total += count

@@ -1,4 +1,4 @@
-"""The outermost middleware: each request has an id, a line in the log, its place in the metrics, and an answer."""
+"""The outermost middleware: each request gets an id, a line in the log, an entry in the metrics, and a response."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tfexport.serving.telemetry.logs import NOTES, REQUESTS, log
 from tfexport.serving.telemetry.metrics import Metrics
 
 CLIENT_GONE = 499
-"""The status, in logs and metrics alone, of a request whose client went away before its answer; nginx has it too."""
+"""The status, only in logs and metrics, of a request whose client left before the response. nginx uses it too."""
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 OTHER = "other"
-"""Of an address or method that the server does not have: clients can think of any number."""
+"""The label of unknown routes and methods, because clients can invent any number of them."""
 
 ENDED = Problem(503, "the server ended before this request was answered. Send it again.", {"Connection": "close"})
 FAULT = Problem(500, "this is a fault of the server, which its log has with this X-Request-ID. Report it.")
@@ -32,14 +32,14 @@ FAULT = Problem(500, "this is a fault of the server, which its log has with this
 @dataclass(slots=True)
 class _Answer:
     status: int = 0
-    """0 before it begins."""
+    """0 before the response begins."""
 
 
 class Observe:
     """ASGI middleware.
 
     Args:
-        addresses: of the server's own; others come from its routes.
+        addresses: the server's further addresses, in addition to its routes.
     """
 
     def __init__(self, app: ASGIApp, *, state: State, metrics: Metrics, addresses: Collection[str]):
@@ -60,12 +60,12 @@ class Observe:
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = record.id
                 if self._state.is_draining:
-                    headers["Connection"] = "close"  # the client's next request goes to another server
+                    headers["Connection"] = "close"  # so that the client's next request goes to another server
             await send(message)
 
         try:
             await self._app(scope, receive, told)
-        except asyncio.CancelledError:  # uvicorn does not wait any longer
+        except asyncio.CancelledError:  # uvicorn no longer waits
             self._state.unanswered += 1
             if answer.status:
                 raise

@@ -1,1 +1,1 @@
-"""The addresses below `/v1`: translate, score and classify, with every option."""
+"""The routes below `/v1`: translate, score and classify, with every option."""

@@ -1,4 +1,4 @@
-"""`/v1/classify`: the most likely classes of sentences, as `tfexport classify` tells."""
+"""`/v1/classify`: the most likely classes of sentences, as in `tfexport classify`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfexport.serving.v1.task_schemas import ClassifyRequest, ClassifyResponse
 
 
 def classify_router(catalog: Catalog) -> APIRouter:
-    """The address `/v1/classify`."""
+    """The route `/v1/classify`."""
     router = APIRouter(prefix="/v1", tags=["v1"], responses=PROBLEMS)
     classifying = Classifying()
 

@@ -1,6 +1,6 @@
-"""Classification beside the event loop: one request after the other in a thread, and a bounded number that wait.
+"""Classification outside of the event loop: one request at a time in a thread, with a bounded queue.
 
-An encoder classifier decodes nothing step by step, so there is no batch that others could join.
+An encoder classifier does not decode step by step, so there is no batch that other requests could join.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from tfexport.decoding.classify import Classified
 from tfexport.errors import DeadlineError, QueueFullError
 
 MOST_WAITING = 256
-"""Requests, beside the one that is computed."""
+"""The largest number of waiting requests."""
 
 
 class Classifying:
-    """Of one application.
+    """The classification queue of one application.
 
     Args:
-        most_waiting: requests that may wait.
+        most_waiting: the largest number of waiting requests.
     """
 
     def __init__(self, most_waiting: int = MOST_WAITING):
@@ -36,7 +36,7 @@ class Classifying:
 
         Raises:
             QueueFullError: too many requests wait.
-            DeadlineError: it took longer than `timeout` seconds.
+            DeadlineError: the request took longer than `timeout` seconds.
         """
         if self._waiting > self._most:
             raise QueueFullError(
@@ -46,7 +46,7 @@ class Classifying:
         try:
             async with asyncio.timeout(timeout):
                 loop = asyncio.get_running_loop()
-                # A request that is cancelled while it waits is not computed.
+                # A request that was cancelled while it waited is not computed.
                 return await loop.run_in_executor(self._thread, self._timed, classifier, texts, top)
         except TimeoutError:
             raise DeadlineError(f"this was not classified within {timeout:g} s. Give it more time.") from None

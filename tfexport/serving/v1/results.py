@@ -1,4 +1,4 @@
-"""Results of the Python API as JSON values: nothing is rounded, and NaN, which JSON lacks, is null."""
+"""Results of the Python API as JSON values. Numbers are not rounded. NaN, which JSON lacks, becomes null."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tfexport.serving.v1.task_schemas import ClassifyResult, ClassProbability, S
 
 
 def result_of(found: Translation) -> schemas.Result:
-    """What became of a sentence."""
+    """The result of a sentence."""
     hypotheses = [hypothesis_of(output) for output in found.hypotheses]
     return schemas.Result(status=found.status, message=found.message, hypotheses=hypotheses)
 
 
 def hypothesis_of(found: Output) -> schemas.Hypothesis:
-    """One output; what was not asked for is left out."""
+    """One output, without fields that were not requested."""
     return schemas.Hypothesis(
         text=found.text,
         tokens=list(found.tokens),
@@ -36,7 +36,7 @@ def hypothesis_of(found: Output) -> schemas.Hypothesis:
 
 
 def scored_of(found: Translation) -> Scored:
-    """How likely a given output is."""
+    """The score of a given output."""
     if not found.hypotheses:
         return Scored(status=found.status, message=found.message)
     [output] = found.hypotheses

@@ -1,7 +1,7 @@
-"""What requests and responses look like in JSON. OpenAPI is made of these classes.
+"""The JSON schemas of requests and responses. The OpenAPI description is made from these classes.
 
-The fields of a request that are options of a search follow from their declaration in `SearchOptions`: name, type, bounds and
-help. Options that are paths of files are no fields, as a client may not read files of the server.
+Fields for options of a search follow from their declaration in `SearchOptions`: name, type, bounds and help. Options that
+are file paths are not fields, because a client may not read files of the server.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from tfexport.option import Declared, checked, declared
 from tfexport.serving.state import ServerStatus
 
 MOST_TEXTS = 1024
-"""Sentences of a request: more are better sent in several, whose answers come earlier."""
+"""The largest number of sentences in a request. Several smaller requests return their answers earlier."""
 
 MOST_PHRASES = 100
-"""Required phrases of a sentence."""
+"""The largest number of required phrases of a sentence."""
 
 MOST_TERMS = 1024
-"""Of the glossary of a request."""
+"""The largest number of entries in the glossary of a request."""
 
 LONGEST_NAME = 64
-"""Characters of an unknown name that an error repeats."""
+"""The largest number of characters of an unknown name that an error quotes."""
 
 Priority = Literal["interactive", "bulk"]
 
 
 class Strict(BaseModel):
-    """A request: unknown fields are errors, as they would say something that is not done."""
+    """A request. Unknown fields are errors, because they would have no effect."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -54,7 +54,7 @@ class Strict(BaseModel):
 
 
 def unknown_field(name: str, fields: Sequence[str]) -> str:
-    """What is said of a field that a request does not have: the nearest of those that it has."""
+    """The error for an unknown field, with the most similar known field."""
     name = name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}…"
     if declared(SearchOptions).keys() & {*fields}:
         try:
@@ -67,7 +67,7 @@ def unknown_field(name: str, fields: Sequence[str]) -> str:
 
 
 def _value_type(hint: Any, *, tokens: bool) -> Any:
-    """The type of an option in JSON: lists for tuples, and text beside ids."""
+    """The type of an option in JSON: lists for tuples, and ids or text for tokens."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (types.UnionType, Union):
         return reduce(or_, (_value_type(part, tokens=tokens) for part in parts if part is not type(None)))
@@ -90,17 +90,17 @@ def _field(found: Declared) -> tuple[Any, FieldInfo]:
     if found.hint is float or float in get_args(found.hint):
         told["allow_inf_nan"] = False
     bounded: Any = Annotated[hint, Field(**told)]
-    # For those who draw a form: the heading and what holds where the field is absent.
+    # For forms: the heading, and the default if the field is absent.
     form = {"x-panel": about.panel, "x-default": about.default_text or found.default}
     field: Any = Field(default=None, description=about.help, json_schema_extra=form)
     return bounded | None, field
 
 
 def option_fields(*groups: type, files: bool = False) -> dict[str, tuple[Any, FieldInfo]]:
-    """The fields of a request for the options of groups; None stands for the default.
+    """The fields of a request for the options of groups. None means the default.
 
     Args:
-        files: also options that are paths, for whoever may read files.
+        files: include options that are paths, for callers that may read files.
     """
     every = {name: found for group in groups for name, found in declared(group).items()}
     return {
@@ -118,8 +118,8 @@ class Addressed(Strict):
     """A request to one of the bundles."""
 
     model: str | None = Field(None, description="Name of the bundle; may be left out where there is one.")
-    source: str | None = Field(None, description="Source language, in the place of `model`.", max_length=20)
-    target: str | None = Field(None, description="Target language, in the place of `model`.", max_length=20)
+    source: str | None = Field(None, description="Source language, instead of `model`.", max_length=20)
+    target: str | None = Field(None, description="Target language, instead of `model`.", max_length=20)
     priority: Priority = Field("interactive", description="Interactive requests go before bulk requests.")
     timeout: float | None = Field(
         None, description="Seconds after which no answer is needed.", gt=0, allow_inf_nan=False
@@ -132,7 +132,7 @@ class Addressed(Strict):
 
     @property
     def order(self) -> dict[str, Any]:
-        """When it is decoded, for the scheduler."""
+        """The priority and the timeout, for the scheduler."""
         return {"bulk": self.priority == "bulk", "timeout": self.timeout}
 
 
@@ -147,17 +147,19 @@ class TranslateRequest(Addressed, SearchRequest):  # type: ignore[valid-type, mi
 
     text: str | TextList | None = Field(None, description="A sentence, or several.")
     tokens: Annotated[list[list[str]], Field(min_length=1, max_length=MOST_TEXTS)] | None = Field(
-        None, description="In the place of text: the tokens of each sentence."
+        None, description="Instead of text: the tokens of each sentence."
     )
     ids: Annotated[list[list[int]], Field(min_length=1, max_length=MOST_TEXTS)] | None = Field(
-        None, description="In the place of text: the ids of each sentence, as the encoder reads them."
+        None, description="Instead of text: the ids of each sentence, as the encoder reads them."
     )
-    prefix: str | TextList | None = Field(None, description="What outputs begin with: of all sentences, or of each.")
+    prefix: str | TextList | None = Field(
+        None, description="Prefix of the outputs: one for all sentences, or one for each."
+    )
     constraints: Constraints | None = Field(
-        None, description="Phrases that the output has to have: a list for a sentence, a list of lists for several."
+        None, description="Phrases that the output must contain: a list for a sentence, a list of lists for several."
     )
     glossary: Annotated[dict[str, str], Field(max_length=MOST_TERMS)] | None = Field(
-        None, description="Source phrases, and the target phrase that the output has where one occurs."
+        None, description="Source phrases, and the target phrase that the output must contain where one occurs."
     )
     stream: bool = Field(
         False, description="Answer with server-sent events: `step` for each token, `result` at the end."
@@ -188,7 +190,7 @@ class TranslateRequest(Addressed, SearchRequest):  # type: ignore[valid-type, mi
 
     @property
     def phrases(self) -> list[str]:
-        """All that are required."""
+        """All required phrases."""
         return [phrase for one in self.constraints or [] for phrase in ([one] if isinstance(one, str) else one)]
 
     @property
@@ -205,19 +207,19 @@ class Hypothesis(BaseModel):
     text: str
     tokens: list[str]
     ids: list[int]
-    score: float | None = Field(description="What outputs of a sentence are ranked by; null without scores.")
+    score: float | None = Field(description="The score that ranks the outputs of a sentence; null without scores.")
     log_prob: float | None
     finished: bool
     token_log_probs: list[float] | None = None
     source_tokens: list[str] | None = None
     source_text: tuple[int, int] | None = None
     alignment: list[tuple[int, int]] | None = None
-    missing: list[str] | None = Field(None, description="Required phrases that it lacks.")
+    missing: list[str] | None = Field(None, description="Required phrases that the output lacks.")
     attention: list[list[float]] | None = None
 
 
 class Result(BaseModel):
-    """What became of a sentence."""
+    """The result of a sentence."""
 
     status: Status
     message: str = ""
@@ -249,13 +251,13 @@ class ModelInfo(BaseModel):
     task: Literal["translate", "classify"]
     runtime: str
     precision: str
-    attention: bool = Field(False, description="It can tell what tokens attend to.")
-    certified: bool = Field(description="A certificate of `tfexport parity` holds for it here.")
+    attention: bool = Field(False, description="The bundle can return attention.")
+    certified: bool = Field(description="A certificate of `tfexport parity` holds for the bundle on this machine.")
     problem: str | None = Field(None, description="Why none holds.")
 
 
 class Models(BaseModel):
-    """What a server has."""
+    """The bundles of a server."""
 
     status: ServerStatus
     models: list[ModelInfo]

@@ -1,4 +1,4 @@
-"""`/v1/score`: how likely given outputs are, as `tfexport score` tells."""
+"""`/v1/score`: the log-probabilities of given outputs, as in `tfexport score`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tfexport.serving.v1.task_schemas import ScoreRequest, ScoreResponse
 
 
 def score_router(catalog: Catalog) -> APIRouter:
-    """The address `/v1/score`."""
+    """The route `/v1/score`."""
     router = APIRouter(prefix="/v1", tags=["v1"], responses=PROBLEMS)
 
     @router.post("/score", response_model=ScoreResponse)
     async def score(asked: ScoreRequest) -> Response:
-        """Tell how likely targets are as translations of texts. The numbers are those of `tfexport score`."""
+        """Score targets as translations of texts. The numbers are those of `tfexport score`."""
         require_one_line(texts=asked.texts, targets=asked.targets)
         with catalog.use(asked.model, asked.pair) as served:
             found = await served.translator.score_async(*asked.several, **asked.order)

@@ -14,7 +14,7 @@ class ScoreRequest(Addressed):
     """Outputs to score."""
 
     texts: _OneOrMore = Field(description="A sentence, or several.")
-    targets: _OneOrMore = Field(description="The output of each, as `texts` is given: a string, or a list of as many.")
+    targets: _OneOrMore = Field(description="The output of each text: a string, or a list of the same length.")
 
     @model_validator(mode="after")
     def _pairs(self) -> ScoreRequest:
@@ -31,7 +31,7 @@ class ScoreRequest(Addressed):
 
 
 class Scored(BaseModel):
-    """How likely an output is."""
+    """The score of an output."""
 
     status: Status
     message: str = ""
@@ -40,7 +40,9 @@ class Scored(BaseModel):
     )
     tokens: list[str] | None = None
     ids: list[int] | None = None
-    token_log_probs: list[float] | None = Field(default=None, description="Of each token, eos last.")
+    token_log_probs: list[float] | None = Field(
+        default=None, description="The log-probability of each token, eos last."
+    )
 
 
 class ScoreResponse(BaseModel):
@@ -54,7 +56,7 @@ class ClassifyRequest(Addressed):
     """Sentences to classify."""
 
     texts: _OneOrMore = Field(description="A sentence, or several.")
-    top: int = Field(default=1, description="The number of classes to tell, the most likely first.", ge=1, le=2**31)
+    top: int = Field(default=1, description="Number of classes to return, the most likely first.", ge=1, le=2**31)
 
     @property
     def several(self) -> list[str]:
@@ -63,15 +65,15 @@ class ClassifyRequest(Addressed):
 
 
 class ClassProbability(BaseModel):
-    """A class and how likely it is."""
+    """A class and its probability."""
 
-    class_: int = Field(serialization_alias="class", description="Its number, from 0.")
+    class_: int = Field(serialization_alias="class", description="The number of the class, from 0.")
     probability: float
     label: str | None = None
 
 
 class ClassifyResult(BaseModel):
-    """What became of a sentence."""
+    """The result of a sentence."""
 
     status: Status
     message: str = ""

@@ -1,4 +1,4 @@
-"""`/v1/translate`: translation with every option of a search, as a whole or as a stream of tokens."""
+"""`/v1/translate`: translation with every option of a search, as one response or as a stream of tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tfexport.serving.v1.schemas import TranslateRequest, TranslateResponse
 
 
 def translation_router(catalog: Catalog) -> APIRouter:
-    """The address `/v1/translate`."""
+    """The route `/v1/translate`."""
     router = APIRouter(prefix="/v1", tags=["v1"], responses=PROBLEMS)
     events = {"text/event-stream": {"schema": {"type": "string"}}}
 
@@ -31,8 +31,8 @@ def translation_router(catalog: Catalog) -> APIRouter:
     async def translate(asked: TranslateRequest) -> Response:
         """Translate sentences. The answer to each is that of `tfexport decode` for it alone.
 
-        With `stream`, the answer is server-sent events: `step` for each token of the best output, then `result`. An error in
-        the middle is an event `error`.
+        With `stream`, the response is server-sent events: `step` for each token of the best output, then `result`. An error
+        after the first event is an event `error`.
         """
         if asked.stream:
             events = _events(catalog, asked)
@@ -60,7 +60,7 @@ def _fitting(served: Served, asked: TranslateRequest) -> Model:
     """The model of a bundle that can answer a request.
 
     Raises:
-        TfexportError: it cannot.
+        TfexportError: the bundle cannot answer the request.
     """
     require_rows(served, asked.options)
     require_one_line(text=asked.text, prefix=asked.prefix, constraints=asked.phrases)
@@ -68,7 +68,7 @@ def _fitting(served: Served, asked: TranslateRequest) -> Model:
 
 
 async def _events(catalog: Catalog, asked: TranslateRequest) -> AsyncGenerator[bytes]:
-    """The events of a stream. An error before the first of them is raised: then the answer has its status."""
+    """The events of a stream. An error before the first event is raised, so that the response has its status."""
     assert isinstance(asked.text, str)
     begun = False
     with catalog.use(asked.model, asked.pair) as served:
