@@ -1,1 +1,1 @@
-"""Speed of a bundle beside other engines."""
+"""Compares the speed of a bundle with that of other engines."""

@@ -1,4 +1,4 @@
-"""Who takes part in `tfexport bench`, in which configurations, and the process that each of these runs in."""
+"""The contestants of `tfexport bench`, their configurations, and the processes that run them."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from tfexport.bench.machine import ONE_THREAD
 from tfexport.errors import TfexportError
 
 OWN = "ort-cpu"
-"""What the others are compared with."""
+"""The contestant that the others are compared with."""
 PROFILED = (OWN, "torch", "torch-compiled")
-"""Runtimes of tfexport, whose time is told part by part."""
+"""Runtimes of tfexport, whose time is measured part by part."""
 FOLDERS = ("ctranslate2", "hugging-face", "optimum")
-"""Contestants with a folder in a format of their own, as in --beside ctranslate2=FOLDER."""
+"""Contestants with a folder in their own format, as in --beside ctranslate2=FOLDER."""
 PATIENCE = 1800.0
-"""Seconds after which a process that does not answer is ended; compiled PyTorch takes minutes for a size it has not met."""
+"""Seconds after which a process without an answer is ended. Compiled PyTorch takes minutes for a new size."""
 
 
 class Failed(TfexportError):
-    """A contestant that cannot run, or stopped; the message is its reason."""
+    """A contestant that cannot run, or stopped. The message has the reason."""
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """One name of the table."""
+    """One contestant of the table."""
 
     name: str
     path: Path
@@ -44,10 +44,10 @@ class Contestant:
 
 
 def contestants_of(bundle: Path, beside: Sequence[str], pythons: Sequence[str]) -> list[Contestant]:
-    """The own runtime and what is given as NAME or NAME=FOLDER, run by interpreters given as NAME=PATH.
+    """tfexport's runtime and the contestants given as NAME or NAME=FOLDER, with interpreters given as NAME=PATH.
 
     Raises:
-        TfexportError: there is no such contestant, or its folder is missing.
+        TfexportError: a contestant is unknown, or its folder is missing.
     """
     interpreters = dict(_pair(given, "--python") for given in pythons)
     found = {OWN: bundle}
@@ -62,7 +62,7 @@ def contestants_of(bundle: Path, beside: Sequence[str], pythons: Sequence[str]) 
             found[name] = bundle
         else:
             names = ", ".join([*PROFILED[1:], *(f"{name}=FOLDER" for name in FOLDERS)])
-            raise TfexportError(f"there is nothing to measure beside that is called {given!r}. Give one of {names}.")
+            raise TfexportError(f"there is no contestant called {given!r}. Give one of {names}.")
     unknown = sorted(set(interpreters) - set(found))
     if unknown:
         raise TfexportError(f"--python is given for {unknown[0]}, which does not take part. Add it with --beside.")
@@ -78,24 +78,24 @@ def _pair(given: str, flag: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Setup:
-    """A contestant as one process: so many workers with so many threads each, in a precision (as the contract names it)."""
+    """A contestant as one process: a number of workers with a number of threads each, in a precision of the contract."""
 
     contestant: Contestant
     precision: str
     workers: int
     threads: int
     mkl: bool | None = None
-    """Whether CTranslate2 multiplies with MKL; None for the others."""
+    """Whether CTranslate2 multiplies with MKL; None for other contestants."""
 
     @property
     def about(self) -> str:
-        """`2 x 1 MKL`: workers, threads of each."""
+        """A short name such as `2 x 1 MKL`: workers x threads of each."""
         library = {None: "", True: " MKL", False: " oneDNN"}[self.mkl]
         return f"{self.workers} x {self.threads}{library}"
 
     def environment(self) -> dict[str, str]:
-        """What this setup needs of environment variables."""
-        # Threads that the libraries start for each worker; ONNX Runtime and CTranslate2 are told their number besides.
+        """The environment variables for this setup."""
+        # The libraries start these threads for each worker. ONNX Runtime and CTranslate2 also get their number directly.
         variables = {name: str(self.threads) for name in ONE_THREAD}
         return variables if self.mkl is None else {**variables, "CT2_USE_MKL": str(int(self.mkl))}
 
@@ -113,7 +113,7 @@ class Setup:
 
 
 def setups(contestant: Contestant, precision: str, threads: int) -> list[Setup]:
-    """The configurations of a contestant that are tried: every way to share `threads` among workers, where it has any."""
+    """The configurations of a contestant to try: every way to divide `threads` among workers, if it has workers."""
     splits = [(threads // each, each) for each in range(1, threads + 1) if threads % each == 0]
     if contestant.name == OWN:
         return [Setup(contestant, precision, workers, each) for workers, each in splits]
@@ -133,15 +133,14 @@ class Handle(Protocol):
 
 
 class Process:
-    """A `python -m tfexport.bench_worker`, which is stopped while it has nothing to answer.
+    """A process `python -m tfexport.bench_worker`, which is stopped while it has no request.
 
-    Threads of some libraries go on looking for work long after the last: in a stopped process they take no time from the
-    contestant whose turn it is.
+    Threads of some libraries keep polling for work. In a stopped process they take no time from the running contestant.
     """
 
     def __init__(self, environment: Mapping[str, str], python: Path = Path(sys.executable)):
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
-        # A folder with nothing but this package: another interpreter must not find the packages that lie beside it.
+        # A folder with only this package: another interpreter must not find the packages next to it.
         self._folder = tempfile.TemporaryDirectory()
         (Path(self._folder.name) / "tfexport").symlink_to(Path(__file__).parents[1])
         clean = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
@@ -190,9 +189,9 @@ class Process:
         return answer
 
     def close(self) -> None:
-        """End the process, at once: what it holds is nobody's any more."""
+        """End the process at once."""
         if self._process.poll() is None:
-            self._process.kill()  # works on a stopped one too
+            self._process.kill()  # also ends a stopped process
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             with suppress(BrokenPipeError):  # a request that was never read
@@ -200,7 +199,7 @@ class Process:
         self._clean_up()
 
     def _end(self, timer: threading.Timer) -> str:
-        """What to say of a process that has ended."""
+        """The message about a process that has ended."""
         code = self._process.wait()
         if not timer.is_alive():
             return f"it gave no answer for {PATIENCE:.0f} seconds."
@@ -223,7 +222,7 @@ class Process:
 
 
 def hire(setup: Setup) -> Process:
-    """The process of a setup; not loaded yet.
+    """Start the process of a setup, without loading the model.
 
     Raises:
         Failed: its interpreter cannot be run.

@@ -1,4 +1,4 @@
-"""A lower bound of the time that decoding with all weights takes: bytes and operations, divided by the machine's peaks.
+"""A lower bound of the time of decoding with all weights: bytes and operations, divided by the machine's peaks.
 
 A step of the decoder computes one row for each live hypothesis. With d = d_model, a = heads * head_dim, f = d_ff (twice in a
 feed-forward layer, three times with a gate: m), L decoder layers and vocabulary V:
@@ -12,18 +12,18 @@ feed-forward layer, three times with a gate: m), L decoder layers and vocabulary
 
     seconds of a step >= max(bytes / bandwidth of so many bytes, operations / peak)
 
-The hypotheses of a sentence may share their past: a cache then has one slot for each token of it, and one for the last token
-of each hypothesis. They begin alike: the first step of a sentence has one row.
+The hypotheses of a sentence may share their past. Then a cache has one slot for each token of the past, and one for the
+last token of each hypothesis. All hypotheses begin with the same token, so the first step of a sentence has one row.
 
-What is proven to make no difference need not be read: `ort-cpu` may be below this where it screens the vocabulary, or passes
-over inputs that a ReLU made 0.
+Weights that provably do not change the result need not be read: `ort-cpu` may be below this bound if it screens the
+vocabulary, or skips inputs that a ReLU set to 0.
 
-The encoder is counted likewise: E layers of 4 * d * a + m * d * f, and 2 * d * a for each decoder layer's cross keys and
-values. Left out, as it makes the bound lower: biases, norms, relative positions, embedding rows, softmax, the search,
-padding, and whatever is written.
+The encoder is counted in the same way: E layers of 4 * d * a + m * d * f, and 2 * d * a for each decoder layer's cross keys
+and values. Left out, which makes the bound lower: biases, norms, relative positions, embedding rows, softmax, the search,
+padding, and all writes.
 
-Bandwidth is that of an array of the size of what a step reads, read over and over (`Peaks.bandwidth`). So weights that fit
-into a cache are bound by that cache, not by memory.
+The bandwidth is that of repeated reads of an array with the size of a step's data (`Peaks.bandwidth`). So the bound of
+weights that fit into a cache is the speed of that cache, not of memory.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from tfexport.config import ModelConfig
 from tfexport.models.sizes import cross_matrices, decoder_step_matrices, encoder_matrices, output_matrix
 
 WEIGHT_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
-"""Of each weight; the scales of quantized ones are left out."""
+"""Bytes of each weight, without the scales of quantized weights."""
 PROJECTION_BYTES = {**WEIGHT_BYTES, "float16": 4.0, "bfloat16": 4.0}
-"""Of each weight of the output projection, which half-precision graphs have in float32."""
+"""Bytes of each weight of the output projection, which is float32 in half-precision graphs."""
 ACTIVATION_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": 4.0, "int4": 4.0}
-"""Of each number of keys and values; int8 and int4 are precisions of weights."""
+"""Bytes of each number of keys and values; int8 and int4 apply only to weights."""
 MULTIPLIED_IN = {"float32": "float32", "int8": "int8", "int4": "int8"}
-"""The peak that bounds products with weights of a precision; that of half precision is not measured."""
+"""The peak that bounds products with weights of a precision. The peak of half precision is not measured."""
 
 
 class Work(NamedTuple):
-    """What must at least be read and computed."""
+    """The minimum of reads and operations."""
 
     bytes: float
     products: float
@@ -59,30 +59,30 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class LowerBound:
-    """The least time of a stream of sentences."""
+    """The minimum time of a stream of sentences."""
 
     seconds: float
     encoder_seconds: float
     step_seconds: float
-    """Of a mean step."""
+    """The seconds of a mean step."""
     steps: int
     bound: Literal["memory", "compute"]
-    """What the mean step waits for."""
+    """The resource that limits the mean step."""
 
 
 class StepSize(NamedTuple):
-    """The size of a decoder step, or of the mean of several: work is linear in each number."""
+    """The size of a decoder step, or the mean size of several: work is linear in each number."""
 
     rows: float
-    """Hypotheses that are computed."""
+    """The number of computed hypotheses."""
     attended: float
-    """Keys that they attend to, of self- and cross-attention, summed over the rows."""
+    """The number of keys in self- and cross-attention, summed over the rows."""
     stored: float
-    """Tokens whose keys and values are read: source ids and filled cache slots, summed over the sentences."""
+    """The number of tokens whose keys and values are read: source ids and filled slots, summed over the sentences."""
 
     @classmethod
     def mean(cls, sources: Sequence[int], outputs: Sequence[int], *, beam: int, steps: int) -> StepSize:
-        """Of the steps that decode sentences of `sources` ids to `outputs` tokens, all of it divided among `steps`."""
+        """The mean size of `steps` that decode sentences of `sources` ids to `outputs` tokens."""
         rows, attended, stored = 0, 0, 0
         for source, length in zip(sources, outputs, strict=True):
             if length:
@@ -95,7 +95,7 @@ class StepSize(NamedTuple):
 
 
 def step_work(config: ModelConfig, precision: str, size: StepSize) -> Work:
-    """What a decoder step of this size reads and computes."""
+    """The work of a decoder step of this size."""
     layers, attention = config.n_decoder_layers, config.d_attention
     matrices, projection = decoder_step_matrices(config), output_matrix(config)
     return Work(
@@ -108,7 +108,7 @@ def step_work(config: ModelConfig, precision: str, size: StepSize) -> Work:
 
 
 def encoder_work(config: ModelConfig, precision: str, sources: Sequence[int]) -> Work:
-    """The encoder on one batch, `sources` ids a sentence, with the cross keys and values of all decoder layers."""
+    """The work of the encoder for a batch of sentences of `sources` ids, with all decoder layers' cross keys and values."""
     matrices = encoder_matrices(config) + cross_matrices(config)
     squares = sum(length * length for length in sources)
     return Work(
@@ -119,9 +119,9 @@ def encoder_work(config: ModelConfig, precision: str, sources: Sequence[int]) ->
 
 
 def least_seconds(work: Work, precision: str, peaks: Peaks) -> tuple[float, Literal["memory", "compute"]]:
-    """The least time of `work`, and what it waits for.
+    """The minimum time of `work`, and the resource that limits it.
 
-    Only memory bounds half precision: how fast a CPU multiplies it is not measured.
+    Half precision has only the bound of memory, because its multiplication speed is not measured.
     """
     memory = work.bytes / peaks.bandwidth(work.bytes)
     compute = 0.0
@@ -141,13 +141,13 @@ def lower_bound(
     batch: int,
     beam: int,
 ) -> LowerBound:
-    """The least time to decode sentences of `sources` ids to `outputs` tokens, at most `batch` of them in a step.
+    """The minimum time to decode sentences of `sources` ids to `outputs` tokens, with at most `batch` sentences per step.
 
-    However sentences share steps, there are at least as many as the longest output has tokens, and as all outputs have
-    by `batch`. Threads share all of it without loss.
+    However sentences share steps, the number of steps is at least the length of the longest output, and at least all
+    output tokens divided by `batch`. Threads are assumed to share the work without loss.
     """
     steps = max(math.ceil(sum(outputs) / batch), max(outputs))
-    # A step is linear in its size, so that the mean step has the mean size.
+    # The work of a step is linear in its size, so the mean step has the mean size.
     size = StepSize.mean(sources, outputs, beam=beam, steps=steps)
     step, bound = least_seconds(step_work(config, precision, size), precision, peaks)
     ordered = sorted(sources)

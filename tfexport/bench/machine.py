@@ -1,7 +1,7 @@
-"""What this machine is, and what it can do at most: reading arrays of many sizes, and multiplying matrices.
+"""Facts about this machine, and its peak speeds of reading arrays of many sizes and of multiplying matrices.
 
-To be measured in a process whose BLAS has one thread (`ONE_THREAD`): the threads here are Python's, each with data of its
-own, so that what a library loses by sharing one product among threads is not in the peak.
+Measure in a process whose BLAS has one thread (`ONE_THREAD`). The threads are Python's, each with its own data, so that the
+peak does not include the loss of sharing one product among threads.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tfexport.system.processes import cpu_name, usable_cpus
 
 STAT = Path("/proc/stat")
 ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "VECLIB_MAXIMUM")}
-"""The environment in which to measure."""
+"""The environment for measurements."""
 
 READ_SIZES = tuple(2**power for power in range(20, 29))
-"""Bytes of the arrays that are read: 1 MiB, which a core holds by itself, to 256 MiB, which no usual cache does."""
+"""Sizes of the arrays in bytes: from 1 MiB, which fits into a core's cache, to 256 MiB, which fits into no usual cache."""
 
 GEMM_SIZE = 1024
-"""Of the square matrices that are multiplied. tfexport/assets/gemm.*.graph are ONNX models of one product with a constant
-matrix of ones of this size, which ONNX Runtime makes when it loads them."""
+"""The size of the square matrices. tfexport/assets/gemm.*.graph are ONNX models of one product with a constant matrix of
+ones of this size, which ONNX Runtime creates when it loads them."""
 
 PACKAGES = (
     *("tfexport", "numpy", "onnxruntime", "onnxruntime-gpu", "torch", "transformers", "tokenizers", "ctranslate2"),
@@ -43,25 +43,25 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class Peaks:
-    """What so many threads reach at most on this machine."""
+    """The peak speeds of a number of threads on this machine."""
 
     threads: int
     read: Mapping[int, float]
-    """Bytes of an array to bytes a second, when it is read over and over, each thread its own part."""
+    """Bytes per second by the size of an array in bytes, for repeated reads, each thread of its own part."""
     operations: Mapping[str, float]
-    """float32 and, where ONNX Runtime is installed, int8, to operations a second; a multiply-add is two."""
+    """Operations per second for float32 and, with ONNX Runtime, int8; a multiply-add is two operations."""
 
     def bandwidth(self, size: float) -> float:
-        """Bytes a second at which `size` bytes can be read again and again, as every step reads the weights.
+        """Bytes per second for repeated reads of `size` bytes, as every step reads the weights.
 
-        What fits into a cache is read at the speed of that cache. The next smaller array that was measured stands for
-        `size`, or a larger one that was read faster still: so that a time computed from it is a lower bound.
+        Data that fits into a cache is read at the speed of that cache. The result is the speed of the next smaller measured
+        array, or of a larger one that was faster. So a time computed from it is a lower bound.
         """
         smaller = max((measured for measured in self.read if measured <= size), default=min(self.read))
         return max(rate for measured, rate in self.read.items() if measured >= smaller)
 
     def or_better(self, fewer: Peaks) -> Peaks:
-        """These, or where fewer threads reached more, that: what the others do besides can be nothing."""
+        """The better of these and the peaks of `fewer` threads, because the other threads could be idle."""
         read = {size: max(rate, fewer.read.get(size, 0.0)) for size, rate in self.read.items()}
         operations = {dtype: max(rate, fewer.operations.get(dtype, 0.0)) for dtype, rate in self.operations.items()}
         return Peaks(self.threads, read, operations)
@@ -80,7 +80,7 @@ class Peaks:
 
 
 def measure_peaks(threads: int) -> Peaks:
-    """Measure with `threads` threads; takes a few seconds, and wants the machine for itself."""
+    """Measure with `threads` threads. This takes a few seconds and needs an idle machine."""
     with ThreadPoolExecutor(threads) as pool:
         read = {size: _read(pool, threads, size) for size in READ_SIZES}
         operations = {"float32": _numpy_products(pool, threads)}
@@ -92,7 +92,7 @@ def measure_peaks(threads: int) -> Peaks:
 
 
 def _best_rate(pool: ThreadPoolExecutor, work: Sequence[Callable[[], object]], amount: float, repeats: int) -> float:
-    """`amount` of all `work` together by the seconds of its fastest repeat, one thread for each part."""
+    """`amount` of all `work` together, divided by the seconds of the fastest repeat, with one thread for each part."""
     best = float("inf")
     for _ in range(repeats + 1):
         start = time.perf_counter()
@@ -103,9 +103,9 @@ def _best_rate(pool: ThreadPoolExecutor, work: Sequence[Callable[[], object]], a
 
 
 def _read(pool: ThreadPoolExecutor, threads: int, size: int) -> float:
-    """Bytes a second of dot products of the halves of an array of `size` bytes."""
+    """Bytes per second of dot products of the halves of an array of `size` bytes."""
     length = size // threads // 8
-    repeats = max(1, 2**30 // size)  # in one call, without Python in between
+    repeats = max(1, 2**30 // size)  # in one call, without Python between repeats
 
     def reader() -> Callable[[], object]:
         left, right = np.ones((2, length), dtype=np.float32)
@@ -125,7 +125,7 @@ def _numpy_products(pool: ThreadPoolExecutor, threads: int) -> float:
 
 
 def _onnx_products(pool: ThreadPoolExecutor, threads: int, dtype: str) -> float | None:
-    """The same by ONNX Runtime, with a constant second matrix, as weights are; None where that is not installed."""
+    """The same with ONNX Runtime, and a constant second matrix like weights; None if ONNX Runtime is not installed."""
     try:
         import onnxruntime
     except ImportError:
@@ -144,10 +144,10 @@ def _onnx_products(pool: ThreadPoolExecutor, threads: int, dtype: str) -> float 
 
 
 def facts() -> dict[str, Any]:
-    """Hardware and software of this run, JSON-ready; None for what does not tell."""
+    """Hardware and software of this run, JSON-ready; None for unknown facts."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        # Without folders: they say nothing to who reads the results elsewhere.
+        # Without folders, which mean nothing on other machines.
         "command": shlex.join(_without_folder(word) for word in sys.orig_argv),
         "python": platform.python_version(),
         "system": platform.platform(),
@@ -159,20 +159,20 @@ def facts() -> dict[str, Any]:
 
 
 def _without_folder(word: str) -> str:
-    """`/x/model` to `model`, `name=/x/model` to `name=model`."""
+    """Convert `/x/model` to `model`, and `name=/x/model` to `name=model`."""
     name, equals, path = word.rpartition("=")
     return f"{name}{equals}{Path(path).name}" if "/" in path else word
 
 
 def busy_cpus(seconds: float = 1.0) -> float | None:
-    """How many CPUs are at work while this process waits for `seconds`; None where the system does not tell."""
+    """The number of busy CPUs while this process waits for `seconds`; None if unknown."""
 
     def times() -> tuple[float, float] | None:
         try:
             fields = [float(field) for field in STAT.read_text(encoding="ascii").split("\n")[0].split()[1:9]]
         except (OSError, ValueError):
             return None
-        return sum(fields) - fields[3] - fields[4], sum(fields)  # idle, and idle with a disk at work
+        return sum(fields) - fields[3] - fields[4], sum(fields)  # idle, and waiting for a disk
 
     before = times()
     time.sleep(seconds)
@@ -183,7 +183,7 @@ def busy_cpus(seconds: float = 1.0) -> float | None:
 
 
 def versions() -> dict[str, str]:
-    """Of those `PACKAGES` that this interpreter has."""
+    """The versions of the installed packages among `PACKAGES`."""
     found = {}
     for package in PACKAGES:
         try:

@@ -16,7 +16,7 @@ def _batches(called: str, given: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions(Options):
-    """What is measured. Each combination of precision, threads, batch size and beam is a cell."""
+    """The options of a benchmark. Each combination of precision, threads, batch size and beam is a cell."""
 
     precisions: tuple[Precision, ...] = option(
         ("float32",),
@@ -41,7 +41,7 @@ class BenchOptions(Options):
         help="One or more batch sizes, in sentences; best: the best size for each contestant.",
         panel=_CELLS,
     )
-    """0 stands for each contestant's best."""
+    """0 means each contestant's best."""
     beams: tuple[int, ...] = option(
         (1,),
         flag="--beam",

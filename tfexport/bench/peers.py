@@ -1,7 +1,7 @@
-"""Other engines behind one way to decode, each from a folder in its own format, and our runtimes beside them.
+"""A common interface to other engines, each with a folder in its own format, and to tfexport's runtimes.
 
-A peer takes any number of sentences and decodes at most `batch_size` of them together, those of like lengths, so that
-little of a batch is padding. benchmarks/converters.py writes the folders.
+A peer takes any number of sentences and decodes at most `batch_size` of them together. Batches have sentences of similar
+lengths, so that they have little padding. benchmarks/converters.py writes the folders.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from tfexport.errors import RuntimeUnavailable, TfexportError
 from tfexport.runtimes.base import Runtime
 
 TARGET_LIMIT = "max_target_length"
-"""The field of a folder's config.json that says how many tokens the model's positions allow to generate."""
+"""The field of a folder's config.json with the largest number of output tokens that the model's positions allow."""
 
 Sources = Sequence[Sequence[int]]
 Ids = tuple[int, ...]
 
 
 class Peer(Protocol):
-    """Something that decodes."""
+    """An engine that decodes."""
 
     @property
     def name(self) -> str: ...
 
     def decode(self, sources: Sources, options: SearchOptions, batch_size: int) -> list[Ids]:
-        """The best hypothesis of each source, in their order: ids without bos, with eos when it came.
+        """The best hypothesis of each source, in order: ids without bos, including eos if it was generated.
 
         Args:
-            sources: encoder ids; may be many more than `batch_size`.
-            batch_size: most sentences decoded together, by each worker where there are several.
+            sources: encoder ids, of any number of sentences.
+            batch_size: the largest number of sentences that each worker decodes together.
 
         Raises:
-            TfexportError: this engine has no such option.
+            TfexportError: this engine does not support an option.
         """
         ...
 
 
 class RuntimePeer:
-    """A runtime of tfexport, decoded by `workers` that share it, and stay from one decode to the next."""
+    """A runtime of tfexport with `workers` that share it and are kept between calls of `decode`."""
 
     def __init__(self, runtime: Runtime[Any], workers: int = 1):
         self.name, self.runtime, self.workers = runtime.name, runtime, workers
@@ -62,7 +62,7 @@ class RuntimePeer:
         return self._decode(self._pool, sources, options, batch_size)
 
     def decode_here(self, sources: Sources, options: SearchOptions, batch_size: int) -> list[Ids]:
-        """`decode` by threads of this process, so that it can be watched."""
+        """`decode` with threads of this process, so that it can be profiled."""
         with WorkerPool(self.runtime, self.workers, options, forks=False) as pool:
             return self._decode(pool, sources, options, batch_size)
 
@@ -74,15 +74,15 @@ class RuntimePeer:
 class CTranslate2Peer:
     """CTranslate2's `Translator`, on the CPU or on a GPU.
 
-    Its length penalty divides by length ** A, see `_plain_power`. A beam search ends with the first `beam` finished
-    hypotheses, where ours goes on while a live one would beat the worst of them; and eos that may not come yet leaves its
-    probability to the other tokens. Our profile `opennmt` does as it does.
+    Its length penalty divides by length ** A, see `_plain_power`. Its beam search ends with the first `beam` finished
+    hypotheses, while that of tfexport continues as long as a live one would beat the worst of them. The probability of an
+    eos that is not allowed yet is distributed over the other tokens. The profile `opennmt` of tfexport does the same.
 
     Args:
-        compute_type: float32, or another, whose weights it makes from float32 when it loads the model.
-        intra_threads: threads of each worker.
-        inter_threads: workers, each of which decodes batches of its own.
-        device: where it computes; float16 and bfloat16 are for GPUs.
+        compute_type: float32, or another type, to which it converts the weights when it loads the model.
+        intra_threads: the number of threads of each worker.
+        inter_threads: the number of workers, each of which decodes its own batches.
+        device: the device; float16 and bfloat16 are for GPUs.
     """
 
     def __init__(
@@ -110,13 +110,13 @@ class CTranslate2Peer:
         _without_ratio(options, "CTranslate2")
         results = self._translator.translate_batch(
             [[str(token) for token in source] for source in sources],
-            max_batch_size=batch_size,  # sorts by length too
+            max_batch_size=batch_size,  # also sorts by length
             batch_type="examples",
             beam_size=options.beam,
             length_penalty=_plain_power(options, sources),
             min_decoding_length=options.min_length,
             max_decoding_length=min(options.max_length, self._limit),
-            max_input_length=0,  # by default longer ones are cut
+            max_input_length=0,  # by default longer sources are cut
             return_end_token=True,
             return_scores=False,
         )
@@ -127,7 +127,7 @@ class HuggingFacePeer:
     """`generate` of Transformers in eager PyTorch on the CPU: its default cache, no compilation.
 
     Args:
-        precision: of all weights, the output projection too.
+        precision: the precision of all weights, including the output projection.
     """
 
     def __init__(self, folder: Path, threads: int = 1, precision: Precision = "float32"):
@@ -149,7 +149,7 @@ class OptimumPeer:
     """Optimum's ONNX export with key/value cache on ONNX Runtime's CPU provider, under `generate` of Transformers.
 
     Args:
-        threads: of ONNX Runtime, and of PyTorch, in which `generate` ranks the tokens.
+        threads: the number of threads of ONNX Runtime, and of PyTorch, in which `generate` ranks tokens.
     """
 
     def __init__(self, folder: Path, threads: int = 1):
@@ -173,7 +173,7 @@ class OptimumPeer:
 
 
 class _Generator:
-    """`generate` of Transformers, whatever computes the steps."""
+    """`generate` of Transformers over any engine that computes the steps."""
 
     def __init__(self, model: Any, limit: int):
         self._model, self._limit = model, limit
@@ -187,7 +187,7 @@ class _Generator:
         settings["max_new_tokens"] = min(options.max_length, self._limit)
         if options.min_length:
             settings["min_new_tokens"] = options.min_length
-        if options.beam > 1:  # greedy search warns of it
+        if options.beam > 1:  # greedy search would warn about it
             settings["length_penalty"] = _plain_power(options, sources)
 
         def together(batch: Sources) -> list[Ids]:
@@ -196,7 +196,7 @@ class _Generator:
             mask = [[1] * len(source) + [0] * (longest - len(source)) for source in batch]
             with torch.inference_mode():
                 found = self._model.generate(input_ids=torch.tensor(ids), attention_mask=torch.tensor(mask), **settings)
-            return [self._until_eos(row) for row in found[:, 1:].tolist()]  # the first is bos
+            return [self._until_eos(row) for row in found[:, 1:].tolist()]  # the first token is bos
 
         return _by_length(sources, batch_size, together)
 
@@ -205,7 +205,7 @@ class _Generator:
 
 
 def _by_length(sources: Sources, batch_size: int, together: Callable[[Sources], list[Ids]]) -> list[Ids]:
-    """Decode `sources` in batches of like lengths, longest first, and put the results into their order."""
+    """Decode `sources` in batches of similar lengths, longest first, and return the results in the original order."""
     order = sorted(range(len(sources)), key=lambda index: -len(sources[index]))
     results: list[Ids] = [()] * len(sources)
     for start in range(0, len(order), batch_size):
@@ -216,9 +216,9 @@ def _by_length(sources: Sources, batch_size: int, together: Callable[[Sources], 
 
 
 def _plain_power(options: SearchOptions, sources: Sources) -> float:
-    """The exponent a of length ** a that comes closest to our ((5 + length) / 6) ** A.
+    """The exponent a with which length ** a is closest to tfexport's ((5 + length) / 6) ** A.
 
-    Their logarithms have the same slope at the mean length of the sources, about which those of the outputs lie.
+    Their logarithms have the same slope at the mean length of the sources, which is close to that of the outputs.
     """
     if not sources or not options.search_profile.google_length:
         return options.length_penalty
@@ -232,7 +232,7 @@ def _without_ratio(options: SearchOptions, engine: str) -> None:
 
 
 def _target_limit(folder: Path) -> int:
-    """Most tokens that the model in `folder` can generate."""
+    """The largest number of tokens that the model in `folder` can generate."""
     try:
         return int(json.loads((folder / "config.json").read_text(encoding="utf-8"))[TARGET_LIMIT])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -243,7 +243,7 @@ def _target_limit(folder: Path) -> int:
 
 @contextmanager
 def _installed(engine: str, packages: str) -> Iterator[None]:
-    """Says what to install where an import fails."""
+    """A context that adds the packages to install to an import error."""
     try:
         yield
     except ImportError as error:

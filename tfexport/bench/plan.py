@@ -1,4 +1,4 @@
-"""What `tfexport bench` measures: its cells, and the sentences that are decoded in them."""
+"""The plan of `tfexport bench`: its cells, and the sentences of each."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tfexport.errors import TfexportError
 
 FEWEST_SENTENCES = 16
 MIXED_SENTENCES = 64
-"""Fewest sentences of a cell with outputs of mixed lengths."""
+"""The smallest number of sentences in a cell with outputs of mixed lengths."""
 BEST_BATCHES = (8, 16, 32, 64, 128)
-"""The batch sizes among which a contestant's best is looked for."""
+"""The batch sizes among which a contestant's best is searched."""
 
 Sources = Sequence[list[int]]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One setting. Lengths of outputs are the same in all cells of a run."""
+    """One setting. All cells of a run have the same output lengths."""
 
     precision: Precision
     threads: int
@@ -35,7 +35,7 @@ class Cell:
 
     @property
     def about(self) -> str:
-        """`fp32, 2 threads, batch 8, beam 1`."""
+        """A short name, such as `fp32, 2 threads, batch 8, beam 1`."""
         batch = "each one's best batch" if self.batch is None else f"batch {self.batch}"
         threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
         return f"{short_name(self.precision)}, {threads}, {batch}, beam {self.beam}"
@@ -47,10 +47,10 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is measured.
+    """The settings of a benchmark.
 
     Raises:
-        TfexportError: something in it cannot be.
+        TfexportError: a setting cannot be measured.
     """
 
     precisions: tuple[Precision, ...] = ("float32",)
@@ -59,14 +59,14 @@ class Plan:
     """None: each contestant's best."""
     beams: tuple[int, ...] = (1,)
     tokens: int | None = 32
-    """Every output has exactly so many tokens; None: as the model ends them."""
+    """The exact number of tokens of every output; None to end outputs as the model does."""
     max_length: int = 256
-    """Most tokens of an output that the model ends."""
+    """The largest number of tokens of an output that the model ends."""
     rounds: int = 5
     profile: ProfileName = "tfexport"
-    """Whose rules the own search has. With those of another engine both do the same work, where beams end by themselves."""
+    """The profile of tfexport's search. With the profile of another engine both do the same work if outputs end freely."""
     sentences: int | None = None
-    """Of each cell; by default as many as give each worker a batch, and more where their lengths are mixed."""
+    """The number of sentences of each cell. The default gives each worker a batch, and has more for mixed lengths."""
 
     def __post_init__(self) -> None:
         numbers = (*self.threads, *(batch for batch in self.batches if batch is not None), *self.beams, self.rounds)
@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def cells(self) -> list[Cell]:
-        """In the order in which they are measured: small ones first, because processes keep memory they once had."""
+        """The cells in the order of measurement: small ones first, because processes keep their memory."""
         batches = sorted(dict.fromkeys(self.batches), key=lambda batch: batch or max(BEST_BATCHES))
         order = itertools.product(
             dict.fromkeys(self.precisions), sorted({*self.threads}), batches, sorted({*self.beams})
@@ -86,7 +86,7 @@ class Plan:
         return [Cell(*cell) for cell in order]
 
     def stream(self, sources: Sources, cell: Cell) -> list[list[int]]:
-        """The sentences of a cell, again from the first where there are too few."""
+        """The sentences of a cell, repeated if there are too few."""
         count = self.sentences
         if count is None:
             count = max(FEWEST_SENTENCES, max(cell.batches) * cell.threads)
@@ -103,7 +103,7 @@ class Plan:
 
 
 def random_sources(config: ModelConfig, count: int, *, seed: int = 0) -> list[list[int]]:
-    """Random encoder ids, 4 to 32 a sentence where the model reads so many, without special ids but its own bos and eos."""
+    """Random encoder ids, 4 to 32 per sentence if the model reads so many. The only special ids are its bos and eos."""
     random = np.random.default_rng(seed)
     specials = {config.unk_id, config.pad_id, config.bos_id, config.eos_id}
     words = [index for index in range(config.src_vocab_size) if index not in specials]

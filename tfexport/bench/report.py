@@ -1,4 +1,4 @@
-"""What `tfexport bench` found, for people."""
+"""The results of `tfexport bench` as text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ same outputs: those identical to {OWN}'s."""
 
 
 def heading(found: Mapping[str, Any]) -> str:
-    """The first lines of a run: machine and peaks."""
+    """The first lines of a run: machine, model and peaks."""
     machine, config = found["machine"], found["config"]
     lines = [
         f"{machine['date']}, {machine['cpu']}, {machine['cpus']} CPUs",
@@ -35,7 +35,7 @@ def heading(found: Mapping[str, Any]) -> str:
 
 
 def peaks_line(peaks: Peaks) -> str:
-    """`1 thread: reads 38 GB/s (in 1 MiB: 92 GB/s), float32 197 Gflop/s, int8 806 Gop/s`."""
+    """A line with the peaks of a number of threads: reads in GB/s, and products of each type in operations per second."""
     smallest, largest = min(peaks.read), max(peaks.read)
     rates = ", ".join(f"{dtype} {rate / 1e9:.0f} Gop/s" for dtype, rate in peaks.operations.items())
     return (
@@ -45,10 +45,10 @@ def peaks_line(peaks: Peaks) -> str:
 
 
 def cell_lines(cell: Mapping[str, Any], tokens: int | None) -> list[str]:
-    """A cell as a heading, a line for each contestant, and where the runtimes of tfexport spend their time.
+    """The lines of a cell: a heading, a line for each contestant, and the time of each part of tfexport's runtimes.
 
     Args:
-        tokens: of every output; None where the model ends them.
+        tokens: the number of tokens of every output; None if the model ends them.
     """
     lengths = "as the model ends them" if tokens is None else f"of {tokens} tokens"
     lines = ["", f"{cell['about']}: {cell['sentences']} sentences, outputs {lengths}{_floor(cell)}"]
@@ -106,6 +106,6 @@ def _shares(row: Row) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns padded to their widest cell: the first to the right with spaces, so that names begin alike."""
+    """Lines of rows whose columns are padded to their widest cell."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

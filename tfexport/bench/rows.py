@@ -1,4 +1,4 @@
-"""What the measurements of one cell come to: its rows, with every raw number, ready for JSON."""
+"""The rows of a cell from its measurements, with every raw number, ready for JSON."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from tfexport.config import ModelConfig
 
 @dataclass
 class Attempt:
-    """A setup with a batch size in one cell, and what was measured of it."""
+    """A setup with a batch size in one cell, and its measurements."""
 
     setup: Setup
     batch: int
     trial: float | None = None
-    """Seconds of its trial; None where that failed."""
+    """The seconds of its trial; None if the trial failed."""
     seconds: list[float | None] = field(default_factory=list)
-    """Of each round; None where it did not take part. Empty: not chosen for the rounds."""
+    """The seconds of each round; None for rounds without it. Empty if it was not chosen for the rounds."""
     slow: bool = False
     reason: str | None = None
-    """Why it does not run, or no longer."""
+    """The reason why it does not run, or no longer runs."""
     lengths: list[int] = field(default_factory=list)
-    """Tokens of each output."""
+    """The number of tokens of each output."""
     outputs: list[list[int]] = field(default_factory=list)
     memory: int | None = None
-    """Bytes that its process held at most in this cell."""
+    """The peak memory of its process in this cell, in bytes."""
     calls: list[float] = field(default_factory=list)
-    """Seconds of single calls with one batch."""
+    """The seconds of single calls with one batch."""
     profile: dict[str, Any] | None = None
     loaded: dict[str, Any] | None = None
 
     @property
     def ran(self) -> bool:
-        """Whether it has a time: it was in the rounds and did not fail."""
+        """Whether it has a time, because it was in the rounds and did not fail."""
         return self.reason is None and any(seconds is not None for seconds in self.seconds)
 
     @property
@@ -51,7 +51,7 @@ class Attempt:
         return self.trial
 
     def takes_part(self, rounds: int, few: int) -> list[int]:
-        """The rounds that it runs in: all, or `few` of them, evenly spread, where it is slow."""
+        """Its rounds: all, or `few` evenly spread ones if it is slow."""
         if not self.slow or rounds <= few:
             return list(range(rounds))
         return [number * rounds // few for number in range(few)]
@@ -65,7 +65,7 @@ def cell_record(
     attempts: Mapping[str, Sequence[Attempt]],
     best: Mapping[str, Attempt],
 ) -> dict[str, Any]:
-    """The sentences and rows of a cell; `best` is the attempt that counts of each contestant."""
+    """The sentences and rows of a cell. `best` has the attempt of each contestant that counts."""
     own = best.get(OWN)
     sources = [len(source) for source in stream]
     rows = []
@@ -130,7 +130,7 @@ def _row(attempt: Attempt, own: Attempt | None, tried: Sequence[Attempt]) -> dic
 
 
 def _parts(profile: Mapping[str, Any], workers: int) -> dict[str, Any]:
-    """Seconds in encoder, steps, reorders of the state, and what is left of all workers' time: search, copies, waiting."""
+    """Seconds of the encoder, steps, reorders of the state, and the rest of all workers' time: search, copies, waiting."""
     parts = dict(profile["parts"])
     rest = max(0.0, profile["seconds"] * workers - sum(parts.values()))
     return {
@@ -141,13 +141,13 @@ def _parts(profile: Mapping[str, Any], workers: int) -> dict[str, Any]:
 
 
 def ratios(theirs: Sequence[float | None], ours: Sequence[float | None]) -> list[float]:
-    """How many times the seconds of ours theirs are, in each round that both ran in."""
+    """`theirs` divided by `ours`, in seconds, for each round in which both ran."""
     both = zip(theirs, ours, strict=True)
     return [one / other for one, other in both if one is not None and other is not None]
 
 
 def spread(values: Sequence[float]) -> dict[str, float] | None:
-    """Median and 10th and 90th percentile; None of nothing."""
+    """Median, 10th and 90th percentile; None without values."""
     if not values:
         return None
     p10, median, p90 = np.percentile(values, [10, 50, 90])
@@ -155,7 +155,7 @@ def spread(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float] | None:
-    """Median, 90th and 99th percentile in milliseconds, and of how many; None of nothing."""
+    """Median, 90th and 99th percentile in milliseconds, and the number of values; None without values."""
     if not seconds:
         return None
     p50, p90, p99 = np.percentile(seconds, [50, 90, 99]) * 1e3

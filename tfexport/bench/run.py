@@ -1,8 +1,9 @@
-"""Speed of a bundle beside that of what a user would take instead, interleaved, each in its best configuration.
+"""Measures the speed of a bundle and of alternative engines, interleaved, each in its best configuration.
 
-A cell is a precision, a number of threads, a batch size and a beam. In it every configuration of every contestant is tried
-once; the best one of each contestant, or two that are close, go into rounds. In a round each decodes the same sentences,
-one after the other, and another one begins each time: so that what else the machine does falls on all of them alike.
+A cell is a precision, a number of threads, a batch size and a beam. Each cell tries every configuration of every contestant
+once. The best one of each contestant, or two that are close, go into rounds. In a round the contestants decode the same
+sentences one after another, and each round begins with another contestant. So other load on the machine affects all of them
+equally.
 """
 
 from __future__ import annotations
@@ -25,34 +26,36 @@ from tfexport.contract import WEIGHTS_FILE
 from tfexport.errors import TfexportError
 
 SLOW = 20.0
-"""A contestant that needs so many times the seconds of the fastest one runs in `SLOW_ROUNDS` rounds only."""
+"""A contestant that is slower than the fastest one by this factor runs only in `SLOW_ROUNDS` rounds."""
 SLOW_ROUNDS = 2
 CLOSE = 1.1
-"""A contestant's second configuration goes into the rounds too if it needs at most so many times the first one's."""
+"""A contestant's second configuration also goes into the rounds if it is slower than the first by at most this factor."""
 SHORT = 0.2
-"""Seconds; a trial below it is repeated."""
+"""Seconds below which a trial is repeated."""
 BUSY = 0.2
-"""CPUs that may be at work before a run without a warning."""
+"""The largest number of busy CPUs before a run without a warning."""
 ROUND_SECONDS, MOST_REPEATS = 0.25, 20
-"""A contestant decodes again and again for about so many seconds in a round; the mean counts."""
+"""A contestant repeats its decode for about this number of seconds in a round, up to this number of repeats. The mean
+counts."""
 CALLS, CALL_SECONDS, FEWEST_CALLS = 20, 2.0, 3
-"""Single calls whose latency is measured: at most so many, as long as they took less than so many seconds together."""
+"""The number of single calls whose latency is measured: at most `CALLS`, until they have taken `CALL_SECONDS` together, and
+at least `FEWEST_CALLS`."""
 
 
 @dataclass
 class Team:
-    """The processes of the cells that share a precision and threads, each started when it is first needed."""
+    """The processes of the cells that share a precision and threads. Each process starts when it is first needed."""
 
     hire: Callable[[Setup], Handle]
     first: list[int]
-    """The sentence that each decodes when it is loaded."""
+    """The sentence that each process decodes after loading."""
     loaded: dict[Setup, dict[str, Any]] = field(default_factory=dict)
-    """What each said when it was loaded."""
+    """The answers of the processes to `load`."""
     _handles: dict[Setup, Handle] = field(default_factory=dict)
     _lost: dict[Setup, str] = field(default_factory=dict)
 
     def ask(self, setup: Setup, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises Failed: it could not be loaded, or not do this; a process that failed is not asked again."""
+        """Raises Failed if the process cannot be loaded or the request fails. A failed process gets no further requests."""
         if setup in self._lost:
             raise Failed(self._lost[setup])
         if setup not in self._handles:
@@ -84,9 +87,9 @@ class Bench:
 
     Args:
         sources: encoder ids.
-        peaks: of each number of threads, for the floor.
+        peaks: the peaks for each number of threads, for the lower bound.
         hire: starts the process of a setup.
-        say: is told what is under way.
+        say: gets progress messages.
     """
 
     def __init__(
@@ -101,12 +104,12 @@ class Bench:
     ):
         _require_tokens(config, plan)
         self._config, self._sources, self._plan, self._peaks = config, sources, plan, peaks
-        # The own one first: most of what is slow is then known as slow when its turn comes.
+        # tfexport first: most slow contestants are then recognised as slow in their first trial.
         self._contestants = sorted(contestants, key=lambda contestant: contestant.name != OWN)
         self._hire, self._say = hire, say
 
     def run(self, done: Callable[[dict[str, Any]], None], cells: Sequence[Cell] | None = None) -> None:
-        """Measure the plan's cells, or those of them that are given; `done` is given the record of each."""
+        """Measure the plan's cells, or the given `cells`. `done` gets the record of each."""
         cells = self._plan.cells if cells is None else cells
         groups = itertools.groupby(enumerate(cells, start=1), key=lambda item: (item[1].precision, item[1].threads))
         for _, group in groups:
@@ -146,7 +149,7 @@ class Bench:
         }
 
     def _tried(self, team: Team, setup: Setup, cell: Cell, stream: Sources, fastest: float | None) -> list[Attempt]:
-        """Trials of one setup; where its batch size is free, of those sizes that lie on the way to its best."""
+        """The trials of one setup. With a free batch size, these are the sizes on the way to its best one."""
         if cell.batch is not None:
             return [self._trial(team, setup, cell.batch, cell, stream, fastest)]
         tried: dict[int, Attempt] = {}
@@ -163,7 +166,7 @@ class Bench:
     def _trial(
         self, team: Team, setup: Setup, batch: int, cell: Cell, stream: Sources, fastest: float | None
     ) -> Attempt:
-        """Decode once for warm-up and once or twice for time; once in all where the contestant is slow anyway."""
+        """Decode once for warm-up and once or twice for time. A contestant that is known as slow decodes only once."""
         attempt = Attempt(setup, batch)
         request = {**self._plan.request("decode", stream, batch, cell.beam), "outputs": True}
         try:
@@ -180,11 +183,11 @@ class Bench:
         return attempt
 
     def _decode(self, team: Team, attempt: Attempt, request: Mapping[str, Any]) -> float:
-        """Seconds of one decode, which is checked and noted in `attempt`."""
+        """The seconds of one decode. Its outputs are checked and recorded in `attempt`."""
         answer = team.ask(attempt.setup, request)
         wrong = sorted({*answer["lengths"]} - {self._plan.tokens}) if self._plan.tokens is not None else []
         if wrong:
-            raise Failed(f"it gave outputs of {wrong} tokens where {self._plan.tokens} were asked for.")
+            raise Failed(f"it returned outputs of {wrong} tokens instead of {self._plan.tokens}.")
         attempt.lengths = answer["lengths"]
         attempt.outputs = answer.get("outputs", attempt.outputs)
         if answer["memory"] is not None:
@@ -206,7 +209,7 @@ class Bench:
                 attempt.seconds.append(seconds)
 
     def _calls(self, team: Team, cell: Cell, stream: Sources, best: Sequence[Attempt]) -> None:
-        """Latency of single calls with one batch, another one each time, round robin."""
+        """Measure the latency of single calls, each with another batch, round robin over the contestants."""
         for number in range(CALLS):
             for attempt in best:
                 enough = sum(attempt.calls) > CALL_SECONDS and len(attempt.calls) >= FEWEST_CALLS
@@ -228,7 +231,7 @@ class Bench:
 
 
 def climb(sizes: Sequence[int], seconds: Callable[[int], float]) -> int:
-    """The best of `sizes` (ascending) by going from the middle one uphill as long as it gets faster."""
+    """The best of `sizes` (ascending) by hill climbing from the middle one."""
     place = len(sizes) // 2
     for step in (1, -1):
         moved = False
@@ -240,7 +243,7 @@ def climb(sizes: Sequence[int], seconds: Callable[[int], float]) -> int:
 
 
 def finalists(attempts: Mapping[str, Sequence[Attempt]]) -> list[Attempt]:
-    """Of each contestant the attempt with the fastest trial, and the next one if it is close; marks the slow ones."""
+    """The attempt of each contestant with the fastest trial, and the next one if it is close. Marks slow attempts."""
     chosen: list[Attempt] = []
     for tried in attempts.values():
         ranked = sorted((attempt for attempt in tried if attempt.trial is not None), key=Attempt.trial_seconds)
@@ -269,22 +272,22 @@ def run(
     cells: Sequence[Cell] | None = None,
     peaks: Mapping[int, Peaks] | None = None,
 ) -> dict[str, Any]:
-    """Measure the machine and then the cells of `plan`; the record of it all, ready for JSON.
+    """Measure the machine and then the cells of `plan`. Returns the full record, ready for JSON.
 
     Args:
-        begun: is given the record before there are cells.
-        done: is given each cell.
-        cells: those of the plan that are wanted; all when None.
-        peaks: of the machine, where they are known.
+        begun: gets the record before there are cells.
+        done: gets the record of each cell.
+        cells: the cells of the plan to measure; by default all.
+        peaks: the peaks of the machine, if known.
 
     Raises:
-        TfexportError: the plan does not suit the model, or nothing could be measured.
+        TfexportError: the plan does not fit the model, or nothing could be measured.
     """
     bundle.graph("decoder_step")  # a classifier has nothing to decode
     _require_tokens(bundle.config, plan)  # before anything is measured
     busy = busy_cpus()
     if busy is not None and busy > BUSY:
-        say(f"warning: {busy:.1f} CPUs are at work already: the numbers will be of what is left. Stop other programs.")
+        say(f"warning: {busy:.1f} CPUs are busy already, which affects the numbers. Stop other programs.")
     if peaks is None:
         say("measuring the machine")
         peaks = peaks_of(plan.threads)
@@ -316,7 +319,7 @@ def run(
 
 
 def peaks_of(threads: Sequence[int]) -> dict[int, Peaks]:
-    """What each number of `threads`, and one, reach on this machine."""
+    """The peaks of this machine for each number of `threads`, and for one thread."""
     wanted = sorted({1, *threads})
     with Process(ONE_THREAD) as process:
         answer = process.ask({"command": "peaks", "threads": wanted})

@@ -1,4 +1,4 @@
-"""One contestant of `tfexport bench`, in a process of its own: requests on stdin, answers on stdout, a JSON object a line.
+"""One contestant of `tfexport bench` in its own process: requests on stdin, answers on stdout, one JSON object per line.
 
     load    {contestant, path, precision, workers, threads, sources} -> {seconds, versions}
     decode  {sources, batch_size, beam, min_length, max_length, profile?, repeats?, outputs?, forget_peak?}
@@ -8,9 +8,9 @@
     peaks   {threads: [...]} -> {peaks}
     close
 
-A request that fails is answered with {error}. Whatever libraries print goes to stderr, also from C.
+The answer to a failed request is {error}. All output of libraries goes to stderr, including output from C.
 
-Run by another interpreter this needs NumPy and `tokenizers` there, and what the contestant needs.
+Another interpreter needs NumPy, `tokenizers` and the packages of the contestant to run this.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ def load(contestant: str, path: Path, precision: Precision, workers: int, thread
     """The contestant of this name, with `workers` of `threads` threads each.
 
     Raises:
-        TfexportError: it cannot run here, or not this model or precision.
+        TfexportError: the contestant cannot run here, or does not support this model or precision.
     """
     if contestant == "ctranslate2":
         if precision not in ("float32", "int8"):
-            raise TfexportError("CTranslate2 is run in fp32 and int8 here. Give --precision fp32,int8.")
+            raise TfexportError("this benchmark runs CTranslate2 in fp32 and int8. Give --precision fp32,int8.")
         return CTranslate2Peer(path, precision, intra_threads=threads, inter_threads=workers)
     if contestant == "hugging-face":
         _not_quantized("Hugging Face generate", precision)
         return HuggingFacePeer(path, threads, precision)
     if contestant == "optimum":
         if precision != "float32":
-            raise TfexportError("Optimum is run in fp32 here. Give --precision fp32.")
+            raise TfexportError("this benchmark runs Optimum in fp32. Give --precision fp32.")
         return OptimumPeer(path, threads)
     from tfexport.bundle.reader import open_bundle
     from tfexport.runtimes import load_runtime
@@ -77,10 +77,10 @@ def _not_quantized(name: str, precision: Precision) -> None:
 
 
 class Profile:
-    """Where a runtime of tfexport spends its time, and how long each step takes.
+    """The time of each part of a tfexport runtime, and of each step.
 
-    Methods are replaced in their classes while `watching`, so that a runtime may be of any class and a state as well.
-    A method that another of them calls belongs to that one. Seconds are summed over all threads.
+    `watching` replaces methods in their classes, so that runtimes and states may have any class. The time of a method that
+    another replaced method calls counts for the caller. Seconds are summed over all threads.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class Profile:
 
     @contextmanager
     def watching(self, runtime: Runtime[Any], state: type) -> Iterator[None]:
-        """Replaces the methods of `runtime` and of its states of the class `state`."""
+        """Replace the methods of `runtime` and of its states, which have the class `state`."""
         methods = {"encode": "encode", "step": "step", "best": "step", "argmax": "step"}
         wanted = [(type(runtime), name, part) for name, part in methods.items()] + [(state, "select", "select")]
         originals = [(owner, name, getattr(owner, name)) for owner, name, _ in wanted]
@@ -129,7 +129,7 @@ class Session:
         self._peer: Peer | None = None
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to one request, an error included: nothing but the end of the process ends the conversation."""
+        """The answer to one request, or its error. Only the end of the process ends the conversation."""
         handlers = {"load": self._load, "decode": self._decode, "profile": self._profile, "peaks": self._peaks}
         try:
             return handlers[request["command"]](request)
@@ -145,7 +145,7 @@ class Session:
             int(request["workers"]),
             int(request["threads"]),
         )
-        # Some load what they need when it is first needed.
+        # Some engines load their data at the first use.
         self._peer.decode(request["sources"], SearchOptions(max_length=2, scores=False), 1)
         return {"seconds": time.perf_counter() - start, "versions": versions()}
 
@@ -164,7 +164,7 @@ class Session:
     def _profile(self, request: Mapping[str, Any]) -> dict[str, Any]:
         peer = self._peer
         if not isinstance(peer, RuntimePeer):
-            raise TfexportError("only runtimes of tfexport can be profiled. Leave it out.")
+            raise TfexportError("only runtimes of tfexport can be profiled. Leave the profile out.")
         from tfexport.decoding.search import pad
 
         options, sources = _options(request), request["sources"]
@@ -191,7 +191,7 @@ def _options(request: Mapping[str, Any]) -> SearchOptions:
 
 
 def peak_memory() -> int | None:
-    """Bytes that this process held at most (VmHWM) since it started or the peak was forgotten; None where unknown."""
+    """The peak memory of this process in bytes (VmHWM), since its start or the last reset; None if unknown."""
     try:
         status = STATUS.read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -201,13 +201,13 @@ def peak_memory() -> int | None:
 
 
 def memory_of_all() -> int | None:
-    """`peak_memory` of this process, and what its worker processes hold by themselves; None where unknown."""
+    """`peak_memory` of this process plus the private memory of its worker processes; None if unknown."""
     peak = peak_memory()
     return None if peak is None else peak + sum(own_memory(child.pid) for child in multiprocessing.active_children())
 
 
 def own_memory(process: int | None) -> int:
-    """Bytes of a process that no other one shares; 0 where unknown."""
+    """The private memory of a process in bytes; 0 if unknown."""
     try:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -216,19 +216,19 @@ def own_memory(process: int | None) -> int:
 
 
 def forget_peak_memory() -> None:
-    """Let `peak_memory` begin with what is held now, where the system can."""
+    """Reset `peak_memory` to the current memory, if the system can."""
     with suppress(OSError):
         CLEAR.write_text("5", encoding="ascii")
 
 
 def one_line(error: BaseException) -> str:
-    """What a row says of a failure."""
+    """The text of a failure in a row."""
     text = " ".join(str(error).split()) or "no reason given"
     return text if isinstance(error, TfexportError) else f"{type(error).__name__}: {text}"[:300]
 
 
 def own_pipes() -> tuple[TextIO, TextIO]:
-    """Stdin and stdout as they were, for the conversation alone; from now on prints go to stderr and nothing is read."""
+    """The original stdin and stdout, for the conversation. From now on prints go to stderr, and stdin is empty."""
     sys.stdout.flush()
     requests, answers = os.fdopen(os.dup(0), "r", encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
     with open(os.devnull, "rb") as nothing:

@@ -51,7 +51,7 @@ def test_the_command_measures_in_processes_of_their_own(tiny_bundle: Path, tmp_p
     assert record["options"]["tokens"] == 4
     assert record["machine"]["cpus"] >= 1
     assert record["machine"]["busy_cpus"] == 1.5
-    assert "warning: 1.5 CPUs are at work already" in done.stderr
+    assert "warning: 1.5 CPUs are busy already" in done.stderr
 
 
 @pytest.mark.thorough

@@ -239,7 +239,7 @@ def test_without_our_own_there_are_no_ratios_but_rows() -> None:
 def test_forced_lengths_are_enforced() -> None:
     script = Scripted(lambda setup, request: 1.0, tokens={"torch": 4})
     (cell,) = measured(script, one_cell(), "ort-cpu", "torch")
-    assert row(cell, "torch")["reason"] == "it gave outputs of [4] tokens where 5 were asked for."
+    assert row(cell, "torch")["reason"] == "it returned outputs of [4] tokens instead of 5."
     requests = [request for _, _, request in script.asked if request["command"] in ("decode", "profile")]
     assert {(request["min_length"], request["max_length"]) for request in requests} == {(4, 5)}
 
@@ -384,7 +384,7 @@ def test_what_fails_in_the_worker_is_answered() -> None:
         "threads": 1,
     }
     assert Session().answer(request) == {
-        "error": "CTranslate2 is run in fp32 and int8 here. Give --precision fp32,int8."
+        "error": "this benchmark runs CTranslate2 in fp32 and int8. Give --precision fp32,int8."
     }
     for name in ("hugging-face", "optimum"):
         assert (
@@ -406,7 +406,7 @@ def test_contestants_are_read(tmp_path: Path) -> None:
     assert found[2].python == Path("/venv/bin/python")
     assert found[0].python == Path(sys.executable)
     wrong = [
-        (["marian"], [], "nothing to measure beside that is called 'marian'"),
+        (["marian"], [], "no contestant called 'marian'"),
         (["torch=x"], [], "nothing to measure"),
         (["optimum"], [], "Give a name and a path"),
         (["optimum=/nowhere"], [], "benchmarks/converters.py"),
