@@ -20,7 +20,7 @@ from tfexport.option import checked, declared
 Group = TypeVar("Group")
 
 MOST_THREADS = 256
-"""Threads or processes: more are a slip, and starting them takes the machine."""
+"""The largest number of threads or processes: a larger number is a mistake, and would overload the machine."""
 _SHOWN = 60
 _SOURCES = "Give a string, a list of strings, or a list of lists of tokens."
 _PHRASES = "Give a list of strings for each sentence."
@@ -28,7 +28,7 @@ _NOT_BOTH = "Give strings or lists of tokens, not both."
 
 
 def path_of(name: str, value: Any) -> Path:
-    """Raises: TfexportError where an argument is no path, or one that no file can have."""
+    """Raises: TfexportError if an argument is not a path, or a path that no file can have."""
     given = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(given, str) or not given:
         raise _wrong(name, value, "Give a path.")
@@ -43,7 +43,7 @@ def path_of(name: str, value: Any) -> Path:
 
 
 def count_of(name: str, value: Any, *, minimum: int = 1, maximum: int | None = None) -> int:
-    """Raises: TfexportError where an argument is no whole number, or is out of bounds."""
+    """Raises: TfexportError if an argument is not a whole number, or is out of bounds."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
         raise _wrong(name, value, f"Give a whole number{' above 0' if minimum else ', or 0'}.")
     count = int(value)
@@ -53,14 +53,14 @@ def count_of(name: str, value: Any, *, minimum: int = 1, maximum: int | None = N
 
 
 def flag_of(name: str, value: Any) -> bool:
-    """Raises: TfexportError where an argument is neither True nor False."""
+    """Raises: TfexportError if an argument is neither True nor False."""
     if not isinstance(value, bool):
         raise _wrong(name, value, "Give True or False.")
     return value
 
 
 def tolerance_of(value: Any) -> float | None:
-    """Raises: TfexportError where an argument is neither a number from 0 on nor None."""
+    """Raises: TfexportError if an argument is neither a number from 0 on nor None."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < math.inf:
@@ -69,10 +69,10 @@ def tolerance_of(value: Any) -> float | None:
 
 
 def names_of(name: str, value: Any, advice: str) -> list[str]:
-    """One name, or a list of them.
+    """One name, or a list of names.
 
     Raises:
-        TfexportError: it is something else, or empty.
+        TfexportError: the argument is something else, or empty.
     """
     names = [value] if isinstance(value, str) else list(_several(name, value, advice))
     if not names or not all(isinstance(one, str) for one in names):
@@ -81,13 +81,13 @@ def names_of(name: str, value: Any, advice: str) -> list[str]:
 
 
 def require(kind: type, name: str, value: Any, advice: str) -> None:
-    """Raises TfexportError where an argument is neither of this type nor None."""
+    """Raises TfexportError if an argument is neither of this type nor None."""
     if value is not None and not isinstance(value, kind):
         raise _wrong(name, value, advice)
 
 
 def require_runtime(runtime: Any, threads: Any) -> None:
-    """Raises TfexportError where these are not the name of a runtime and a number of threads, or None."""
+    """Raises TfexportError if these are not the name of a runtime and a number of threads, or None."""
     require(str, "runtime", runtime, "Give the name of a runtime, such as ort-cpu.")
     if threads is not None:
         count_of("threads", threads, maximum=MOST_THREADS)
@@ -97,7 +97,7 @@ def precision_of(given: Any) -> Precision | None:
     """The precision of a name.
 
     Raises:
-        TfexportError: it is no name, or there is no such precision.
+        TfexportError: the argument is not a name, or there is no such precision.
     """
     if given is None:
         return None
@@ -109,10 +109,10 @@ def precision_of(given: Any) -> Precision | None:
 
 
 def pairs_of(texts: Any, targets: Any) -> tuple[Any, Any]:
-    """Sources and outputs, several of each.
+    """Sources and outputs as lists.
 
     Raises:
-        TfexportError: one of them is a string, and the other is not.
+        TfexportError: only one of them is a string.
     """
     if isinstance(texts, str) != isinstance(targets, str):
         raise TfexportError("texts and targets are two strings, or two lists of strings. Give the same of both.")
@@ -123,28 +123,28 @@ def line_of(name: str, value: Any) -> bytes:
     """A sentence in the form of a line of a file.
 
     Raises:
-        TfexportError: it is no string.
+        TfexportError: the argument is not a string.
     """
     if not isinstance(value, str):
         raise _wrong(name, value, "Give a string for each sentence.")
-    # A lone surrogate is not UTF-8, as the reader of lines says.
+    # A lone surrogate is not UTF-8, which the reader of lines reports.
     return value.encode("utf-8", "surrogatepass")
 
 
 def lines_of(name: str, values: Any) -> Iterator[bytes]:
-    """`line_of` each of several sentences, as they are read.
+    """`line_of` for each of several sentences, checked as they are read.
 
     Raises:
-        TfexportError: it is not several things, at once.
+        TfexportError: the argument is not a list; raised at once.
     """
     return (line_of(name, value) for value in _several(name, values, "Give a list of strings."))
 
 
 def phrases_of(values: Any) -> Iterator[list[bytes]]:
-    """The phrases of each sentence, as they are read.
+    """The phrases of each sentence, checked as they are read.
 
     Raises:
-        TfexportError: it is not a list of strings for each; where it is not several things, at once.
+        TfexportError: the argument is not a list (raised at once), or an element is not a list of strings.
     """
     return (phrases_of_one(value) for value in _several("constraints", values, _PHRASES))
 
@@ -153,7 +153,7 @@ def phrases_of_one(value: Any) -> list[bytes]:
     """The phrases of a sentence.
 
     Raises:
-        TfexportError: it is not a list of strings.
+        TfexportError: the argument is not a list of strings.
     """
     return [line_of("constraints", phrase) for phrase in _several("constraints", value, _PHRASES)]
 
@@ -162,7 +162,7 @@ def glossary_of(terms: Mapping[Any, Any]) -> Glossary:
     """A glossary from a dictionary of source phrases and target phrases.
 
     Raises:
-        TfexportError: a phrase is no string, has no words, or cannot be written as UTF-8.
+        TfexportError: a phrase is not a string, has no words, or cannot be written as UTF-8.
     """
     for phrase in (*terms, *terms.values()):
         if not isinstance(phrase, str) or not phrase.strip():
@@ -176,7 +176,7 @@ def sources_of(values: Any) -> tuple[list[bytes], InputFormat]:
     """Sentences, or lists of tokens, as lines; and the format of the lines.
 
     Raises:
-        TfexportError: they are something else, or a token has white space.
+        TfexportError: the argument is something else, or a token has white space.
     """
     several = list(require_several(values))
     if all(isinstance(value, str) for value in several):
@@ -187,15 +187,15 @@ def sources_of(values: Any) -> tuple[list[bytes], InputFormat]:
 
 
 def require_several(values: Any) -> Iterable[Any]:
-    """Raises: TfexportError where these are not several sentences."""
+    """Raises: TfexportError if the argument is not several sentences."""
     return _several("texts", values, _SOURCES)
 
 
 def live_sources_of(values: Iterable[Any]) -> tuple[Iterator[bytes], InputFormat]:
-    """`sources_of` without reading more than the first: it tells what all of them are.
+    """`sources_of` that reads only the first sentence, whose type must be that of all sentences.
 
     Raises:
-        TfexportError: the first is something else; later ones as they are read.
+        TfexportError: the first sentence is something else. Later sentences raise it when they are read.
     """
     waiting = iter(values)
     for first in waiting:
@@ -221,7 +221,7 @@ def id_sources_of(values: Any) -> list[bytes]:
     """Encoder ids of sentences, lists or arrays or tensors, as lines.
 
     Raises:
-        TfexportError: they are something else.
+        TfexportError: the argument is something else.
     """
     advice = "Give a list of ids for each sentence, as in [[14, 15, 3]]."
     lines = []
@@ -241,7 +241,7 @@ def group_of(group: type[Group], given: Mapping[str, Any]) -> Group:
     """The options of a group that are among those `given`.
 
     Raises:
-        TfexportError: one of them has another type, or is out of range.
+        TfexportError: an option has another type, or is out of range.
     """
     own = {name: given[name] for name in declared(group) if given.get(name) is not None}
     return group(**checked(group, own))
@@ -249,7 +249,7 @@ def group_of(group: type[Group], given: Mapping[str, Any]) -> Group:
 
 def _several(name: str, values: Any, advice: str) -> Iterable[Any]:
     has_none = isinstance(values, str | bytes | bytearray | Mapping | Set) or not isinstance(values, Iterable)
-    if has_none or getattr(values, "ndim", 1) == 0:  # an array of one number has no elements
+    if has_none or getattr(values, "ndim", 1) == 0:  # a zero-dimensional array has no elements
         raise _wrong(name, values, advice)
     return values
 
@@ -260,7 +260,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays of NumPy and tensors of PyTorch as lists."""
+    """NumPy arrays and PyTorch tensors as lists."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 

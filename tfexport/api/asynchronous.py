@@ -39,10 +39,11 @@ from tfexport.option import with_keywords
 Found = TypeVar("Found")
 
 APART_HERE = 512
-"""Characters of markup that the event loop takes apart itself."""
+"""The largest number of characters of markup that the event loop splits itself."""
 
 WRITE_HERE = 1024
-"""Output ids of which the event loop makes text itself: more takes milliseconds, in which no other call goes on."""
+"""The largest number of output ids that the event loop converts to text itself. More take milliseconds, in which all other
+calls wait."""
 
 
 class AsyncTranslation(ScheduledModel):
@@ -88,13 +89,13 @@ class AsyncTranslation(ScheduledModel):
         **options: Any,
     ) -> Translation | list[Translation]:
         """`translate` for an event loop. Concurrent calls are decoded together, and each returns the result of `translate`.
-        Cancel the task, and its sentences leave the batch.
+        If the task is cancelled, its sentences leave the batch.
 
         Args:
             texts, prefix, shortlist, constraints, glossary, options: as in `translate`; `batch_size`, `workers` and
                 `max_batch_tokens` are the scheduler's, see `serve`.
-            bulk: requests that are not bulk go before this one.
-            timeout: seconds to its deadline.
+            bulk: requests that are not bulk take precedence over this one.
+            timeout: seconds to the deadline.
 
         Raises:
             QueueFullError: too many requests wait; its `retry_after` says when to try again.
@@ -128,7 +129,7 @@ class AsyncTranslation(ScheduledModel):
     ) -> list[DocumentTranslation]:
         """`translate_document` of several texts for an event loop; see `translate_async`.
 
-        Without graphs that tell attention, each part of a text between two tags is translated by itself.
+        Without graphs that return attention, each part of a text between two tags is translated separately.
         """
         asked, given = document_options(options)
         is_aligned = asked.markup is not None and self.tells_attention
@@ -236,13 +237,13 @@ class AsyncTranslation(ScheduledModel):
         timeout: float | None = None,
         **options: Any,
     ) -> AsyncGenerator[Step | Translation]:
-        """The tokens of the best output, each as soon as it is decided, and then the result that `translate_async` gives,
-        n-best lists and attention included. The texts of the steps, put together, are the text of the best output where
-        `replace_unk` replaces none of it.
+        """Yield each token of the best output as soon as it is decided, and then the result of `translate_async`, including
+        n-best lists and attention. The concatenated texts of the steps are the text of the best output, unless `replace_unk`
+        replaces a part of it.
 
         Raises:
-            TfexportError: as in `translate_async`, or several `samples` or `alternatives` are asked for, which have no best
-                output.
+            TfexportError: as in `translate_async`, or the options request several `samples` or `alternatives`, which have no
+                best output.
         """
         lines = [line_of("text", text)]
         outputs = None if prefix is None else self._lines.writer().reader(lines=[line_of("prefix", prefix)])

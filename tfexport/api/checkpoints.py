@@ -40,8 +40,8 @@ def inspect(checkpoint: str | Path, **described: Any) -> Inspection:
         described: options of `tfexport inspect`, such as `heads=8, norm_first=True`.
 
     Raises:
-        CheckpointError: the file cannot be read or is of no known family.
-        TfexportError: there is no such option.
+        CheckpointError: the file cannot be read, or its family is unknown.
+        TfexportError: an option does not exist.
     """
     path, options = path_of("checkpoint", checkpoint), ModelOptions(**checked(ModelOptions, described))
     return inspect_checkpoint(path, hints_of(options, path, _note), family=chosen_family(options))
@@ -63,22 +63,22 @@ def export(
 
     Args:
         checkpoint: see `inspect`.
-        directory: the bundle; by default beside the checkpoint, with its name.
-        precision: fp32, fp16, bf16, int8, int4, or several, as in `fp32,int8`; `auto-int8` keeps in float32 what a budget
-            needs (options `budget`, `budget_input`, `budget_targets`).
-        alignments: add graphs that return what outputs attend to.
-        shortlist: add graphs that compute the logits of a shortlist alone.
-        parity: compute every value and decode a few sentences as PyTorch does, or export nothing.
-        tolerance: the largest absolute difference that `parity` accepts; by default what follows from rounding.
+        directory: the bundle; by default next to the checkpoint, with its name.
+        precision: fp32, fp16, bf16, int8, int4, or several, as in `fp32,int8`; `auto-int8` keeps modules in float32 as a
+            budget requires (options `budget`, `budget_input`, `budget_targets`).
+        alignments: add graphs that return cross-attention.
+        shortlist: add graphs that compute only the logits of a shortlist.
+        parity: compare every value and the decoding of a few sentences with PyTorch, and export nothing if they differ.
+        tolerance: the largest absolute difference that `parity` accepts; by default derived from rounding.
         force: replace an existing bundle.
         described: options of `tfexport export` that describe the checkpoint or a budget, such as
             `heads=8, src_vocab="de.json"`.
 
     Raises:
-        CheckpointError: the file cannot be read, is of no known family, or its weights are not those of its config.
-        ConfigError: what the file does not say is not given, or contradicts it.
+        CheckpointError: the file cannot be read, its family is unknown, or its weights do not match its config.
+        ConfigError: a setting that the file lacks was not given, or a given setting contradicts the file.
         BundleError: the bundle exists already or cannot be written.
-        TfexportError: the graphs do not compute what PyTorch computes, or an option cannot be used.
+        TfexportError: the results of the graphs differ from PyTorch's, or an option cannot be used.
     """
     path = path_of("checkpoint", checkpoint)
     place = bundle_beside(path) if directory is None else path_of("directory", directory)
@@ -115,12 +115,12 @@ def parity(
     """Compare a bundle with PyTorch: every graph value by value, every weight and setting, and what its runtimes decode.
 
     Args:
-        texts: sentences, or the path of a file with one a line; random ids by default.
-        runtimes: those to compare.
-        checkpoint: the reference, read afresh; by default the bundle's own weights.
+        texts: sentences, or the path of a file with one sentence per line; by default random ids.
+        runtimes: the runtimes to compare.
+        checkpoint: the checkpoint to use as reference; by default the bundle's own weights are the reference.
         targets: a translation of each sentence, for BLEU and chrF.
-        options: of `tfexport parity`: how it compares, as in `beams=(1, 4), precisions=("int8",)`, and how the checkpoint is
-            read, as in `src_vocab="de.json"`.
+        options: options of `tfexport parity`, for the comparison, such as `beams=(1, 4), precisions=("int8",)`, and for
+            reading the checkpoint, such as `src_vocab="de.json"`.
 
     Raises:
         TfexportError: the bundle or the checkpoint cannot be read, no sentence can be decoded, or an option cannot be used.

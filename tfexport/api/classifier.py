@@ -28,14 +28,14 @@ __all__ = ["Classifier", "load_classifier"]
 
 
 class Classifier:
-    """The bundle of an encoder classifier, loaded. `tfexport.load_classifier` makes one."""
+    """The loaded bundle of an encoder classifier, returned by `tfexport.load_classifier`."""
 
     def __init__(self, bundle: Bundle, runtime: ClassifierRuntime, labels: Sequence[str] | None):
         self._bundle, self._runtime, self.labels = bundle, runtime, labels
 
     @property
     def precision(self) -> Precision:
-        """Of the weights and products."""
+        """The precision of the weights and products."""
         return self._runtime.precision
 
     @overload
@@ -48,10 +48,11 @@ class Classifier:
         self, texts: str | Iterable[str] | Iterable[Sequence[str]], *, top: int = 1, batch_size: int = 32
     ) -> Classified | list[Classified]:
         """The `top` most likely classes of each sentence, with their probabilities and labels, in order. A single string
-        gives a single result. Lists of tokens are not split any further.
+        has a single result. Lists of tokens are not split any further.
 
         Raises:
-            TfexportError: an argument cannot be used. A sentence that cannot be read raises nothing: its status says why.
+            TfexportError: an argument cannot be used. A sentence that cannot be read does not raise: its status has the
+                reason.
         """
         if isinstance(texts, str):
             return self.classify([texts], top=top, batch_size=batch_size)[0]
@@ -80,7 +81,7 @@ def load_classifier(
     """Load the bundle of an encoder classifier; see `load`.
 
     Args:
-        labels: a file with the names of the classes, one a line, class 0 first.
+        labels: a file with the names of the classes, one per line, class 0 first.
     """
     bundle = open_bundle(path_of("directory", directory))
     require_runtime(runtime, threads)

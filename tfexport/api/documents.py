@@ -20,14 +20,14 @@ class SentenceTranslation:
     """A sentence of a document."""
 
     start: int
-    """Its characters in the document, `[start, end)`."""
+    """The first character of its range `[start, end)` in the document."""
     end: int
     source: str
-    """What was translated: without markup."""
+    """The text that was translated, without markup."""
     is_piece: bool
-    """It is a part of a sentence that is longer than the model reads."""
+    """Whether it is a part of a sentence that is too long for the model."""
     translation: Translation
-    """What `Model.translate` gives for `source`."""
+    """The result of `Model.translate` for `source`."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,16 @@ class DocumentTranslation:
     """The result of a document; `str()` of it is its text."""
 
     text: str
-    """The document with translations in the place of its sentences. What has none stays as it is."""
+    """The document with its sentences replaced by their translations. Sentences without a translation stay unchanged."""
     status: str
-    """`ok`; `cut` where a sentence was longer than the model reads; `empty` where there is nothing to translate; else that
-    of the first sentence that has another status."""
+    """`ok`; `cut` if a sentence was too long for the model; `empty` if there is nothing to translate; otherwise the first
+    other status of a sentence."""
     message: str
-    """What is wrong, in words; empty where nothing is."""
+    """A description of the problem; empty if there is none."""
     sentences: tuple[SentenceTranslation, ...]
-    """In the order of the document. All characters between them are copied."""
+    """The sentences in the order of the document. All characters between them are copied."""
     alternatives: tuple[str, ...] = ()
-    """With `nbest`: the document with the second output of each sentence, with the third, and so on; none comes twice."""
+    """With `nbest`: the document with the second output of each sentence, with the third, and so on, without duplicates."""
 
     def __str__(self) -> str:
         return self.text
@@ -54,7 +54,7 @@ def document_options(given: Mapping[str, Any]) -> tuple[DocumentOptions, dict[st
     """How a document is split, by default into sentences, and the options of its sentences.
 
     Raises:
-        TfexportError: one of them cannot be used.
+        TfexportError: an option cannot be used.
     """
     own = declared(DocumentOptions)
     asked = group_of(DocumentOptions, {"split": "sentences", **{k: v for k, v in given.items() if v is not None}})
@@ -63,7 +63,7 @@ def document_options(given: Mapping[str, Any]) -> tuple[DocumentOptions, dict[st
 
 
 def texts_of(texts: Any) -> list[str]:
-    """Raises: TfexportError where these are not one or several strings."""
+    """Raises: TfexportError if these are not one or several strings."""
     several = [texts] if isinstance(texts, str) else texts
     if isinstance(several, bytes | Mapping) or not isinstance(several, Iterable):
         raise TfexportError(f"texts is {texts!r:.60}. Give a string, or a list of strings.")

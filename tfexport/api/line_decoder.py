@@ -33,11 +33,11 @@ _OTHERS = (
     *declared(AlignmentOptions),
     *declared(BatchLimits),
 )
-"""Arguments of the methods beside options of a search."""
+"""Arguments of the methods that are not options of a search."""
 
 
 def require_shortlist(value: Any) -> None:
-    """Raises TfexportError where an argument is neither a shortlist nor None."""
+    """Raises TfexportError if an argument is neither a shortlist nor None."""
     require(Shortlist, "shortlist", value, "Give what Model.read_shortlist returns.")
 
 
@@ -48,7 +48,7 @@ def score_options(config: ModelConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class LineDecoder:
-    """Decodes lines with a bundle, as a runtime has loaded it."""
+    """Decodes lines with a bundle that a runtime has loaded."""
 
     bundle: Bundle
     runtime: Runtime[Any]
@@ -86,10 +86,10 @@ class LineDecoder:
         Args:
             begins: outputs begin with a prefix.
             given: options of the search, of alignments and of the size of batches.
-            finish: is applied to each result.
-            live: lines come one after the other, and no result waits for the next.
-            terms: what outputs have to say.
-            window: lines that are read before any is decoded; see `translate`.
+            finish: a function to apply to each result.
+            live: return each result without waiting for later lines.
+            terms: the required and forbidden phrases.
+            window: the number of lines that are read before the first is decoded; see `translate`.
         """
         batches, others = self._batches(batch_size, workers, given)
         asked, options = self.search_of(begins, shortlist, others, terms)
@@ -148,7 +148,7 @@ class LineDecoder:
     def _batches(
         self, batch_size: int, workers: int, given: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The arguments of `translate` about batches, checked, and what else is `given`."""
+        """The checked arguments of `translate` about batches, and the other `given` options."""
         batch_size, workers = count_of("batch_size", batch_size), count_of("workers", workers, maximum=MOST_THREADS)
         limits = group_of(BatchLimits, given)
         require_workers(self.runtime.name, self.bundle, self.runtime.precision, workers)
@@ -167,15 +167,15 @@ class LineDecoder:
         Args:
             begins: outputs begin with a prefix.
             given: options of the search and of alignments.
-            terms: what outputs have to say.
+            terms: the required and forbidden phrases.
         """
         require_shortlist(shortlist)
         asked = group_of(AlignmentOptions, given)
         search = {name: value for name, value in given.items() if name not in declared(AlignmentOptions)}
         options = self.options({**search, "attention": True} if asked else search)
         if terms is not None:
-            terms.for_search(options)  # so that wrong options are told before the first line is read
-        # What begins with a prefix, or has to have phrases, needs the graph that tells scores.
+            terms.for_search(options)  # report wrong options before the first line is read
+        # Outputs with a prefix or required phrases need the graph that returns scores.
         return asked, replace(options, scores=True) if begins or terms is not None else options
 
     def terms(
@@ -187,10 +187,10 @@ class LineDecoder:
         """The required and forbidden phrases, and the other options.
 
         Args:
-            phrases: of each line.
+            phrases: the required phrases of each line.
 
         Raises:
-            TfexportError: one of these has another type.
+            TfexportError: an argument has another type.
         """
         keep = group_of(KeepOptions, given).keep_between
         others = {name: value for name, value in given.items() if name not in declared(KeepOptions)}
@@ -203,7 +203,7 @@ class LineDecoder:
         return Terminology(self.writer().reader(), phrases=phrases, glossary=glossary, keep=keep), others
 
     def options(self, search: Mapping[str, Any]) -> SearchOptions:
-        """The options of a search, checked, over those of the bundle's generation_config.json."""
+        """The checked options of a search, with defaults from the bundle's generation_config.json."""
         checked(SearchOptions, search, others=_OTHERS)
         content, config = self.bundle.generation_config, self.runtime.config
         options, defaults = options_with_defaults(search, content, config, self.token_ids)

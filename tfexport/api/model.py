@@ -1,7 +1,7 @@
 """A loaded bundle: `tfexport.load("bundle").translate(["Ein Hund läuft."], beam=4)`.
 
 `tfexport decode` and `tfexport score` do the same with files and lines: the same graphs, the same search, the same numbers.
-PyTorch is not needed.
+They do not need PyTorch.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ __all__ = ["Model", "load"]
 
 
 class Model(AsyncTranslation):
-    """A bundle, loaded. `tfexport.load` makes one.
+    """A loaded bundle, returned by `tfexport.load`.
 
-    Its methods may be called from several threads at once, but for the runtime `torch-cuda`.
+    Several threads may call its methods concurrently, except with the runtime `torch-cuda`.
     """
 
     def __init__(self, bundle: Bundle, runtime: Runtime[Any]):
         super().__init__(bundle, runtime)
         for side in ("source", "target"):
-            bundle.tokenizer(side)  # now: another bundle may come to its place
+            bundle.tokenizer(side)  # load now: another bundle may replace the folder later
 
     def __repr__(self) -> str:
         return (
@@ -78,14 +78,14 @@ class Model(AsyncTranslation):
 
     @property
     def precision(self) -> Precision:
-        """Of the weights and products."""
+        """The precision of the weights and products."""
         return self._runtime.precision
 
     def token_ids(self, tokens: str) -> tuple[int, ...]:
-        """Ids of tokens of the target vocabulary, separated by spaces, such as `suppress` takes.
+        """The ids of tokens of the target vocabulary, separated by spaces, for options such as `suppress`.
 
         Raises:
-            TfexportError: one of them is not in the vocabulary, or there is none.
+            TfexportError: a token is not in the vocabulary, or there is no vocabulary.
         """
         require(str, "tokens", tokens, "Give tokens in one string, separated by spaces.")
         return self._lines.token_ids(tokens)
@@ -129,23 +129,23 @@ class Model(AsyncTranslation):
         workers: int = 1,
         **options: Any,
     ) -> Translation | list[Translation]:
-        """Decode sentences: one result for each, in order. A single string gives a single result.
+        """Decode sentences: one result for each, in order. A single string has a single result.
 
         Args:
-            texts: a sentence, several, or the tokens of several, which are not split any further.
-            prefix: what the outputs begin with, for each sentence, or one string for all.
-            shortlist: the words that may come in the outputs, as `read_shortlist` gives it.
-            constraints: phrases that the outputs have to have, for each sentence.
-            glossary: what they have to have, or may not have, where a source phrase occurs: what `read_glossary` gives,
+            texts: a sentence, several, or lists of tokens, which are not split any further.
+            prefix: the prefix of the outputs: one for each sentence, or one string for all.
+            shortlist: the words that outputs may contain, from `read_shortlist`.
+            constraints: for each sentence, the phrases that its outputs must contain.
+            glossary: the phrases that outputs must or must not contain where a source phrase occurs, from `read_glossary`,
                 or a dictionary of source phrases and target phrases.
-            batch_size: sentences decoded together, at most.
-            workers: processes (Linux) or threads that decode batches at once, over one set of weights.
+            batch_size: the largest number of sentences decoded together.
+            workers: processes (Linux) or threads that decode batches concurrently, over one set of weights.
             options: fields of `SearchOptions`, such as `beam=4, nbest=2, profile="hf"` (greedy by default); `alignments`,
                 `replace_unk` and `unk_dictionary`, as flags of `tfexport decode`; and `max_batch_tokens`.
 
         Raises:
             TfexportError: the bundle has no vocabularies (use `translate_ids`), or an argument cannot be used. A sentence
-                that cannot be read raises nothing: its status says what is wrong.
+                that cannot be read does not raise: its status has the reason.
         """
         if isinstance(texts, str):
             if not (prefix is None or isinstance(prefix, str)):
@@ -186,11 +186,11 @@ class Model(AsyncTranslation):
     ) -> Iterator[Translation]:
         """`translate` for sentences that do not fit into memory, or that arrive one by one; results are in order.
 
-        The first of `texts` tells whether all are strings or lists of tokens.
+        The type of the first of `texts`, string or list of tokens, must be that of all.
 
-        No result waits for sentences that are not there yet. A thread reads `texts`, at most some batches ahead, and what is
-        there is decoded together; a list is decoded in whole batches. An error of `texts` is raised after the results of the
-        sentences before it. Close the iterator, or drop it, to stop early.
+        No result waits for sentences that have not arrived yet. A thread reads `texts`, at most some batches ahead, and the
+        sentences that have arrived are decoded together; a list is decoded in whole batches. An error of `texts` is raised
+        after the results of the sentences before it. To stop early, close or drop the iterator.
         """
         several = require_several(texts)
         prefixes: bytes | Iterator[bytes] | None = None
@@ -200,10 +200,10 @@ class Model(AsyncTranslation):
         live = not all(isinstance(given, Sequence) for given in inputs)
         terms, others = self._lines.terms(options, glossary, None if constraints is None else phrases_of(constraints))
         decode = self._lines.decoder(prefix is not None, shortlist, batch_size, workers, others, live=live, terms=terms)
-        Reader.of(self._bundle, "text")  # without a vocabulary nothing is read
+        Reader.of(self._bundle, "text")  # raises an error without a vocabulary, before `texts` are read
 
         def results() -> Iterator[Translation]:
-            lines, format = live_sources_of(several)  # which waits for the first
+            lines, format = live_sources_of(several)  # waits for the first sentence
             outputs = None
             if isinstance(prefixes, bytes):
                 lines, again = tee(lines)
@@ -255,9 +255,9 @@ class Model(AsyncTranslation):
                 `translate`. `markup` needs a bundle that was exported with `--alignments`.
 
         Raises:
-            RuntimeUnavailable: a library that takes texts apart is not installed: pip install 'tfexport[documents]'.
-            TfexportError: as in `translate`. A sentence that cannot be translated raises nothing: it stays as it is, and
-                its status says what is wrong.
+            RuntimeUnavailable: a library that splits texts is not installed: pip install 'tfexport[documents]'.
+            TfexportError: as in `translate`. A sentence that cannot be translated does not raise: it stays unchanged, and
+                its status has the reason.
         """
         found = list(self._lines.documents(texts_of(texts), shortlist, batch_size, workers, options))
         return found[0] if isinstance(texts, str) else found
@@ -272,10 +272,10 @@ class Model(AsyncTranslation):
         workers: int = 1,
         **options: Any,
     ) -> list[Translation]:
-        """`translate` for ids as the encoder reads them, bos and eos included where the model has them, and no padding.
+        """`translate` for ids as the encoder reads them, including bos and eos if the model uses them, without padding.
 
         Args:
-            sources: the ids of each sentence, integers: lists, arrays of NumPy or tensors of PyTorch.
+            sources: the integer ids of each sentence: lists, NumPy arrays or PyTorch tensors.
         """
         lines = id_sources_of(sources)
         return list(self._lines.decoded(lines, "ids", None, shortlist, batch_size, workers, options))
@@ -291,11 +291,11 @@ class Model(AsyncTranslation):
     def score(
         self, texts: str | Iterable[str], targets: str | Iterable[str], *, batch_size: int = 32, workers: int = 1
     ) -> Translation | list[Translation]:
-        """How likely `targets` are as outputs of `texts`: results that have them as their outputs, with `log_prob` and
-        `token_log_probs`, eos last.
+        """Score `targets` as outputs of `texts`. The results have them as outputs, with `log_prob` and `token_log_probs`,
+        eos last.
 
         Raises:
-            TfexportError: there are more of one than of the other, or the bundle has no vocabularies.
+            TfexportError: the numbers of texts and targets differ, or the bundle has no vocabularies.
         """
         sources, outputs = pairs_of(texts, targets)
         reader = self._lines.writer().reader(whole=True, lines=lines_of("targets", outputs))
@@ -314,11 +314,11 @@ class Model(AsyncTranslation):
         glossary: Glossary | Mapping[str, str] | None = None,
         **search: Any,
     ) -> Iterator[Step]:
-        """Decode one sentence and give each token as soon as it is decided; the texts of the steps, put together, are the
+        """Decode one sentence and yield each token as soon as it is decided. The concatenated texts of the steps are the
         output's text.
 
         Raises:
-            TfexportError: the sentence cannot be read, or the options ask for more than one output.
+            TfexportError: the sentence cannot be read, or the options request more than one output.
         """
         require_shortlist(shortlist)
         reader, writer = Reader.of(self._bundle, "text"), self._lines.writer()
@@ -333,24 +333,24 @@ class Model(AsyncTranslation):
         return _steps(events)
 
     def read_shortlist(self, path: str | Path, *, first: int = FIRST, best: int = BEST) -> Shortlist:
-        """The shortlist of a file, as `decode --shortlist` reads it, for `translate`. A bundle that was exported with
-        `--shortlist`, and loaded with `load(..., shortlist=True)`, computes the logits of these words alone.
+        """Read a shortlist for `translate` from a file, as `decode --shortlist` does. A bundle that was exported with
+        `--shortlist` and loaded with `load(..., shortlist=True)` computes only the logits of these words.
 
         Raises:
-            TfexportError: it cannot be read, or its words are in no vocabulary.
+            TfexportError: the file cannot be read, or the vocabularies lack its words.
         """
         tokenizers = (self._bundle.tokenizer("source"), self._bundle.tokenizer("target"))
         first, best = count_of("first", first, minimum=0), count_of("best", best)
         return read_shortlist(path_of("path", path), self.config, *tokenizers, first=first, best=best)
 
     def read_glossary(self, path: str | Path, *, case: GlossaryCase = "exact") -> Glossary:
-        """The glossary of a file, as `decode --glossary` reads it, for `translate`.
+        """Read a glossary for `translate` from a file, as `decode --glossary` does.
 
         Args:
-            case: `ignore` for source phrases that occur in any case.
+            case: `ignore` to match source phrases in any case.
 
         Raises:
-            TfexportError: it cannot be read, or has a line that is none of a glossary.
+            TfexportError: the file cannot be read, or a line has another form.
         """
         chosen = group_of(TermOptions, {"glossary": path_of("path", path), "glossary_case": case})
         return read_glossary(path_of("path", path), "text", chosen.glossary_case)
@@ -360,7 +360,7 @@ def _steps(events: Iterable[Streamed]) -> Iterator[Step]:
     """The tokens of one sentence.
 
     Raises:
-        TfexportError: it cannot be decoded.
+        TfexportError: the sentence cannot be decoded.
     """
     for event in events:
         if event.step is not None:
@@ -381,14 +381,14 @@ def load(
 
     Args:
         runtime: `ort-cpu`, `ort-cuda`, `tensorrt`, `torch` or `torch-cuda`.
-        precision: one of the bundle's, `fp32`, `int8` and so on; fp32 by default, with `tensorrt` that of its engines.
-        threads: CPU threads; all that the process may use by default.
-        shortlist: for searches with shortlists, compute the logits of their words alone where the bundle has graphs for it.
+        precision: a precision of the bundle, such as `fp32` or `int8`; by default fp32, with `tensorrt` that of its engines.
+        threads: CPU threads; by default all that the process may use.
+        shortlist: compute only the logits of the words of shortlists, if the bundle has graphs for it.
 
     Raises:
         BundleError: the bundle is missing, damaged or a classifier's.
-        RuntimeUnavailable: there is no such runtime, or what it needs is not installed.
-        TfexportError: there is no such precision.
+        RuntimeUnavailable: the runtime does not exist, or its packages are not installed.
+        TfexportError: the precision does not exist.
     """
     bundle = open_bundle(path_of("directory", directory))
     chosen = precision_of(precision)

@@ -16,32 +16,31 @@ class Output:
     """One output of a source sentence; `str()` of it is its text."""
 
     text: str
-    """Empty where the bundle has no target vocabulary."""
+    """The text; empty without a target vocabulary in the bundle."""
     tokens: tuple[str, ...]
-    """As the vocabulary writes them, eos last when it came; empty where the bundle has no target vocabulary."""
+    """The tokens of the vocabulary, with eos last if it was generated; empty without a target vocabulary in the bundle."""
     ids: tuple[int, ...]
-    """Without bos, with eos when it came."""
+    """The ids without bos, including eos if it was generated."""
     score: float
-    """What outputs of one sentence are ranked by: the log-probability after length normalisation. NaN, as `log_prob`, where
-    `scores=False` asked for none."""
+    """The score that ranks the outputs of a sentence: the log-probability after length normalisation. With `scores=False`
+    the score and `log_prob` are NaN."""
     log_prob: float
-    """Natural logarithm of the probability of all tokens together."""
+    """Natural logarithm of the joint probability of all tokens."""
     finished: bool
-    """False where the length limit ended it, not eos."""
+    """False if the length limit ended the output, not eos."""
     token_log_probs: tuple[float, ...] = ()
-    """Of each token, where `token_scores=True` asked for them."""
+    """The log-probability of each token, with `token_scores=True`."""
     source_tokens: tuple[str, ...] = ()
-    """The encoder's input, a token for each column of `attention`, where attention or alignments were asked for."""
+    """The encoder's input, a token for each column of `attention`, if attention or alignments were requested."""
     source_text: tuple[int, int] = (0, 0)
-    """The range `[from, to)` of the text's own among `source_tokens`."""
+    """The range `[from, to)` of the text's own tokens in `source_tokens`."""
     alignment: tuple[tuple[int, int], ...] = ()
-    """Pairs of positions in the text's own source tokens and in `tokens`, where `alignments` asked for them."""
+    """Pairs of positions in the text's own source tokens and in `tokens`, with `alignments`."""
     missing: tuple[str, ...] = ()
-    """Required phrases that it lacks."""
+    """The required phrases that the output lacks."""
     attention: FloatArray | None = field(default=None, compare=False)
-    """What each token attended to, [tokens, source ids] in float32, where `attention=True` or `alignments` asked for it:
-    cross-attention of the layer `alignment_layer`, the mean of its heads. The bundle has to be exported with
-    `--alignments`."""
+    """The cross-attention of each token, [tokens, source ids] in float32, from the layer `alignment_layer`, averaged over
+    heads. It needs `attention=True` or `alignments`, and a bundle that was exported with `--alignments`."""
 
     def __str__(self) -> str:
         return self.text
@@ -52,17 +51,17 @@ class Translation:
     """The result of one source sentence; `str()` of it is its best text."""
 
     status: Status
-    """`ok`, or what is wrong with the sentence or its output; see docs/guides/decode.md."""
+    """`ok`, or the problem of the sentence or its output; see docs/guides/decode.md."""
     message: str
-    """What is wrong, in words; empty where nothing is."""
+    """A description of the problem; empty if there is none."""
     hypotheses: tuple[Output, ...]
-    """Best first, or in the order in which they were drawn; none where the sentence cannot be read."""
+    """The outputs, best first, or samples in the order in which they were drawn. Empty if the sentence cannot be read."""
     line: int = field(default=1, compare=False)
-    """The number of the sentence among those that were given, from 1."""
+    """The number of the sentence in the input, from 1."""
 
     @property
     def text(self) -> str:
-        """The text of the first output; empty where there is none."""
+        """The text of the first output; empty without outputs."""
         return self.hypotheses[0].text if self.hypotheses else ""
 
     @property
@@ -70,7 +69,7 @@ class Translation:
         """The score of the first output.
 
         Raises:
-            TfexportError: there is none.
+            TfexportError: there is no output.
         """
         if not self.hypotheses:
             raise TfexportError(

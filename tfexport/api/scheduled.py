@@ -27,10 +27,11 @@ from tfexport.scheduling.options import ServingOptions
 from tfexport.scheduling.service import Outputs, Service
 
 MOST_KINDS = 100
-"""Of options that are kept checked."""
+"""The largest number of cached searches."""
 
 READ_HERE = 4096
-"""Bytes of text that the event loop splits into tokens itself: more takes milliseconds, in which no other call goes on."""
+"""The largest number of bytes of text that the event loop splits into tokens itself. More take milliseconds, in which all
+other calls wait."""
 
 
 class ScheduledModel:
@@ -51,11 +52,14 @@ class ScheduledModel:
 
     @with_keywords(ServingOptions)
     def serve(self, **options: Any) -> Self:
-        """Start the scheduler of `translate_async` with these options, fields of `ServingOptions`; without a call of this it
-        starts by itself, with the defaults. Worker processes are best made while there are no other threads.
+        """Start the scheduler of `translate_async` with these options, which are fields of `ServingOptions`.
+
+        Without this call the scheduler starts at the first request, with the defaults. Start worker processes before other
+        threads.
 
         Raises:
-            TfexportError: it was started before, an option is out of range, or the runtime is not for so many workers.
+            TfexportError: the scheduler has started already, an option is out of range, or the runtime does not support so
+                many workers.
         """
         chosen = ServingOptions(**{n: v for n, v in checked(ServingOptions, options).items() if v is not None})
         require_workers(self._runtime.name, self._bundle, self._runtime.precision, chosen.workers)
@@ -67,7 +71,7 @@ class ScheduledModel:
         return self
 
     def close(self) -> None:
-        """End the scheduler; requests that are not answered fail. A model that is closed does not start another."""
+        """End the scheduler. Unanswered requests fail. A closed model does not start another scheduler."""
         with self._service_lock:
             self._is_closed = True
             if self._service is not None:
@@ -75,7 +79,7 @@ class ScheduledModel:
 
     @property
     def is_serving(self) -> bool:
-        """The scheduler has started and accepts requests. It accepts none after a worker ended that cannot be replaced."""
+        """Whether the scheduler accepts requests. It stops if a worker ended and cannot be replaced."""
         with self._service_lock:
             return self._service is not None and not self._service.is_closed
 
@@ -87,7 +91,7 @@ class ScheduledModel:
         return self._runtime.name.startswith("torch") or (self._runtime.name == "ort-cpu" and has_graphs)
 
     def serving_metrics(self) -> dict[str, object]:
-        """What the scheduler of `translate_async` counted: the fields of `tfexport.scheduling.metrics.Counters`."""
+        """The metrics of the scheduler of `translate_async`: the fields of `tfexport.scheduling.metrics.Counters`."""
         with self._service_lock:
             return self._service.metrics() if self._service is not None else Counters().to_dict()
 
