@@ -42,9 +42,9 @@ def attend(
     ] = None,
     threads: Threads = None,
 ) -> None:
-    """Draw what output tokens attend to in their sources, by layer and head, as the exported graph computes it.
+    """Draw the attention of output tokens to their sources, by layer and head, from the exported graph.
 
-    The bundle has to be exported with --alignments, or the runtime to be torch.
+    This needs a bundle that was exported with --alignments, or the runtime torch.
     """
     from dataclasses import replace
 
@@ -59,7 +59,7 @@ def attend(
     if output.suffix not in (".html", ".png"):
         raise TfexportError(f"{output} is neither .html nor .png. Give one of them with -o.")
     if target is not None and (beam is not None or max_length is not None):
-        raise TfexportError("--beam and --max-length say how to decode, and TARGETS are given. Leave them out.")
+        raise TfexportError("--beam and --max-length are for decoding, but TARGETS are given. Leave them out.")
     require_one_stdin(source, target or Path())
     bundle = open_bundle(directory)
     reader, writer = replace(Reader.of(bundle, input_format), tells_tokens=True), Writer.of(bundle, target_format)
@@ -81,7 +81,7 @@ def attend(
             weights = attention_maps(model, result.source.ids, ids)
             sentences.append(Attention(result.source.tokens.words, labels_of(ids, writer.tokenizer), weights))
         if next(given, None) is not None:
-            say(f"note: there are more lines, which are not drawn: --lines is {drawn.lines}")
+            say(f"note: further lines are not drawn: --lines is {drawn.lines}")
     if not sentences:
         raise TfexportError("the input has no line that can be decoded. Give real sentences.")
     try:

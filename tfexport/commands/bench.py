@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tfexport.decoding.request_options import InputFormat
 
 RANDOM_SENTENCES = 512
-"""Most sentences that are made up where there is no input."""
+"""The largest number of random sentences if there is no input."""
 
 
 @with_options
@@ -82,7 +82,7 @@ def bench(
     record: dict[str, Any] = {}
 
     def begun(facts: dict[str, Any]) -> None:
-        record.update(facts)  # with the list of cells, which grows
+        record.update(facts)  # includes the growing list of cells
         show(heading(facts))
 
     def done(cell: dict[str, Any]) -> None:
@@ -95,7 +95,7 @@ def bench(
             with writing(output, {}) as out:
                 print(json_text(record, indent=1), file=out.file)
 
-    keep()  # also to see whether it can be written
+    keep()  # also checks that the file can be written
     run(bundle, sources, contestants, plan, begun=begun, done=done, say=say)
     show(f"\n{EXPLANATION}")
     if as_json:
@@ -103,10 +103,10 @@ def bench(
 
 
 def sentences_of(bundle: Bundle, source: Path | None, input_format: InputFormat | None) -> list[list[int]]:
-    """The encoder ids of the lines of `source` that can be decoded, or random ones where there is no `source`.
+    """The encoder ids of the lines of `source` that can be decoded, or random ids without a `source`.
 
     Raises:
-        TfexportError: none can be decoded.
+        TfexportError: no line can be decoded.
     """
     from tfexport.bench.plan import random_sources
     from tfexport.decoding.line_reader import Reader, Unreadable, without_bom

@@ -41,9 +41,9 @@ def build(
     except ModuleNotFoundError as error:
         raise needs_onnx(error) from error
     if plan_for is not None and (engines.cache or engines.max_source is not None):
-        raise TfexportError("--plan-for takes the place of --cache and --max-source. Give one of them.")
+        raise TfexportError("--plan-for replaces --cache and --max-source. Give one of them.")
     bundle = open_bundle(directory)
-    bundle.graph("decoder_step")  # a classifier has none
+    bundle.graph("decoder_step")  # raises an error for a classifier
     plan = None
     if plan_for is not None:
         with opened(plan_for) as lines:

@@ -69,7 +69,7 @@ def classify(
         "output": [output_format, top, content_of(labels)],
     }
     with opened(source) as lines:
-        at_terminal = lines.isatty()  # a person is answered line by line
+        at_terminal = lines.isatty()  # answer line by line at a terminal
         window = 1 if at_terminal else window_size(batch_size, 1)
         with writing(output, about, resume=resume, window=window) as out:
             results = classify(

@@ -87,7 +87,7 @@ def warned(results: Iterator[Marked], *, most: int = 10) -> Iterator[Marked]:
 
 
 def print_inspection(inspection: Inspection) -> None:
-    """`tfexport inspect` for people."""
+    """Print the result of `tfexport inspect` for people."""
     print(f"{inspection.path}: family {inspection.family}, {inspection.about}")
     print(f"parameters: {inspection.n_parameters:,}")
     for name, value in inspection.fields.items():
@@ -124,7 +124,7 @@ def print_export(loaded: Checkpoint, exported: Exported) -> None:
 
 
 def print_repository(repository: Repository, precision: Precision) -> None:
-    """A Triton model repository that was written."""
+    """Print the Triton model repository that was written."""
     for note in repository.notes:
         say(f"note: {note}")
     print(f"wrote {repository.directory} in {short_name(precision)}: {', '.join(repository.models)}")
@@ -166,9 +166,11 @@ def print_mismatches(mismatches: Sequence[Mismatch]) -> None:
 
 
 def print_verdict(comparison: Comparison, arranged: Sequence[Invariance]) -> None:
-    """The last line of `tfexport parity`: whether all of it passed, and which parts did not."""
+    """Print the last line of `tfexport parity`: the verdict, and the parts that failed."""
     graphs: dict[str, bool] = {}
-    for check in (check for checks in comparison.graphs.values() for check in checks):  # twice, where there are kernels
+    for check in (
+        check for checks in comparison.graphs.values() for check in checks
+    ):  # a graph has two checks if there are kernels
         graphs[check.file] = graphs.get(check.file, True) and check.first is None
     parts = {
         "comparisons of outputs": [report.passed for report in comparison.reports],
@@ -183,7 +185,7 @@ def print_verdict(comparison: Comparison, arranged: Sequence[Invariance]) -> Non
 
 
 MOST_MISMATCHES = 20
-"""That people are shown; JSON has all."""
+"""The largest number of mismatches in the text output; JSON has all."""
 
 
 def print_invariance(found: Invariance) -> None:
@@ -201,11 +203,11 @@ def print_invariance(found: Invariance) -> None:
 
 
 MOST_DIVERGENCES = 10
-"""Sentences that differ which people are shown, the worst first; JSON has all."""
+"""The largest number of different sentences in the text output, the worst first; JSON has all."""
 
 
 def print_parity(report: ParityReport) -> None:
-    """`tfexport parity` for people."""
+    """Print the result of `tfexport parity` for people."""
     print(f"{report.runtime} in {short_name(report.precision)} against PyTorch in {report.reference}:")
     print(f"  {report.sentences} sentences, {report.steps} steps, beam {report.beam}")
     for name, errors in report.cross.items():
@@ -242,7 +244,7 @@ def print_parity(report: ParityReport) -> None:
 
 
 def print_probe(found: Probe) -> None:
-    """`tfexport probe` for people."""
+    """Print the result of `tfexport probe` for people."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -282,5 +284,5 @@ def print_plan(cost: PlanCost) -> None:
 
 
 def print_engine(engine: Engine, size: int) -> None:
-    """One engine that was built."""
+    """Print one engine that was built."""
     print(f"built {engine.about}: {size / 2**20:.1f} MiB in {engine.seconds:.1f} s ({engine.library} {engine.version})")

@@ -94,11 +94,11 @@ def decode(
             None if path is None else files.enter_context(opened(path))
             for path in (prefixes.prefix_file, terms.constraint_file)
         )
-        # A person at a terminal is answered line by line.
+        # Answer line by line at a terminal.
         job = request.load(window=1 if stream or lines.isatty() else None)
         watch.loaded()
-        return_freed_memory(now=True)  # what loading needed
-        # The lines of documents are of any number of sentences; whole windows of these are found again by themselves.
+        return_freed_memory(now=True)  # the memory of loading
+        # Lines of documents have any number of sentences. Resuming finds the whole windows of sentences by itself.
         with writing(output, job.identity(), resume=resume, window=1 if documents else job.window) as out:
             job.print_notes()
             reader = replace(job.reader, terms=job.terminology(phrase_lines))
@@ -142,28 +142,28 @@ class Request:
         """Check the flags before a bundle is read.
 
         Raises:
-            TfexportError: flags exclude each other, or one is out of range.
+            TfexportError: flags exclude each other, or a flag is out of range.
         """
         from tfexport.decoding.alignments import AlignmentFormat
 
         if self.alignments.alignments is not None:
             AlignmentFormat.parse(self.alignments.alignments)
         if self.search.get("token_scores") and self.formats.output_format != "jsonl":
-            raise TfexportError("--token-scores are written in jsonl alone. Add --output-format jsonl.")
+            raise TfexportError("--token-scores needs jsonl. Add --output-format jsonl.")
         if self.search.get("profile") == "hf":
-            checked(SearchOptions, self.search)  # more is known with the bundle's defaults
+            checked(SearchOptions, self.search)  # the full check needs the bundle's defaults
         else:
-            self._check_search(self.options(lambda tokens: (0,)))  # ids are known with the vocabulary
+            self._check_search(self.options(lambda tokens: (0,)))  # placeholder ids: the vocabulary is not known yet
         beside = [path for path in (self.prefixes.prefix_file, self.terms.constraint_file) if path is not None]
         if beside:
             require_one_stdin(self.source, *beside)
         if self.stream and (to_file or self.batches.workers not in (None, 1)):
-            raise TfexportError("--stream writes to stdout, by one worker. Leave -o and --workers out.")
+            raise TfexportError("--stream writes to stdout with one worker. Leave -o and --workers out.")
         if self.stream and self.alignments:
-            raise TfexportError("--alignments and --replace-unk are known when an output ends. Leave --stream out.")
+            raise TfexportError("--alignments and --replace-unk need the whole output. Leave --stream out.")
         if self.alignments.replace_unk and self.formats.output_format == "ids":
             raise TfexportError(
-                "--replace-unk writes words, which ids have no place for. Give another --output-format."
+                "--replace-unk writes words, which the format ids cannot contain. Give another --output-format."
             )
 
     def _check_search(self, options: SearchOptions) -> None:
@@ -171,7 +171,7 @@ class Request:
         from tfexport.decoding.stream import refuse_several
 
         if options.alignment_layer != -1 and not options.reads_attention:
-            raise TfexportError("--alignment-layer is of --alignments, --replace-unk and --coverage-penalty. Add one.")
+            raise TfexportError("--alignment-layer needs --alignments, --replace-unk or --coverage-penalty. Add one.")
         if self.stream:
             refuse_several(options)
 
@@ -186,10 +186,10 @@ class Request:
         return SearchOptions.of(self._given(), token_ids)
 
     def load(self, window: int | None) -> Job:
-        """Open the bundle and load all that the run needs.
+        """Open the bundle and load everything that the run needs.
 
         Args:
-            window: lines that are decoded together; chosen by the batch size where None.
+            window: the number of lines that are decoded together; None to choose it from the batch size.
         """
         from tfexport.bundle.reader import open_bundle
         from tfexport.decoding.attention_trace import resolve_layer
@@ -269,21 +269,21 @@ class Job:
     writer: Writer
     options: SearchOptions
     defaults: GenerationDefaults
-    """What the bundle gives of the options."""
+    """The defaults of the options from the bundle."""
     shortlist: Shortlist | None
     terms: Terminology | None
     model: Runtime[Any]
     split: CpuSplit
     window: int
-    """Lines that are decoded together."""
+    """The number of lines that are decoded together."""
     chose_split: bool
-    """Whether workers or threads were chosen here, and not by the user."""
+    """Whether tfexport chose the workers or threads, not the user."""
 
     def terminology(self, phrase_lines: Iterable[bytes] | None) -> Terminology | None:
         """The required and forbidden phrases.
 
         Args:
-            phrase_lines: of the file that has the phrases of each line.
+            phrase_lines: the lines of the file with the phrases of each line.
         """
         from tfexport.decoding.terminology import phrases_in
 
@@ -347,7 +347,7 @@ class Job:
             say(f"note: {line}")
         own = self.model.capabilities.shortlists and not self.options.reads_attention
         if self.shortlist is not None and not own:
-            say(f"note: all logits are computed, for want of graphs for shortlists: {SHORTLIST_ADVICE}")
+            say(f"note: all logits are computed, because there are no graphs for shortlists: {SHORTLIST_ADVICE}")
         if self.chose_split:
             say(f"note: decoding with {self.split}; choose with --workers and --threads")
         if reason := missing(self.bundle, self.model.name, self.model.precision):

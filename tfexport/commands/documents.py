@@ -35,26 +35,28 @@ def require_documents(
     """Raises TfexportError where a flag cannot be used for a text of many sentences."""
     flag = _flag(asked)
     if prefixes:
-        raise TfexportError(f"a prefix is that of one sentence, and {flag} splits lines. Leave one of them out.")
+        raise TfexportError(f"a prefix is for one sentence, and {flag} splits lines. Leave one of them out.")
     if terms.constraint_columns or terms.constraint_file is not None:
-        raise TfexportError(f"phrases of a line are those of one sentence, and {flag} splits lines. Give a --glossary.")
+        raise TfexportError(f"phrases of a line are for one sentence, and {flag} splits lines. Give a --glossary.")
     if stream:
         raise TfexportError(f"--stream writes the tokens of one sentence per line. Leave it or {flag} out.")
     for name, format in (("input", formats.input_format), ("output", formats.output_format)):
         if format in ("tokens", "ids"):
             raise TfexportError(f"{flag} reads and writes text. Leave --{name}-format {format} out.")
     if resume and asked.is_whole:
-        raise TfexportError("with --markup the input is one document, and --resume goes on after lines. Leave it out.")
+        raise TfexportError(
+            "with --markup the input is one document, and --resume continues after lines. Leave it out."
+        )
     if formats.output_format == "jsonl":
         return
     if alignments.alignments is not None:
-        raise TfexportError(f"with {flag} an alignment is that of a sentence. Add --output-format jsonl.")
+        raise TfexportError(f"with {flag} each sentence has its own alignment. Add --output-format jsonl.")
     several = [name for name in ("nbest", "samples") if int(search.get(name) or 1) > 1]
     several += ["alternatives"] * bool(search.get("alternatives"))
     if several:
         raise TfexportError(
-            f"with {flag} a line is put together from the best output of each sentence, and --{several[0]} gives others. "
-            "Add --output-format jsonl, which has those of each sentence."
+            f"with {flag} a line is joined from the best output of each sentence, and --{several[0]} returns further "
+            "outputs. Add --output-format jsonl, which has all outputs of each sentence."
         )
 
 
@@ -72,10 +74,10 @@ class DocumentJob:
     writer: Writer
     capacity: Capacity
     window: int
-    """Sentences that are decoded together."""
+    """The number of sentences that are decoded together."""
 
     def results(self, lines: Lines, decode: Decode, *, done: int) -> Iterator[DocumentResult]:
-        """What becomes of the units of the input after so many that are done.
+        """The results of the units of the input after the first `done` ones.
 
         Raises:
             TfexportError: the bundle has no vocabularies, or the input cannot be read.
@@ -90,13 +92,13 @@ class DocumentJob:
             )
         maker = DocumentMaker.of(self.reader, self.capacity, asked)
         if asked.parts == "sentences" and maker.language is None:
-            say("note: sentences are split by the rules of English; --language CODE says another language")
+            say("note: sentences are split by the rules of English; give another language with --language CODE")
         units = units_of(lines, maker, asked.column, is_whole=asked.is_whole)
         is_aligned = asked.markup is not None
         return translate_units(units, decode, self.writer, window=self.window, done=done, is_aligned=is_aligned)
 
     def write(self, results: Iterator[DocumentResult], out: Output) -> None:
-        """Write each unit, with a newline where it is a line."""
+        """Write each unit, with a newline if it is a line."""
         from tfexport.decoding.documents import document_record
         from tfexport.system.json_text import json_text
 

@@ -72,7 +72,7 @@ class Request:
     target: Target
     engines: EngineOptions
     runtime: str
-    """Runtime of the Triton server."""
+    """The runtime of the Triton server."""
     beam: int
     force: bool
 
@@ -88,7 +88,7 @@ class Request:
 
     @property
     def precisions(self) -> tuple[tuple[Precision, ...], tuple[Precision, ...]]:
-        """All precisions, and those of them with a budget."""
+        """All precisions, and the precisions with a budget."""
         from tfexport.exporter.pipeline import automatic_precisions
 
         default = "fp16" if self.target == "tensorrt" else "fp32"

@@ -1,4 +1,4 @@
-"""Flags that several commands have beside their groups of options."""
+"""Flags of several commands that are not in a group of options."""
 
 from __future__ import annotations
 

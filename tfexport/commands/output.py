@@ -1,8 +1,8 @@
 """The output of results: stdout, or a file that gets its name only when it is complete, and that a later run can continue.
 
 out.txt.partial        the lines so far, in order
-out.txt.partial.json   what they are results of: nothing else may be added to them
-out.txt                both are gone, and all lines are there
+out.txt.partial.json   the description of their run: only the same run may add lines
+out.txt                the complete file; the other two are removed
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Output:
 
     file: TextIO
     done: int
-    """Lines that an earlier run has written: the next line is that of the input line after so many."""
+    """The number of lines that an earlier run has written. The next line is the result of the input line after them."""
 
 
 def refuse_to_replace(output: Path | None, *inputs: Path | None, bundle: Path) -> None:
     """Raises TfexportError where an output would replace a file that is read, or a file of the bundle.
 
-    The files beside the output, which have the lines so far and their notes, count too.
+    The files next to the output, with the lines so far and the description of their run, count too.
     """
     if output is None:
         return
@@ -68,22 +68,22 @@ def writing(
 ) -> Iterator[Output]:
     """Open an output; `about` is everything that its lines depend on, JSON-ready.
 
-    With `resume` it goes on after the lines that an earlier run has left, which may have been killed at any point.
+    With `resume` the output continues after the lines of an earlier run, which may have been killed at any point.
 
     Args:
-        window: lines that are decoded together: after whole windows the next lines meet the batches that they would have
-            met without an interruption, and their scores are the same to the last digit.
+        window: the number of lines that are decoded together. After whole windows, the next lines are in the same batches
+            as without an interruption, and their scores are the same to the last digit.
 
     Raises:
-        TfexportError: it cannot be written, or `resume` finds lines of something else.
+        TfexportError: the output cannot be written, or `resume` finds lines of another run.
     """
     if output is None:
         if resume:
-            raise TfexportError("only a file can be gone on with. Give the one that was begun with -o.")
+            raise TfexportError("only a file can be resumed. Give the file of the earlier run with -o.")
         with _stdout() as file:
             yield Output(file, 0)
         return
-    if output.exists() and not output.is_file():  # such as /dev/null: cannot be moved onto
+    if output.exists() and not output.is_file():  # such as /dev/null: a file cannot be moved there
         with _failures_told(output, ""), output.open("w", encoding="utf-8", newline="\n") as file:
             yield Output(file, 0)
         return
@@ -92,7 +92,7 @@ def writing(
         with _opened_alone(partial) as file:
             done = _lines_to_keep(file, partial, notes, about, window) if resume else 0
             if not done:
-                # In this order: lines that are there must never lie beside notes of something else.
+                # In this order: existing lines must never be next to the description of another run.
                 file.truncate(0)
                 os.fsync(file.fileno())
                 with whole_file(notes) as new:
@@ -105,14 +105,14 @@ def writing(
                     os.fsync(file.fileno())
                     end_if_asked()
                     if OPEN_FILES_CAN_MOVE:
-                        move(partial, output)  # before the file is closed, which ends the lock
+                        move(partial, output)  # before closing the file, which releases the lock
                 if not OPEN_FILES_CAN_MOVE:
                     move(partial, output)
             except (KeyboardInterrupt, SystemExit):
-                say(f"the lines done so far are in {partial}; --resume goes on after them")
+                say(f"the lines done so far are in {partial}; --resume continues after them")
                 raise
         with contextlib.suppress(FileNotFoundError):
-            if notes.stat().st_ino == own:  # not those of another process that began here since
+            if notes.stat().st_ino == own:  # not the file of another process that has begun here since
                 notes.unlink()
 
 
@@ -126,10 +126,10 @@ def content_of(path: Path | None) -> str | None:
 
 
 def _opened_alone(partial: Path) -> io.BufferedRandom:
-    """Open the file of the lines so far, which no other process may do until it is closed here.
+    """Open and lock the file with the lines so far. No other process can open it until it is closed here.
 
     Raises:
-        TfexportError: it cannot be opened, is no file of its own, or another process writes it.
+        TfexportError: the file cannot be opened, has another name too, or another process writes it.
     """
     while True:
         try:
@@ -140,7 +140,7 @@ def _opened_alone(partial: Path) -> io.BufferedRandom:
                 f"cannot write {partial.with_suffix('')}: {reason}. Give another file with -o."
             ) from error
         try:
-            # Worker processes do not share the lock: it ends with this process, not with the last of them.
+            # Worker processes do not share the lock: it ends with this process, not with the last worker.
             lock_file(file)
         except (BlockingIOError, PermissionError):
             file.close()
@@ -148,11 +148,11 @@ def _opened_alone(partial: Path) -> io.BufferedRandom:
                 f"another process writes {partial}. Wait until it is done, or give another file with -o."
             ) from None
         except OSError:
-            return file  # no locks here
+            return file  # locks are not supported
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), partial.stat()):
                 return file
-        file.close()  # it was completed between the opening and the lock
+        file.close()  # another process completed the file between the opening and the lock
 
 
 def _of_its_own(name: str, flags: int) -> int:
@@ -168,10 +168,11 @@ def _of_its_own(name: str, flags: int) -> int:
 def _lines_to_keep(file: io.BufferedRandom, partial: Path, notes: Path, about: Mapping[str, Any], window: int) -> int:
     """The number of lines in whole windows that were written; later lines are removed.
 
-    A loss of power may leave zeros in the place of what did not reach the disk. Lines with them and after them are not kept.
+    After a loss of power the file may have zeros where data did not reach the disk. Lines from the first zero on are
+    removed.
 
     Raises:
-        TfexportError: they are results of something else.
+        TfexportError: the lines are results of another run.
     """
     lines = size = done = end = 0
     file.seek(0)
@@ -185,7 +186,7 @@ def _lines_to_keep(file: io.BufferedRandom, partial: Path, notes: Path, about: M
     if lines:
         _require_same(partial, notes, about)
     if not done:
-        say(f"note: there is nothing in {partial} to go on with: beginning with the first line")
+        say(f"note: there is nothing to resume in {partial}: beginning with the first line")
     file.truncate(end)
     file.seek(end)
     return done
@@ -200,8 +201,8 @@ def _require_same(partial: Path, notes: Path, about: Mapping[str, Any]) -> None:
         known = before if isinstance(before, dict) else {}
         other = [name for name in about if known.get(name) != about[name]] or ["unknown options"]
         raise TfexportError(
-            f"{partial} was begun with another {', '.join(other)}: its lines would not fit. Give what was given then, or "
-            "begin anew without --resume."
+            f"{partial} was begun with another {', '.join(other)}: its lines would not fit. Give the same as then, or "
+            "begin again without --resume."
         )
 
 

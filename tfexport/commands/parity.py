@@ -73,8 +73,8 @@ def parity(
     """Compare a bundle with PyTorch: every graph value by value, every weight and setting,
     and the outputs that its runtimes decode from real input. Prints numbers and a verdict; exit code 1 on failure.
 
-    Without INPUT random ids are decoded instead, and nothing is certified. With --checkpoint the vocabularies are found
-    where the export read them, or given with the flags of `export`.
+    Without INPUT, random ids are decoded instead, and nothing is certified. With --checkpoint, the vocabularies are read
+    from the files of the export, or given with the flags of `export`.
     """
     from tfexport.verification.parity import check
 
@@ -106,7 +106,7 @@ def parity(
     if report is not None:
         _write_page(report, comparison, arranged)
     if certify and options.tolerance is not None:
-        say("note: not certified: --tolerance takes the place of the limits that certificates are for")
+        say("note: not certified: --tolerance replaces the limits of certificates")
     elif certify and source is not None:
         _certify(comparison, {(found.runtime, found.precision) for found in arranged if not found.passed})
     if not passed:
@@ -117,7 +117,7 @@ def _reference(directory: Path, checkpoint: Path | None, described: ReferenceOpt
     """The checkpoint to compare with, read as the flags describe, or as the export read it.
 
     Raises:
-        TfexportError: there are flags for a checkpoint, and there is none.
+        TfexportError: there are flags for a checkpoint, but no checkpoint.
     """
     from tfexport.bundle.reader import open_bundle
     from tfexport.models.checkpoints.reading import chosen_family, hints_of, read_with_text
@@ -126,19 +126,19 @@ def _reference(directory: Path, checkpoint: Path | None, described: ReferenceOpt
     if checkpoint is None:
         if described != ReferenceOptions():
             raise TfexportError(
-                "--family, --config, --key, --ignore, vocabularies and languages say how --checkpoint is read. Give "
+                "--family, --config, --key, --ignore, vocabularies and languages describe the --checkpoint. Give "
                 "--checkpoint CKPT too."
             )
         return None
     hints = hints_of(described, checkpoint, say)
     text, lost = described.or_recorded(open_bundle(directory).origin.text, checkpoint)
     for flag in lost:
-        say(f"note: the export read {flag}, which is not there now")
+        say(f"note: the export read {flag}, which no longer exists")
     return Reference(checkpoint, chosen_family(described), hints, partial(read_with_text, text=text))
 
 
 def _check_report(report: Path | None) -> None:
-    """Raises TfexportError where the page cannot be written, before the long comparison begins."""
+    """Raises TfexportError if the page cannot be written, before the long comparison begins."""
     if report is not None and not report.parent.is_dir():
         raise TfexportError(f"there is no folder {report.parent} for the page. Make it, or give another --report.")
     if report is not None and report.is_dir():
@@ -185,7 +185,7 @@ def _print(comparison: Comparison, arranged: Sequence[Invariance], *, bisect: bo
 
 
 ENOUGH_STEPS = 10
-"""Of a comparison that is to be certified: a token or two say nothing."""
+"""The smallest number of steps of a comparison for a certificate: a few tokens prove nothing."""
 
 
 def _certify(comparison: Comparison, refuted: Collection[tuple[str, Precision]]) -> None:
@@ -193,7 +193,7 @@ def _certify(comparison: Comparison, refuted: Collection[tuple[str, Precision]])
     from tfexport.verification.certificates import certify, write_certificates
 
     if comparison.unknown and comparison.source != "bundle":
-        say("note: not certified: a tokenizer was compared with nothing. Give --src-vocab and --tgt-vocab.")
+        say("note: not certified: a tokenizer was not compared. Give --src-vocab and --tgt-vocab.")
         return
     passed, failed = [], []
     for (runtime, precision), reports in comparison.variants.items():

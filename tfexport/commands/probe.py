@@ -30,10 +30,10 @@ def probe(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check a checkpoint before it is exported, in PyTorch alone; exit code 1 where something is wrong.
+    """Check a checkpoint in PyTorch before an export; exit code 1 if a check fails.
 
-    A family file with a function `reference` brings the module that the weights were trained in: it is compared layer by
-    layer, and the first that differs is named.
+    A family file with a function `reference` has the module that the weights were trained in. The command compares it layer
+    by layer, and names the first layer that differs.
     """
     from tfexport.models.checkpoints.reading import chosen_family, hints_of, read_vocabularies, with_codes
     from tfexport.models.toolkits.toolkit import TextOptions

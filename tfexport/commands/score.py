@@ -91,8 +91,8 @@ def score(
             print(_line(result, writer, as_json), file=out.file)
         if with_unknown and writer.format != "ids":
             say(
-                f"warning: {with_unknown} translations have words that the target vocabulary lacks, scored as its unknown "
-                "token: give them as the model writes them, in its case and tokenisation"
+                f"warning: {with_unknown} translations have words that the target vocabulary lacks. They are scored as its "
+                "unknown token: give the translations as the model writes them, in its case and tokenisation"
             )
 
 

@@ -17,10 +17,11 @@ from tfexport.serving.options import ServerOptions
 from tfexport.system.processes import usable_cpus
 
 MAX_WAIT = 1.0
-"""Seconds that a request may wait for its first step in a server: what people who type accept. Not a measured optimum."""
+"""Seconds that a request may wait for its first step in a server: a wait that people accept, not a measured optimum."""
 
 CPU_SLOTS = 32
-"""Of each worker on a CPU. In load tests it kept the limits of latency at higher rates than 64 (docs/results/serve.md)."""
+"""Slots of each worker on a CPU. In load tests they kept the limits of latency at higher rates than 64 slots did
+(docs/results/serve.md)."""
 
 
 @with_options
@@ -37,7 +38,7 @@ def serve(
 ) -> None:
     """Serve bundles over HTTP. Answers equal those of `decode`; requests share batches.
 
-    It listens on this machine alone unless --host says otherwise.
+    By default the server accepts only connections from this machine; see --host.
     """
     try:
         from tfexport.serving.access.keys import Keys
@@ -46,7 +47,7 @@ def serve(
     except ModuleNotFoundError as error:
         raise TfexportError(f"{error.name} is not installed. Run pip install 'tfexport[serve]'.") from None
     if server.keys is not None:
-        Keys.read(server.keys)  # before the bundles, which take longer
+        Keys.read(server.keys)  # before the bundles, which take longer to load
     options = ServingOptions(**{**server_defaults(runtime.runtime), **scheduling})
     how = HowToLoad(runtime.runtime, runtime.precision, threads, server.certified, options)
     catalog = Catalog([Place.parse(given) for given in bundles], how)
@@ -63,7 +64,7 @@ def serve(
 
 def server_defaults(runtime: str) -> dict[str, Any]:
     """The options of a scheduler whose defaults differ from Python's, because a server has the machine for itself."""
-    if runtime == "ort-cpu":  # more slots answer no more requests there, and each step takes longer
+    if runtime == "ort-cpu":  # more slots do not answer more requests on a CPU, and each step takes longer
         return {"max_wait": MAX_WAIT, "workers": usable_cpus(), "slots": CPU_SLOTS}
     return {"max_wait": MAX_WAIT, "workers": 1}
 

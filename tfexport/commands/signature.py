@@ -1,4 +1,4 @@
-"""Declared options as flags: what `tfexport.option` declares, Typer reads from a command's signature."""
+"""Converts options that are declared with `tfexport.option` to flags in a command's signature, which Typer reads."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Group = TypeVar("Group")
 
 
 class Given(dict[str, Any], Generic[Group]):
-    """The options of a group that the user gave, by name; those left out are not in it."""
+    """The options of a group that the user gave, by name. Options that were left out are missing."""
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The command with a flag for each option of its parameters that are groups of options.
 
-    A parameter of type `Given[Group]` gets what the user gave by name, one of type `Group` an instance of it. Flags keep the
-    order of the parameters.
+    A parameter of type `Given[Group]` gets the given options by name, and one of type `Group` gets an instance of the group.
+    Flags keep the order of the parameters.
     """
     signature = inspect.signature(command, eval_str=True)
     groups: dict[str, tuple[type, bool, list[str]]] = {}
@@ -42,7 +42,9 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def expanded(**values: Any) -> Any:
         for name, (group, as_given, fields) in groups.items():
             given = {field: value for field in fields if (value := values.pop(field)) not in (None, [])}
-            converted = checked(group, given, as_flags=True)  # here the flags are known: a wrong one is named
+            converted = checked(
+                group, given, as_flags=True
+            )  # checked here, where the flags are known, so that an error names the flag
             values[name] = Given(given) if as_given else group(**converted)
         return command(**values)
 
@@ -53,7 +55,7 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _flags(group: type) -> Iterator[inspect.Parameter]:
-    """The parameters, in Typer's terms, of the options that the command line has; None where one is not given."""
+    """The parameters for Typer, one for each option with a flag; None means that an option is not given."""
     for name, found in declared(group).items():
         if found.about.flag == "":
             continue

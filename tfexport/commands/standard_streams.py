@@ -16,7 +16,7 @@ from tfexport.errors import TfexportError
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 BROKEN_PIPE = 141
-"""The exit code where nobody reads on, as in `tfexport decode ... | head`: a shell's for SIGPIPE."""
+"""The exit code if the reader of stdout has ended, as in `tfexport decode ... | head`: a shell's code for SIGPIPE."""
 
 
 class ClosedStdout(io.TextIOBase):
@@ -30,7 +30,7 @@ class Stdout(io.TextIOBase):
     """Stdout that remembers whether writing to it failed.
 
     Args:
-        verdict: a pipe that nobody reads from is no failure.
+        verdict: a pipe without a reader is not a failure.
     """
 
     def __init__(self, file: TextIO, *, verdict: bool = False):
@@ -48,7 +48,7 @@ class Stdout(io.TextIOBase):
         return self._file.fileno()
 
     def reconfigure(self, **settings: Any) -> None:
-        """As of `io.TextIOWrapper`."""
+        """As in `io.TextIOWrapper`."""
         self._file.reconfigure(**settings)  # type: ignore[attr-defined]
 
     def write(self, text: str) -> int:
@@ -76,7 +76,7 @@ class Stdout(io.TextIOBase):
         _write_nowhere(self._file)
 
     def under(self) -> TextIO:
-        """Where it writes."""
+        """The file that it writes to."""
         return self._file
 
 
@@ -119,16 +119,16 @@ def _write_nowhere(file: TextIO) -> None:
 def prepare() -> None:
     """Prepare stdout and stderr so that no output goes to a wrong file: call this before any file is opened.
 
-    Where stderr is closed, full or unread, notes go nowhere; Python would print them to stdout, or end the command. A path
+    If stderr is closed, full or unread, notes are dropped. (Python would print them to stdout, or end the command.) A path
     that is not UTF-8 is printed as its bytes.
     """
-    for descriptor in range(3):  # or the next file that is opened takes the place, and gets what libraries print
+    for descriptor in range(3):  # otherwise the next opened file gets this number, and the output of libraries
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (for as long as the process lives)
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (open until the process ends)
     elif not isinstance(sys.stderr, Stderr):
         sys.stderr = cast(TextIO, Stderr(sys.stderr))
     if sys.stdout is None:
@@ -139,7 +139,7 @@ def prepare() -> None:
 
 
 def _as_bytes(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Write a byte of a path as that byte, and what stdout's encoding lacks as `\\xNN`."""
+    """Write a byte of a path as that byte, and a character that stdout's encoding lacks as `\\xNN`."""
     try:
         return codecs.lookup_error("surrogateescape")(error)
     except UnicodeError:
@@ -154,11 +154,11 @@ def closed_error() -> TfexportError:
 def guarded(*, verdict: bool = False) -> Iterator[None]:
     """Print results in this block; they are flushed when it ends.
 
-    Blocks in this block print for themselves.
+    A nested block writes directly to the underlying stdout, and handles its own errors.
 
     Raises:
-        SystemExit: nobody reads on.
-        TfexportError: they cannot be written.
+        SystemExit: the reader of stdout has ended.
+        TfexportError: the results cannot be written.
     """
     if isinstance(sys.stdout, ClosedStdout):
         yield
@@ -171,12 +171,12 @@ def guarded(*, verdict: bool = False) -> Iterator[None]:
             finally:
                 stdout.flush()
     except SystemExit:
-        if isinstance(stdout.failure, BrokenPipeError):  # which Typer takes for an exit with 1
+        if isinstance(stdout.failure, BrokenPipeError):  # Typer would exit with 1
             raise SystemExit(BROKEN_PIPE) from None
         raise
     except OSError as error:
         if error is not stdout.failure:
-            raise  # of another file
+            raise  # an error of another file
         if isinstance(error, BrokenPipeError):
             raise SystemExit(BROKEN_PIPE) from None
         raise TfexportError(f"cannot write to stdout: {error.strerror}. Make room, or write to a file.") from error
@@ -186,8 +186,8 @@ def printing(command: Command, *, to_file: bool = False, verdict: bool = False) 
     """The command, which reports a stdout that it cannot write to.
 
     Args:
-        to_file: with `output`, it needs no stdout.
-        verdict: its exit code is its result, whether anybody reads what it prints or not.
+        to_file: the command needs no stdout if it has an `output`.
+        verdict: the exit code is the result of the command, even if nobody reads its output.
     """
 
     @functools.wraps(command)

@@ -22,7 +22,7 @@ from tfexport.system.regular_files import read_text
 
 @dataclass(frozen=True)
 class GraphsTarget:
-    """`--target onnx`: the graphs alone."""
+    """`--target onnx`: only the graphs."""
 
     precisions: tuple[Precision, ...]
 
@@ -30,7 +30,7 @@ class GraphsTarget:
         """Before the long export, raise the errors that it or `write` would raise for any such model.
 
         Raises:
-            TfexportError: there are no graphs of such a model in one of the precisions.
+            TfexportError: one of the precisions does not support this kind of model.
         """
         quantized = [contract.short_name(precision) for precision in self.precisions if precision in contract.QUANTIZED]
         if config.is_classifier and quantized:
@@ -64,7 +64,7 @@ def engines_target(precisions: tuple[Precision, ...], engines: EngineOptions) ->
 
 @dataclass(frozen=True)
 class TritonTarget(GraphsTarget):
-    """`--target triton`: beside the bundle a model repository, in the first precision."""
+    """`--target triton`: a model repository next to the bundle, in the first precision."""
 
     bundle: Path
     runtime: str
@@ -108,7 +108,7 @@ def telling_of_lost_engines(directory: Path) -> Iterator[None]:
 
 
 def _engine_files(directory: Path) -> set[str]:
-    """The names of the engines of a bundle; none where there is no bundle that can be read."""
+    """The names of the engines of a bundle; empty if there is no readable bundle."""
     try:
         manifest = json.loads(read_text(directory / MANIFEST))
         return {str(engine["file"]) for engine in manifest["engines"]}

@@ -18,7 +18,7 @@ def train(
     options: TrainOptions,
     resume: Annotated[bool, typer.Option("--resume", help="Continue after the last epoch in the folder.")] = False,
 ) -> None:
-    """Train a Transformer on parallel text, keep the epoch of the best validation BLEU."""
+    """Train a Transformer on parallel text, and keep the epoch with the best validation BLEU."""
     from tfexport.training.data import read_either
     from tfexport.training.train import train as run_training
 

@@ -26,7 +26,7 @@ def triton(
 ) -> None:
     """Write a bundle as a model repository of Triton Inference Server. PyTorch is not needed.
 
-    The precision is fp32 by default, with --runtime tensorrt that of the bundle's engines.
+    The default precision is fp32, or with --runtime tensorrt that of the bundle's engines.
     """
     from tfexport.bundle.reader import open_bundle
     from tfexport.serving.triton import beside, served_precision, write_repository

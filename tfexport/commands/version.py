@@ -20,7 +20,7 @@ from tfexport.system.processes import cpu_name, instruction_sets, usable_cpus
 from tfexport.system.version import version as own_version
 
 SECONDS = 120
-"""The longest that a process may take, on a machine that reads PyTorch from a slow disk."""
+"""The largest number of seconds of a process, for a machine that reads PyTorch from a slow disk."""
 
 
 def version(as_json: AsJson = False) -> None:
@@ -49,7 +49,7 @@ def facts() -> dict[str, Any]:
 
 
 def checks() -> dict[str, Any]:
-    """Which runtimes can be used here, and the kernels."""
+    """The runtimes that can be used here, and the state of the kernels."""
     found = checked()
     kernels = found.pop("kernels", {"state": "unknown", "reason": "no check of them was made"})
     return {"runtimes": found, "kernels": kernels}
@@ -58,8 +58,8 @@ def checks() -> dict[str, Any]:
 def checked() -> dict[str, dict[str, Any]]:
     """The findings of separate processes about each runtime and the `kernels`; see `tfexport/runtimes/availability.py`.
 
-    One process makes all checks, so that each library is imported once. A check that ends its process is passed over by
-    the next one.
+    One process runs all checks, so that each library is imported once. If a check ends its process, the next process skips
+    this check.
     """
     found: dict[str, dict[str, Any]] = {}
     while True:
@@ -70,7 +70,7 @@ def checked() -> dict[str, dict[str, Any]]:
 
 
 def _check(found: dict[str, dict[str, Any]]) -> tuple[str, str]:
-    """Add to `found` what one process finds of the others; the check in which it ended, if it did, and why."""
+    """Add the remaining findings of one process to `found`. Returns the check in which the process ended, and the reason."""
     command = [sys.executable, "-m", "tfexport.runtimes.availability", *found]
     try:
         done = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False)
@@ -79,19 +79,19 @@ def _check(found: dict[str, dict[str, Any]]) -> tuple[str, str]:
         output, lost = error.stdout or b"", f"there was no answer within {SECONDS} seconds"
     waiting = ""
     for line in output.decode(errors="replace").splitlines():
-        if line.startswith('{"checking": '):  # libraries print, too
+        if line.startswith('{"checking": '):  # libraries may print other lines
             waiting = json.loads(line)["checking"]
         elif line.startswith('{"name": '):
             result = json.loads(line)
             found[result.pop("name")] = result
             waiting = ""
     if not output and lost:
-        raise TfexportError(f"tfexport cannot be imported in a process of its own: {lost}. Install tfexport again.")
+        raise TfexportError(f"tfexport cannot be imported in a separate process: {lost}. Install tfexport again.")
     return waiting, lost
 
 
 def _ending(code: int, messages: bytes) -> str:
-    """Why a process ended early; empty where it did not."""
+    """The reason why a process ended early; empty if it did not."""
     if code == 0:
         return ""
     last = messages.decode(errors="replace").strip().splitlines()[-1:]
@@ -116,7 +116,7 @@ def packages() -> dict[str, str]:
 
 
 def about_machine(found: Mapping[str, Any]) -> list[str]:
-    """`facts()` in lines for people."""
+    """`facts()` as lines of text."""
     cpu = found["cpu"]
     sets = ", ".join(cpu["instruction_sets"]) or "instruction sets not known"
     return [
@@ -127,7 +127,7 @@ def about_machine(found: Mapping[str, Any]) -> list[str]:
 
 
 def about_checks(found: Mapping[str, Any]) -> list[str]:
-    """`checks()` in lines for people."""
+    """`checks()` as lines of text."""
     lines = ["runtimes:"]
     width = max(map(len, found["runtimes"]))
     for name, runtime in found["runtimes"].items():

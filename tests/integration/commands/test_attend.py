@@ -54,7 +54,7 @@ def test_the_command_draws_given_outputs(run: Run, aligned_bundle: Path) -> None
     for flags in ([], ["--runtime", "torch"]):
         code, said = run(aligned_bundle, "in", "out", "-o", "a.html", "--layer", 0, "--head", 1, "--lines", 3, *flags)
         assert code == 0
-        assert "note: there are more lines, which are not drawn: --lines is 3" in said
+        assert "note: further lines are not drawn: --lines is 3" in said
         text = Path("a.html").read_text(encoding="utf-8")
         assert "<h2>&lt;sos&gt; de5 de6 &lt;eos&gt; → wört8 wört9 wört8 &lt;eos&gt;</h2>" in text
         assert text.count("<figcaption>layer 0, head 1<") == text.count("<figcaption>") == 2

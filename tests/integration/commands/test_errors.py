@@ -73,9 +73,9 @@ from tfexport.errors import BundleError
         (["build", "{bundle}", "--gpu", "L4"], "there is no GPU generation 'l4'. Give such as sm89, portable or here"),
         (
             ["build", "{bundle}", "--plan-for", "-", "--cache", "32"],
-            "--plan-for takes the place of --cache and --max-source. Give one of them",
+            "--plan-for replaces --cache and --max-source. Give one of them",
         ),
-        (["build", "{bundle}", "--plan-for", "-", "--max-source", "128"], "--plan-for takes the place of --cache"),
+        (["build", "{bundle}", "--plan-for", "-", "--max-source", "128"], "--plan-for replaces --cache"),
         (["build", "{bundle}", "--precision", "fp16,int8"], "engines have no int8"),
         (["triton", "missing", "-o", "models"], "missing is not a bundle"),
         (["triton", "{bundle}", "-o", "models", "--runtime", "nosuch"], "no runtime 'nosuch' in this version"),

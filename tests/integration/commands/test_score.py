@@ -183,7 +183,7 @@ def test_flags_reach_the_search(capsys: Any, monkeypatch: Any, tiny_bundle: Path
         (["--samples", 2, "--beam", 4], "sampling does not use a beam, and beam is 4"),
         (["--temperature", 0.5], "temperature, top_k, top_p and seed need sampling, and samples is 0"),
         (["--early-stopping", "true"], "early_stopping is true, which only the profile hf supports"),
-        (["--token-scores"], "--token-scores are written in jsonl alone. Add --output-format jsonl."),
+        (["--token-scores"], "--token-scores needs jsonl. Add --output-format jsonl."),
         (["--prefix-column", "--prefix-file", "x"], "Give one of them."),
         (["--prefix-file", "nowhere"], "cannot read nowhere"),
         (["--suppress", "zebra", "--output-format", "ids"], "'zebra' are not ids of the target vocabulary"),

@@ -171,11 +171,11 @@ def test_python_replaces_unknown_words(aligned_bundle: Path, tmp_path: Path) -> 
         (["--alignments", "soft-ish"], "--alignments is 'soft-ish'. Give hard, soft, or a threshold"),
         (
             ["--alignment-layer", 0],
-            "--alignment-layer is of --alignments, --replace-unk and --coverage-penalty. Add one.",
+            "--alignment-layer needs --alignments, --replace-unk or --coverage-penalty. Add one.",
         ),
         (["--alignments", "hard", "--alignment-layer", 7], "no decoder layer 7: this model has 1"),
         (["--unk-dictionary", "x"], "Add --replace-unk."),
-        (["--replace-unk", "--output-format", "ids"], "which ids have no place for"),
+        (["--replace-unk", "--output-format", "ids"], "which the format ids cannot contain"),
         (["--replace-unk", "--unk-dictionary", "nowhere"], "cannot read the dictionary nowhere"),
     ],
 )

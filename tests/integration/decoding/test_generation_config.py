@@ -156,7 +156,8 @@ def test_flags_come_first_also_those_that_are_tfexports_defaults(bundle: Path, r
     assert {line.count("\t") for line in taken.lines} == {1}
     notes = taken.stderr.splitlines()
     assert (
-        "note: generation_config.json gives beam 3, max_length 12, nbest 2; options that you give take precedence" in notes
+        "note: generation_config.json gives beam 3, max_length 12, nbest 2; options that you give take precedence"
+        in notes
     )
     assert "note: generation_config.json has settings that are not supported: typical_p 0.9, colour red" in notes
     one = run("decode", bundle, *flags, "--beam", "1", stdin=LINES)

@@ -70,8 +70,8 @@ def test_the_command_streams_the_lines_that_it_decodes(
     ("flags", "message"),
     [
         (["-o", "x"], "--stream writes to stdout"),
-        (["--workers", 2], "by one worker"),
-        (["--alignments", "hard"], "known when an output ends. Leave --stream out"),
+        (["--workers", 2], "with one worker"),
+        (["--alignments", "hard"], "need the whole output. Leave --stream out"),
         (["--nbest", 2, "--beam", 2], "only one output per line can be streamed"),
     ],
 )

@@ -92,7 +92,7 @@ def test_nothing_to_go_on_with_is_told_and_begun(tmp_path: Path, capsys: pytest.
     with writing(tmp_path / "out", ABOUT, resume=True) as out:
         assert out.done == 0
     assert "there is nothing in" in capsys.readouterr().err
-    with pytest.raises(TfexportError, match="only a file can be gone on with"), writing(None, ABOUT, resume=True):
+    with pytest.raises(TfexportError, match="only a file can be resumed"), writing(None, ABOUT, resume=True):
         pass
 
 
@@ -122,7 +122,7 @@ def test_who_interrupts_is_told_how_to_go_on(
 
     with pytest.raises(type(ended)):
         interrupt()
-    assert f"are in {tmp_path / 'out.partial'}; --resume goes on after them" in capsys.readouterr().err
+    assert f"are in {tmp_path / 'out.partial'}; --resume continues after them" in capsys.readouterr().err
     assert (tmp_path / "out.partial").read_text(encoding="utf-8") == "one\n"
 
 
@@ -169,4 +169,4 @@ def test_a_signal_whose_exception_was_lost_ends_the_output_before_it_has_its_nam
         written_although_asked_to_end(tmp_path / "out", number)
     assert (ending.taken(), ending.taken()) == (number, None)
     assert names(tmp_path) == ["out.partial", "out.partial.json"]
-    assert "--resume goes on after them" in capsys.readouterr().err
+    assert "--resume continues after them" in capsys.readouterr().err
