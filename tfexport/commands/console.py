@@ -116,7 +116,7 @@ def print_export(loaded: Checkpoint, exported: Exported) -> None:
     print(f"exported {exported.directory}: family {loaded.family}")
     for precision, value in exported.closest.items():
         print(
-            f"  {short_name(precision)} is as PyTorch computes it: errors reach {value.share:.0%} of what rounding explains "
+            f"  {short_name(precision)} matches PyTorch: errors reach {value.share:.0%} of the allowed rounding error "
             f"({value.error:.1e} of {value.allowed:.1e}: {value.about})"
         )
     if not exported.closest:
@@ -138,7 +138,7 @@ def print_graphs(checks: Sequence[GraphCheck], *, bisect: bool) -> None:
         value = check.largest
         if check.first is None:
             print(
-                f"{file}: all {len(check.values)} values as PyTorch has them; closest to what is allowed: {value.about}, "
+                f"{file}: all {len(check.values)} values match PyTorch; closest to its limit: {value.about}, "
                 f"off by {value.error:.1e} of {value.allowed:.1e}"
             )
             continue
@@ -154,7 +154,7 @@ def print_graphs(checks: Sequence[GraphCheck], *, bisect: bool) -> None:
             print(f"  {index} values before it are right")
     files = len({check.file for check in checks})
     if checks and not wrong and not bisect:
-        print(f"  {files} graphs compute what they are defined as, value by value")
+        print(f"  {files} graphs match their definition, value by value")
 
 
 def print_mismatches(mismatches: Sequence[Mismatch]) -> None:
@@ -191,7 +191,8 @@ MOST_MISMATCHES = 20
 def print_invariance(found: Invariance) -> None:
     """Print the result of `tfexport parity --invariance` for a runtime."""
     print(
-        f"{found.runtime} in {short_name(found.precision)}, beam {found.beam}: {found.sentences} sentences beside each alone"
+        f"{found.runtime} in {short_name(found.precision)}, beam {found.beam}: "
+        f"{found.sentences} sentences, compared with each alone"
     )
     for arrangement in found.arrangements:
         about = (
@@ -199,7 +200,7 @@ def print_invariance(found: Invariance) -> None:
         )
         ties = f", {arrangement.ties} ties" if arrangement.ties else ""
         print(f"  {arrangement.name:<15} {arrangement.error or about + ties}")
-    print(f"  {'PASSED' if found.passed else 'FAILED'} (other tokens only where the scores are a tie)")
+    print(f"  {'PASSED' if found.passed else 'FAILED'} (other tokens only if the scores tie)")
 
 
 MOST_DIVERGENCES = 10
@@ -235,7 +236,7 @@ def print_parity(report: ParityReport) -> None:
         print(f"  and {len(report.divergences) - MOST_DIVERGENCES} more sentences, closer ones{ties}")
     if report.divergences:
         print(
-            f"  PyTorch prefers its own outputs by {report.loss:.1e} nats a token in the mean of all sentences, "
+            f"  PyTorch prefers its own outputs by {report.loss:.1e} nats per token on average over all sentences, "
             f"by {report.furthest:.1e} at most"
         )
     print(f"  {'PASSED' if report.passed else 'FAILED'}")

@@ -62,7 +62,7 @@ class BaseSearchOptions(Options):
         (),
         tokens=True,
         metavar="TOKENS",
-        help="Tokens that end an output, beside eos.",
+        help="Tokens that end an output, in addition to eos.",
         panel=_SEARCH,
         also=("end_token", "eos_token_id", "stop_token_ids"),
     )

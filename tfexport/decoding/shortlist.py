@@ -40,7 +40,7 @@ FIRST, BEST = 100, 100
 """For a lexicon: the number of most frequent words (those of the lowest ids), and the number of words for each source
 word. These are Marian's defaults."""
 
-SHORTLIST_ADVICE = "they are for ort-cpu in fp32 and int8, do not tell attention, and export --shortlist writes them"
+SHORTLIST_ADVICE = "they need ort-cpu in fp32 or int8, return no attention, and are written by export --shortlist"
 """The requirements for fast shortlists."""
 
 Format = Literal["vmap", "lexicon", "words"]

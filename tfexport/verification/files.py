@@ -72,7 +72,7 @@ def _file_mismatches(bundle: Bundle, model: Model, file: str) -> Iterable[Mismat
         return _screening_mismatches(bundle, model)
     precision = next((p for p in contract.PRECISIONS.values() if contract.weights_file(p) == file), None)
     if precision is None:
-        return [Mismatch(file, "no weights file that this version writes")]
+        return [Mismatch(file, "not a weights file of this version")]
     compared = _quantized_mismatches if precision in contract.QUANTIZED else _half_mismatches
     return compared(bundle, model, precision)
 
@@ -141,7 +141,7 @@ def _quantized_mismatches(bundle: Bundle, model: Model, precision: Precision) ->
                 yield from _difference(file, name, stored.get_tensor(name), wanted[name])
             names -= own
     if names:
-        yield Mismatch(file, f"{sorted(names)[0]} is no tensor of this model")
+        yield Mismatch(file, f"{sorted(names)[0]} is not a tensor of this model")
 
 
 BOUNDS = 1e-6
@@ -162,7 +162,7 @@ def _screening_mismatches(bundle: Bundle, model: Model) -> Iterator[Mismatch]:
 
 def _names(file: str, found: Any, wanted: Mapping[str, Any]) -> Iterator[Mismatch]:
     for name in sorted(set(found) ^ wanted.keys()):
-        yield Mismatch(file, f"{name} is {'no tensor of this model' if name in set(found) else 'missing'}")
+        yield Mismatch(file, f"{name} is {'not a tensor of this model' if name in set(found) else 'missing'}")
 
 
 def _difference(file: str, name: str, found: Any, wanted: Any) -> Iterator[Mismatch]:
@@ -251,7 +251,7 @@ def manifest_mismatches(bundle: Bundle) -> list[Mismatch]:
     for graph in bundle.graphs:
         spec = specs.get((graph.role, graph.precision, graph.dialect))
         if spec is None:
-            found.append(Mismatch(MANIFEST, f"lists {graph.file}, a graph that this model has not"))
+            found.append(Mismatch(MANIFEST, f"lists {graph.file}, a graph that this model does not have"))
         elif spec.file != graph.file:
             found.append(Mismatch(MANIFEST, f"says that {graph.file} is the graph {spec.file}"))
     for key, count in keys.items():
@@ -267,7 +267,7 @@ def manifest_mismatches(bundle: Bundle) -> list[Mismatch]:
     for runtime in dialects.keys() - bundle.dialects.keys():
         found.append(Mismatch(MANIFEST, f"does not say which dialects {runtime} runs"))
     for side in bundle.tokenizers.keys() - TOKENIZER_FILES.keys():
-        found.append(Mismatch(MANIFEST, f"has a tokenizer of {side!r}, which is no side"))
+        found.append(Mismatch(MANIFEST, f"has a tokenizer of {side!r}, which is neither source nor target"))
     for precision in bundle.in_float32.keys() - bundle.precisions:
         found.append(Mismatch(MANIFEST, f"has a budget of {precision}, a precision without graphs"))
     for runtime, chosen in bundle.dialects.items():

@@ -65,7 +65,7 @@ def page(comparison: Comparison, arranged: Sequence[Invariance] = ()) -> str:
         "<h2>Every runtime, precision and search</h2>",
         _matrix(comparison.reports),
         "<h2>Errors by step</h2>",
-        '<p class="note">Distances from float64. Dashed: what is allowed in float32. Dotted: PyTorch\'s own rounding in '
+        '<p class="note">Distances from float64. Dashed: the allowed error in float32. Dotted: PyTorch\'s own rounding in '
         "float32, on the same input.</p>",
         _figure(
             lambda axes: _draw_steps(axes, comparison.reports), "step of the output", "largest distance of a logit"
@@ -80,7 +80,7 @@ def page(comparison: Comparison, arranged: Sequence[Invariance] = ()) -> str:
                 about = "values of the graph in the order in which it computes them, marked where a layer begins"
                 parts.append(_figure(partial(_draw_layers, check), about, "distance from float64"))
     if arranged:
-        parts += ["<h2>The same sentence in other surroundings</h2>", _arrangements(arranged)]
+        parts += ["<h2>The same sentence in other batches, caches and threads</h2>", _arrangements(arranged)]
     parts += ["<h2>Sentences that differ</h2>", _sentences(comparison)]
     body = "\n".join(parts)
     head = f'<meta charset="utf-8"><title>{name}: parity</title><style>{STYLE}</style>'
@@ -108,7 +108,7 @@ def _wrong(comparison: Comparison, checks: Sequence[GraphCheck], arranged: Seque
         + (
             escape(way.error)
             if way.error
-            else f"{a.sentences - way.identical - way.ties} of {a.sentences} sentences are decoded otherwise than alone"
+            else f"{a.sentences - way.identical - way.ties} of {a.sentences} sentences are decoded differently from alone"
         )
         for a in arranged
         for way in a.arrangements
@@ -155,7 +155,7 @@ def _matrix(reports: Sequence[ParityReport]) -> str:
         "best token the same",
         "same outputs",
         "others within rounding",
-        "outputs worse by, nats a token",
+        "outputs worse by, nats per token",
         *(["BLEU / PyTorch", "chrF / PyTorch"] if has_quality else []),
     ]
     rows = []
@@ -266,7 +266,7 @@ def _layers(checks: Sequence[GraphCheck]) -> str:
             else f"<mark>{escape(first.node)}</mark>: {escape(_shortened(first.about))}, {first.error:.1e}",
         ]
         rows.append(("passed" if first is None else "failed", cells))
-    return _table(["graph", "values compared", "closest to what is allowed", "first that departs from PyTorch"], rows)
+    return _table(["graph", "values compared", "closest to its limit", "first that departs from PyTorch"], rows)
 
 
 def _arrangements(arranged: Sequence[Invariance]) -> str:

@@ -158,7 +158,7 @@ def _facts(reading: Reading, checkpoint: Checkpoint) -> Iterator[Check]:
     ]
     if told:
         values = ", ".join(f"{name} {getattr(config, name)}" for name in told)
-        yield Check("told by you", None, f"{values}: the file says nothing of it")
+        yield Check("told by you", None, f"{values}: the file does not contain it")
     odd = checkpoint.odd
     wrong = [problem for problem in odd if "_id is" in problem and not reading.describes_text]
     ids = ", ".join(f"{kind} {_id(checkpoint, kind)}" for kind in ("unk", "pad", "bos", "eos"))
@@ -271,7 +271,7 @@ def _prefixes(
     with torch.inference_mode():
         stepped = run_steps(model, src_ids, torch.tensor([len(source)]), tgt_ids)
     anew = [run_theirs(theirs, src_ids, tgt_ids[:, : n + 1])[:, -1] for n in range(len(target))]
-    about = f"{len(target)} cached steps against {name} run anew for each"
+    about = f"{len(target)} cached steps against {name} run again for each"
     return compared("steps", torch.stack(anew, 1), stepped, about, tolerance)
 
 

@@ -91,7 +91,7 @@ def classifier_checks(
         apart = torch.cat(
             [model(torch.tensor([source]), torch.tensor([len(source)])) for source in (longest, sources[0])]
         )
-    yield held("longest", apart, beside, f"a source of {most} ids beside one of {len(sources[0])}")
+    yield held("longest", apart, beside, f"a source of {most} ids with one of {len(sources[0])}")
     yield held("padding", whole, garbage, "other ids behind the sources")
     yield held("batch", alone, whole, f"{len(sentences)} sentences each alone against all in one batch")
     yield _half_precision(single, sizes)

@@ -271,11 +271,11 @@ class ParityReport:
             )
         if self.precision != "float32" and not self.loss <= limits.loss:
             found.append(
-                f"the reference prefers its own outputs by {self.loss:.2g} nats a token, {limits.loss:g} is allowed"
+                f"the reference prefers its own outputs by {self.loss:.2g} nats per token, {limits.loss:g} is allowed"
             )
         if self.precision != "float32" and not self.furthest <= limits.furthest:
             found.append(
-                f"the reference prefers its own output of a sentence by {self.furthest:.2g} nats a token, "
+                f"the reference prefers its own output of a sentence by {self.furthest:.2g} nats per token, "
                 f"{limits.furthest:g} is allowed"
             )
         if self.unfounded:

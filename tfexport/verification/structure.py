@@ -36,11 +36,11 @@ def structure_mismatches(bundle: Bundle) -> tuple[list[Mismatch], list[str]]:
             wanted = ir.to_proto(emit(spec, bundle.config, stored, bundle.in_float32.get(graph.precision, ())))
         except Exception as error:  # errors of ONNX, of protobuf and of broken headers have no common base class
             told = f"{type(error).__name__}: {error}".splitlines()[0]
-            found.append(Mismatch(graph.file, f"cannot be compared with what this version writes: {told}"))
+            found.append(Mismatch(graph.file, f"cannot be compared with the graph of this version: {told}"))
             continue
         difference = next(_differences(written, wanted), None)
         if difference is not None:
-            found.append(Mismatch(graph.file, f"{difference} is not as this version writes it"))
+            found.append(Mismatch(graph.file, f"{difference} differs from this version's"))
     return found, others
 
 

@@ -119,7 +119,7 @@ def test_a_task_that_is_cancelled_leaves(model: tfexport.Model) -> None:
     ("options", "error"),
     [
         ({"beem": 2}, "beam"),
-        ({"beam": 2, "samples": 1}, "without a beam"),
+        ({"beam": 2, "samples": 1}, "does not use a beam"),
         ({"batch_size": 3}, "not an option of this"),
     ],
 )

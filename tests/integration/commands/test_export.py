@@ -52,7 +52,7 @@ def interrupted(path: Path, flags: list[str], number: int) -> subprocess.Complet
 def said_by_an_export(stdout: str) -> None:
     exported, checked, following = stdout.splitlines()
     assert exported == "exported tiny: family tutorial"
-    assert re.match(r"  fp32 is as PyTorch computes it: errors reach \d+% of what rounding explains \(", checked)
+    assert re.match(r"  fp32 matches PyTorch: errors reach \d+% of the allowed rounding error \(", checked)
     assert following == "next: tfexport parity tiny INPUT; tfexport decode tiny INPUT"
 
 
@@ -163,7 +163,7 @@ def test_export_in_half_precision(
     names = ["fp32", "fp16", *["bf16"] * ("bf16" in given)]
     assert outcome.lines[0].endswith(": family tutorial")
     for name, line in zip(names, outcome.lines[1 : 1 + len(names)], strict=True):
-        assert re.match(rf"  {name} is as PyTorch computes it: errors reach \d+% of what rounding explains ", line)
+        assert re.match(rf"  {name} matches PyTorch: errors reach \d+% of the allowed rounding error ", line)
     bundle = open_bundle(here.with_suffix(""))
     assert bundle.precisions == ["float32", "float16", *["bfloat16"] * ("bf16" in given)]
 
@@ -318,7 +318,7 @@ def test_export_within_a_budget(run: Run, tiny_checkpoint: TinyCheckpoint, tmp_p
         (["--precision", "auto-int8", "--budget", "bleu=1", "--budget-input", "{text}"], "--budget-targets FILE"),
         (["--precision", "auto-bf16", "--budget", "top1=1", "--budget-input", "{text}"], "there is no auto-bf16"),
         (["--precision", "int8,auto-int8", "--budget", "top1=1", "--budget-input", "{text}"], "one int8"),
-        (["--precision", "int8", "--budget", "top1=1", "--budget-input", "{text}"], "--budget is for auto-"),
+        (["--precision", "int8", "--budget", "top1=1", "--budget-input", "{text}"], "--budget needs an auto-"),
         (["--precision", "auto-int8", "--budget", "top1=1", "--budget-input", "missing"], "cannot read missing"),
     ],
 )

@@ -69,7 +69,7 @@ def test_parity_passes(run: Run, tiny_bundle: Path, tiny_checkpoint: TinyCheckpo
     assert outcome.code == 0
     assert outcome.lines[0] == "ort-cpu in fp32 against PyTorch in fp32:"
     assert "  PASSED" in outcome.lines
-    assert outcome.lines[-2:] == ["  15 graphs compute what they are defined as, value by value", "PASSED"]
+    assert outcome.lines[-2:] == ["  15 graphs match their definition, value by value", "PASSED"]
     (told, note, other) = outcome.stderr.splitlines()
     assert "does not contain" in told
     assert told.endswith("not compared, unless --config FILE.json has it")
@@ -176,7 +176,7 @@ def test_parity_with_targets_and_in_all_arrangements(run: Run, tiny_bundle: Path
     outcome = run(*arguments, "--invariance", "--no-certify")
     assert outcome.code == 0
     assert "  BLEU " in outcome.stdout
-    assert "ort-cpu in fp32, beam 2: 2 sentences beside each alone" in outcome.stdout
+    assert "ort-cpu in fp32, beam 2: 2 sentences, compared with each alone" in outcome.stdout
     assert "  2 threads       2 with the same tokens" in outcome.stdout
     found = json.loads(run(*arguments, "--invariance", "--no-certify", "--json").stdout)
     assert found["reports"][0]["quality"][0].keys() == {"bleu", "chrf"}

@@ -126,7 +126,7 @@ def body(**changes: Any) -> dict[str, Any]:
         ({"text": {"shape": [1024, 1024]}}, "at most 1024"),
         ({"text": {"shape": []}}, "shape"),
         ({"text": {"datatype": "FP32"}}, "FP32"),
-        ({"text": {"data": [5]}}, "no string"),
+        ({"text": {"data": [5]}}, "is not a string"),
         ({"text": {"data": None}}, "no data"),
         ({"text": {"data": ["\ud800"]}}, "."),
         ({"text": {"parameters": {"binary_data_size": 4}}}, "binary_data_size"),

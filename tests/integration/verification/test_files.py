@@ -221,19 +221,19 @@ def reshaped(name: str) -> Change:
 
 
 NAMES = [
-    ("weights.safetensors", added, "another.weight is no tensor of this model"),
+    ("weights.safetensors", added, "another.weight is not a tensor of this model"),
     ("weights.safetensors", without(f"{WEIGHT}.bias"), f"{WEIGHT}.bias is missing"),
     ("weights.safetensors", cast(f"{WEIGHT}.bias", torch.float16), f"{WEIGHT}.bias is torch.float16"),
     ("weights.safetensors", cast(f"{WEIGHT}.bias", torch.float64), f"{WEIGHT}.bias is torch.float64"),
     ("weights.safetensors", reshaped(TABLE), f"{TABLE} is torch.float32 [20, 23], not torch.float32 [20, 24]"),
-    ("weights.fp16.safetensors", added, "another.weight is no tensor of this model"),
+    ("weights.fp16.safetensors", added, "another.weight is not a tensor of this model"),
     ("weights.fp16.safetensors", cast("output_weight", torch.float16), "output_weight is torch.float16"),
     ("weights.bf16.safetensors", without("output_bias"), "output_bias is missing"),
-    ("weights.int8.safetensors", of_no_projection, "another.scale is no tensor of this model"),
+    ("weights.int8.safetensors", of_no_projection, "another.scale is not a tensor of this model"),
     ("weights.int8.safetensors", without("output.scale"), "output.scale is missing"),
     ("weights.int4.safetensors", without("output.int4"), "output.int4 is missing"),
-    ("weights.int4.safetensors", added, "another.weight is no tensor of this model"),
-    (FILE, added, "another.weight is no tensor of this model"),
+    ("weights.int4.safetensors", added, "another.weight is not a tensor of this model"),
+    (FILE, added, "another.weight is not a tensor of this model"),
     (FILE, without("screening.norm"), "screening.norm is missing"),
     (FILE, reshaped("screening.norm"), "screening.norm is "),
 ]  # fmt: skip
@@ -265,7 +265,7 @@ def test_a_projection_that_the_file_has_not_is_told_of_the_graphs(
 def test_a_file_of_another_name_is_told(clean: Bundle, model: Transformer) -> None:
     other = replace(clean, files={**clean.files, "weights.fp8.safetensors": "0" * 64})
     assert weights_mismatches(other, model) == [
-        Mismatch("weights.fp8.safetensors", "no weights file that this version writes")
+        Mismatch("weights.fp8.safetensors", "not a weights file of this version")
     ]
 
 
@@ -313,7 +313,7 @@ def test_graphs_that_change_places_in_the_manifest_are_told(clean: Bundle) -> No
 def test_a_graph_that_is_called_another_one_is_told(clean: Bundle, changes: dict[str, Any]) -> None:
     graphs = tuple(replace(g, **changes) if g.file == "select_rows.onnx" else g for g in clean.graphs)
     found = manifest_mismatches(replace(clean, graphs=graphs))
-    assert "lists select_rows.onnx, a graph that this model has not" in [mismatch.about for mismatch in found]
+    assert "lists select_rows.onnx, a graph that this model does not have" in [mismatch.about for mismatch in found]
 
 
 def test_a_graph_that_is_not_listed_or_twice_is_told(clean: Bundle) -> None:

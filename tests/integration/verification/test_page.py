@@ -135,4 +135,4 @@ def test_what_is_wrong_stands_first(clean: Comparison) -> None:
     )
     assert "<li>weights.safetensors: a &lt;b&gt; is missing</li>" in wrong
     assert "ort-cpu fp32, beam 2: logits of step 1 are off by 5.0e-01, " in wrong
-    assert "ort-cpu int8, beam 4, padded: 1 of 3 sentences are decoded otherwise than alone" in wrong
+    assert "ort-cpu int8, beam 4, padded: 1 of 3 sentences are decoded differently from alone" in wrong

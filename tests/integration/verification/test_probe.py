@@ -493,7 +493,7 @@ def test_layers_of_torch_are_held_against_pytorch_s_own(tmp_path: Path, name: st
     assert "as PyTorch's own layers have them, in float64, with what you told of the file, which it cannot check" in (
         beside.about
     )
-    assert "against torch.nn run anew for each" in check(found, "steps").about
+    assert "against torch.nn run again for each" in check(found, "steps").about
     assert found.layers is not None
     named = {value.ours for value in found.layers.values}
     assert {"output of encoder.layers.2.norms.1", "output of decoder.layers.1.cross_attention"} <= named

@@ -92,7 +92,7 @@ def test_a_changed_graph_is_told_with_what_differs(
     found, others = structure_mismatches(mutant(clean, tmp_path / "mutant", file, change))
     assert [mismatch.file for mismatch in found] == [file]
     assert found[0].about.startswith(about)
-    assert found[0].about.endswith("is not as this version writes it")
+    assert found[0].about.endswith("differs from this version's")
     assert not others
 
 
@@ -118,4 +118,4 @@ def test_a_graph_that_cannot_be_read_is_told(clean: Bundle, tmp_path: Path) -> N
     folder = Path(shutil.copytree(clean.directory, tmp_path / "broken"))
     (folder / "encoder.onnx").write_bytes(b"no graph")
     (found,), _ = structure_mismatches(replace(clean, directory=folder))
-    assert found.about.startswith("cannot be compared with what this version writes: ")
+    assert found.about.startswith("cannot be compared with the graph of this version: ")

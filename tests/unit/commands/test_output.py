@@ -91,7 +91,7 @@ def test_lines_of_something_else_are_not_added_to(tmp_path: Path) -> None:
 def test_nothing_to_go_on_with_is_told_and_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with writing(tmp_path / "out", ABOUT, resume=True) as out:
         assert out.done == 0
-    assert "there is nothing in" in capsys.readouterr().err
+    assert "there is nothing to resume in" in capsys.readouterr().err
     with pytest.raises(TfexportError, match="only a file can be resumed"), writing(None, ABOUT, resume=True):
         pass
 

@@ -73,7 +73,7 @@ def resolve(catalog: Catalog, source: str, target: str) -> tuple[str, str]:
                 f"this server does not detect languages, and {len(sources)} of them have the target {target}. "
                 f"Give the source: {', '.join(sources)}."
                 if sources
-                else f"{name_of(target)} ({target}) is no target language here. Give another."
+                else f"{name_of(target)} ({target}) is not a target language here. Give another."
             )
         [source] = sources
     return source, known[source, target]

@@ -20,7 +20,7 @@ class LibreRequest(BaseModel):
     alternatives: int = Field(
         default=0, description="The number of further translations, of a beam search.", ge=0, lt=MOST_TEXTS
     )
-    api_key: str | None = Field(default=None, description="The key, where the server asks for one.")
+    api_key: str | None = Field(default=None, description="The key, if the server needs one.")
 
     @field_validator("q")
     @classmethod
@@ -28,7 +28,7 @@ class LibreRequest(BaseModel):
         try:
             "".join(given).encode()
         except UnicodeEncodeError:  # JSON can contain lone surrogates, which no response can repeat
-            raise ValueError("it has half a character, which is no text") from None
+            raise ValueError("it has a lone surrogate, which is not text") from None
         return given
 
 
@@ -36,7 +36,7 @@ class DetectRequest(BaseModel):
     """A request to `/detect`."""
 
     q: str = Field(description="A text.")
-    api_key: str | None = Field(default=None, description="The key, where the server asks for one.")
+    api_key: str | None = Field(default=None, description="The key, if the server needs one.")
 
 
 class Detected(BaseModel):

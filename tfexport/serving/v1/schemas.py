@@ -117,7 +117,7 @@ SearchRequest = create_model("SearchRequest", __base__=Strict, **SEARCH_FIELDS) 
 class Addressed(Strict):
     """A request to one of the bundles."""
 
-    model: str | None = Field(None, description="Name of the bundle; may be left out where there is one.")
+    model: str | None = Field(None, description="Name of the bundle; may be left out if there is only one.")
     source: str | None = Field(None, description="Source language, instead of `model`.", max_length=20)
     target: str | None = Field(None, description="Target language, instead of `model`.", max_length=20)
     priority: Priority = Field("interactive", description="Interactive requests go before bulk requests.")
