@@ -168,9 +168,7 @@ def print_mismatches(mismatches: Sequence[Mismatch]) -> None:
 def print_verdict(comparison: Comparison, arranged: Sequence[Invariance]) -> None:
     """Print the last line of `tfexport parity`: the verdict, and the parts that failed."""
     graphs: dict[str, bool] = {}
-    for check in (
-        check for checks in comparison.graphs.values() for check in checks
-    ):  # a graph has two checks if there are kernels
+    for check in (check for checks in comparison.graphs.values() for check in checks):  # two per graph with kernels
         graphs[check.file] = graphs.get(check.file, True) and check.first is None
     parts = {
         "comparisons of outputs": [report.passed for report in comparison.reports],

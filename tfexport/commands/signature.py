@@ -42,9 +42,7 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def expanded(**values: Any) -> Any:
         for name, (group, as_given, fields) in groups.items():
             given = {field: value for field in fields if (value := values.pop(field)) not in (None, [])}
-            converted = checked(
-                group, given, as_flags=True
-            )  # checked here, where the flags are known, so that an error names the flag
+            converted = checked(group, given, as_flags=True)  # here, so that an error names the flag
             values[name] = Given(given) if as_given else group(**converted)
         return command(**values)
 

@@ -165,18 +165,14 @@ class TokenRules:
         else:
             ids = top_k(log_probs, min(count, log_probs.shape[1]))
         forced = np.repeat(self.forced_tokens(length, sentences), len(log_probs) // len(sentences))
-        ids[:, 0] = np.where(
-            forced >= 0, forced, ids[:, 0]
-        )  # even if its probability is 0, because that of all others is 0 too
+        ids[:, 0] = np.where(forced >= 0, forced, ids[:, 0])  # even if its probability is 0, like all others
         return Best(np.take_along_axis(log_probs, ids, axis=1), ids)
 
     def _argmax(self, best: Argmax, banned: tuple[int, ...], *, is_forced: bool) -> Argmax:
         if is_forced:
             require_finite(best.logits)
             return Argmax(np.zeros_like(best.logits), np.full_like(best.ids, self.config.forced_first_id))
-        if math.isfinite(
-            best.logits.sum()
-        ):  # a finite sum has finite terms; if only the sum overflows, the check below passes
+        if math.isfinite(best.logits.sum()):  # then all terms are finite; the check below allows a sum that overflows
             return best
         impossible = best.logits == -np.inf
         require_finite(best.logits[~impossible] if banned else best.logits)
@@ -363,9 +359,7 @@ def suppressed_ids(config: ModelConfig, options: SearchOptions) -> list[int]:
 
 def require_finite(values: NDArray[Any]) -> None:
     """Raises: TfexportError if any of the `values`, logits or log-probabilities, is NaN or infinite."""
-    if not math.isfinite(
-        values.sum(dtype=np.float64)
-    ):  # one call: a sum of finite float32 numbers is finite in float64
+    if not math.isfinite(values.sum(dtype=np.float64)):  # one call: float64 can hold any sum of finite float32
         raise TfexportError(
             "the model returned logits that are not finite numbers. Compare this runtime with `tfexport parity`, and check "
             "the checkpoint's weights for NaN or infinity."

@@ -162,9 +162,7 @@ def check_request(directory: Path, *, runtime: str, precision: Precision, force:
 
 def _require_graphs(bundle: Bundle, runtime: str, precision: Precision) -> None:
     if runtime != "tensorrt" and precision not in bundle.precisions:
-        bundle.graph(
-            "encoder", precision, bundle.dialect(runtime, precision)
-        )  # its error names the missing graph and the remedy
+        bundle.graph("encoder", precision, bundle.dialect(runtime, precision))  # its error names the remedy
     if runtime == "tensorrt" and precision not in {engine.precision for engine in bundle.engines}:
         raise BundleError(
             f"{bundle.directory} has no TensorRT {contract.short_name(precision)} engines. Build them with `tfexport "

@@ -185,9 +185,7 @@ def _beside_theirs(
     family = reading.family
     assert family is not None
     names = [name for name in reading.weights if not family.ignores(name)]
-    theirs = copy.deepcopy(
-        reference(reading.weights, checkpoint.config)
-    ).eval()  # a copy, because it may be the same object each time
+    theirs = copy.deepcopy(reference(reading.weights, checkpoint.config)).eval()  # `reference` may cache its module
     name, kind = (
         ("torch.nn", "PyTorch's own layers") if family.reference_as_told else ("reference", type(theirs).__name__)
     )

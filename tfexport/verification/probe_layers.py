@@ -162,9 +162,7 @@ def _run_as_written(theirs: nn.Module, source: Tensor, target: Tensor | None) ->
     names = dict(zip(("src_ids", "tgt_ids"), (list(ids.shape) for ids in given), strict=False))
     shapes = ", ".join(f"{name} {shape}" for name, shape in names.items())
     try:
-        torch.backends.mha.set_fastpath_enabled(
-            False
-        )  # the fast path does not call the modules within a layer of torch.nn
+        torch.backends.mha.set_fastpath_enabled(False)  # the fast path does not call modules within a layer
         with torch.no_grad():
             logits = theirs(*given)
     except Exception as error:
