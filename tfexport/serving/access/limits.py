@@ -1,6 +1,6 @@
 """The checks before a route sees a request: keys, rates, concurrent requests, and sizes.
 
-GET requests are not counted and need no key, except `/metrics`. All other requests do.
+GET requests are not counted, and need no key except for `/metrics`. All other requests are counted and need a key.
 """
 
 from __future__ import annotations
