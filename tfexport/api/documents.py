@@ -51,7 +51,7 @@ class DocumentTranslation:
 
 
 def document_options(given: Mapping[str, Any]) -> tuple[DocumentOptions, dict[str, Any]]:
-    """How a document is split, by default into sentences, and the options of its sentences.
+    """The options for splitting a document, by default into sentences, and the options of its sentences.
 
     Raises:
         TfexportError: an option cannot be used.

@@ -35,7 +35,7 @@ length limit if A is above 0."""
 
 @dataclass(frozen=True, kw_only=True)
 class SearchProfile:
-    """How a toolkit searches."""
+    """The settings of a toolkit's search."""
 
     length_penalty: float
     """The default of the exponent A."""
@@ -44,11 +44,11 @@ class SearchProfile:
     least_length_penalty: float = -math.inf
     """The smallest exponent; lower ones are raised to it."""
     done: Literal["no_better", "enough", "all", "places"]
-    """When a sentence is done. `no_better`: `beam` are finished, and no live hypothesis can beat the worst of them.
+    """The criterion that ends a sentence. `no_better`: `beam` are finished, and no live hypothesis can beat the worst of them.
     `enough`: `beam` are finished. `all`: none is live. `places`: each rank among a step's candidates, from 0 to `beam` - 1,
     has had an eos at some step."""
     keeps: Literal["best", "first", "every"]
-    """Which finished hypotheses are kept: the `beam` best, the `beam` first, or every one."""
+    """The finished hypotheses that are kept: the `beam` best, the `beam` first, or every one."""
     top_ends: bool = False
     """Without a length penalty, a sentence is done once the best candidate of a step has ended and `nbest` are finished."""
     at_limit: Literal["compete", "end", "eos"]

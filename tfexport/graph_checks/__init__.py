@@ -1,1 +1,1 @@
-"""Every value within a graph against its definition in PyTorch."""
+"""Compares every value within a graph with its definition in PyTorch."""

@@ -29,7 +29,7 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values there were."""
+        """The number of values."""
         return sum(self.counts)
 
     def to_dict(self) -> dict[str, object]:

@@ -1,1 +1,1 @@
-"""Is a bundle right? Parity with PyTorch, certificates, and checks of a checkpoint."""
+"""Checks that a bundle is right: parity with PyTorch, certificates, and checks of a checkpoint."""

@@ -297,7 +297,7 @@ def _needed(got: Hypothesis, expected: Expected, spread: _Spread, row: int) -> f
 
 
 def _divergence(expected: Expected, along: Along, index: int, place: int, got: Hypothesis, sentence: int) -> Divergence:
-    """Where and by how much the output `got` of a sentence differs from the reference's."""
+    """The place and the size of the difference between the output `got` of a sentence and the reference's."""
     wanted, options = expected.best[index], expected.options
     both = zip(wanted.ids, got.ids, strict=False)
     step = next((i for i, (one, other) in enumerate(both) if one != other), min(len(wanted.ids), len(got.ids)))

@@ -64,7 +64,7 @@ class Comparison:
     sources: Sequence[Sequence[int]]
     """The ids that were decoded."""
     reports: Sequence[ParityReport]
-    """One for each runtime, precision and beam."""
+    """A report for each runtime, precision and beam."""
     searches: Sequence[SearchOptions]
     graphs: Mapping[Precision, Sequence[GraphCheck]]
     """The checks of every graph of the bundle in these precisions, value by value."""

@@ -56,7 +56,7 @@ class Probe:
         return all(check.passed is not False for check in self.checks)
 
     def to_dict(self) -> dict[str, Any]:
-        """For `json_text`."""
+        """The result for `json_text`."""
         values = [] if self.layers is None else self.layers.values
         first = None if self.layers is None or self.layers.first is None else vars(self.layers.first)
         return {

@@ -80,7 +80,7 @@ class Position(Rounding):
     divergence: float = 0.0
     """Sum over the sentences of KL(reference || runtime) of the next token's distribution, in nats."""
     behind: list[float] = field(default_factory=list)
-    """For each sentence with another best token, by how much the reference prefers its own, in logits."""
+    """For each sentence with another best token: by how much the reference prefers its own token, in logits."""
 
     def compare(self, exact: Exact, own_error: float, found: FloatArray, error: float) -> None:
         """Add logits [sentences, vocab]. `own_error` and `error` are the largest distances of PyTorch's own logits and of
