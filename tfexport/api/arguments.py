@@ -135,7 +135,7 @@ def lines_of(name: str, values: Any) -> Iterator[bytes]:
     """`line_of` for each of several sentences, checked as they are read.
 
     Raises:
-        TfexportError: the argument is not a list; raised at once.
+        TfexportError: the argument is not an iterable of sentences (raised at once), or a sentence is not a string.
     """
     return (line_of(name, value) for value in _several(name, values, "Give a list of strings."))
 
@@ -144,7 +144,7 @@ def phrases_of(values: Any) -> Iterator[list[bytes]]:
     """The phrases of each sentence, checked as they are read.
 
     Raises:
-        TfexportError: the argument is not a list (raised at once), or an element is not a list of strings.
+        TfexportError: the argument is not an iterable (raised at once), or an element is not a list of strings.
     """
     return (phrases_of_one(value) for value in _several("constraints", values, _PHRASES))
 

@@ -44,9 +44,9 @@ class SearchProfile:
     least_length_penalty: float = -math.inf
     """The smallest exponent; lower ones are raised to it."""
     done: Literal["no_better", "enough", "all", "places"]
-    """The criterion that ends a sentence. `no_better`: `beam` are finished, and no live hypothesis can beat the worst of them.
-    `enough`: `beam` are finished. `all`: none is live. `places`: each rank among a step's candidates, from 0 to `beam` - 1,
-    has had an eos at some step."""
+    """The criterion that ends a sentence. `no_better`: `beam` are finished, and no live hypothesis can beat the worst of
+    them. `enough`: `beam` are finished. `all`: none is live. `places`: each rank among a step's candidates, from 0 to
+    `beam` - 1, has had an eos at some step."""
     keeps: Literal["best", "first", "every"]
     """The finished hypotheses that are kept: the `beam` best, the `beam` first, or every one."""
     top_ends: bool = False
