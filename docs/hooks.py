@@ -76,7 +76,7 @@ def keywords() -> str:
     from tfexport.exporter.options import BudgetOptions
     from tfexport.models.checkpoints.options import CheckpointOptions, ModelOptions, ReferenceOptions
     from tfexport.option import rows
-    from tfexport.scale.options import TranslatorBatches
+    from tfexport.scale.options import ActorBatches, ClassOptions, ScoreOptions
     from tfexport.scheduling.options import ServingOptions
     from tfexport.verification.options import CompareOptions
 
@@ -95,10 +95,12 @@ def keywords() -> str:
             KeepOptions,
         ),
         "Options of batches": ("`Model.translate`, `iterate` and `translate_ids`", BatchLimits),
-        "Options of a translator of batches": (
-            "`tfexport.scale.Translator`, beside those of a search",
-            TranslatorBatches,
+        "Options of actors": (
+            "`tfexport.scale.Translator`, `Scorer` and, without `max_batch_tokens`, `Classifier`",
+            ActorBatches,
         ),
+        "Options of scores": ("`tfexport.scale.Scorer`", ScoreOptions),
+        "Options of classes": ("`tfexport.scale.Classifier`", ClassOptions),
         "Options of a scheduler": ("`Model.serve`", ServingOptions),
         "Options that describe a checkpoint": ("`tfexport.export`", CheckpointOptions),
         "Options that inspect takes": ("`tfexport.inspect`", ModelOptions),
