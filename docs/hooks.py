@@ -261,6 +261,13 @@ def growth_results() -> str:
     return f"{_machine(record['machine'])}\n\nWhere a row changes nothing else: {base}.\n\n{_table(head, rows)}"
 
 
+def corpus_capacity() -> str:
+    """What benchmarks/corpus_capacity.py measured, and what follows for a billion lines."""
+    from benchmarks import corpus_capacity
+
+    return corpus_capacity.markdown(json.loads((RESULTS / "corpus_capacity.json").read_text(encoding="utf-8")))
+
+
 def cuda_dry_results() -> str:
     """What benchmarks/cuda_dry counted."""
     from benchmarks.cuda_dry.report import table
@@ -363,6 +370,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "hugging-face-results": hugging_face_results,
     "serve-results": serve_results,
     "growth-results": growth_results,
+    "corpus-capacity": corpus_capacity,
     "cuda-dry-results": cuda_dry_results,
     "gpu-day-results": gpu_day_results,
     "cuda-dry-steps": cuda_dry_steps,

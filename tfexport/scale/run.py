@@ -145,7 +145,7 @@ def _dataset(manifest: Manifest, output: Output, task: Task, cluster: ClusterOpt
 
     threads = int(task.options["threads"])
     if not ray.is_initialized():
-        ray.init(address=cluster.address, **_quiet())
+        connect(cluster.address)
     actors = cluster.actors or _room(ray.cluster_resources(), threads, cluster.gpus)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
@@ -171,6 +171,26 @@ def _dataset(manifest: Manifest, output: Output, task: Task, cluster: ClusterOpt
         num_gpus=cluster.gpus or None,
         compute=ray.data.ActorPoolStrategy(size=actors, max_tasks_in_flight_per_actor=SHARDS_OF_AN_ACTOR),
     )
+
+
+def connect(address: str | None) -> None:
+    """Connect to a cluster, or start one on this machine.
+
+    Raises:
+        TfexportError: the cluster cannot be used.
+    """
+    import ray
+    from ray.exceptions import RayError
+
+    try:
+        ray.init(address=address, **_quiet())
+    except (RayError, ConnectionError, ValueError) as error:
+        if address is None:
+            raise
+        about = " ".join(str(error).split())[:300].rstrip(".")
+        raise TfexportError(
+            f"cannot use the Ray cluster {address}: {about}. Check --address, and the token of the cluster (RAY_AUTH_TOKEN)."
+        ) from error
 
 
 def _quiet() -> dict[str, Any]:

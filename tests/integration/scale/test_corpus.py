@@ -18,7 +18,12 @@ from tests.support.tiny import SRC_VOCAB
 
 pytest.importorskip("ray.data", reason="Ray Data is not installed: pip install 'tfexport[ray]'")
 import pyarrow as pa
+import ray
 from pyarrow import parquet
+from ray.exceptions import RayError
+
+from tfexport.errors import TfexportError
+from tfexport.scale.run import connect
 
 pytestmark = pytest.mark.thorough
 
@@ -153,3 +158,15 @@ def test_a_second_driver_is_refused_and_the_first_goes_on(tiny_bundle: Path, tmp
     assert first.returncode == 0, stderr.decode()
     summary = json.loads((tmp_path / "out" / "_tfexport" / "summary.json").read_text(encoding="utf-8"))
     assert summary["rows"] == 20_000
+
+
+@pytest.mark.parametrize("kind", [ConnectionError, ValueError, RayError])
+def test_a_cluster_that_cannot_be_used_is_an_error(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself looks for a cluster that is not there for many minutes."""
+
+    def refuse(**_: object) -> None:
+        raise kind("no such\ncluster.")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(TfexportError, match=r"cannot use the Ray cluster head:9: .*no such cluster\. Check --address"):
+        connect("head:9")

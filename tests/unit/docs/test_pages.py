@@ -114,6 +114,7 @@ OTHERS = {
     *("--file", "--tag", "--publish", "--volume", "--http-host", "--http-port"),  # of Docker and Ray
     *("--background", "--minutes", "--from", "--only", "--list", "--architecture"),  # of benchmarks/gpu_day
     *("--quick", "--tune"),  # of benchmarks/serve_load
+    *("--precisions", "--text"),  # of benchmarks/corpus_capacity
 }
 """Options of other programs."""
 
