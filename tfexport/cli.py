@@ -10,7 +10,7 @@ from tfexport.commands.attend import attend
 from tfexport.commands.bench import bench
 from tfexport.commands.build import build
 from tfexport.commands.classify import classify
-from tfexport.commands.corpus import corpus
+from tfexport.commands.corpus import corpus, corpus_classify, corpus_score
 from tfexport.commands.decode import decode
 from tfexport.commands.demo import demo
 from tfexport.commands.export import export
@@ -47,6 +47,8 @@ for command in (
     serve,
     decode,
     corpus,
+    corpus_score,
+    corpus_classify,
     score,
     attend,
     classify,
