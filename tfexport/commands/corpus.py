@@ -33,7 +33,7 @@ Sources = Annotated[
     typer.Argument(metavar="INPUT...", help="Parquet, JSON lines or text (.gz, .zst): paths, globs, folders or URIs."),
 ]
 OutputFolder = Annotated[str, typer.Option("-o", "--output", metavar="OUT", help="The folder of the output files.")]
-ResumeRun = Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run of the same command.")]
+ResumeRun = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run of the same command.")]
 
 
 @with_options
