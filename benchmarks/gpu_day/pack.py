@@ -92,15 +92,16 @@ def make(options: argparse.Namespace) -> dict[str, Any]:
     """Write the pack; returns its manifest."""
     wanted, needs = packages(ROOT, options.python)
     say(f"{len(wanted)} packages for Python {options.python}")
-    missing = [f"{name}=={version}" for name, version in wanted.items() if not _there(name, version, options.wheels)]
+    wheels = options.wheels / options.python  # one of the same name and version for another Python does not load
+    missing = [f"{name}=={version}" for name, version in wanted.items() if not _there(name, version, wheels)]
     if missing:
-        download(missing, options.python, options.wheels)
+        download(missing, options.python, wheels)
     shutil.rmtree(options.out, ignore_errors=True)
     options.out.mkdir(parents=True)
     with tempfile.TemporaryDirectory(dir=options.out.parent) as folder:
         tree = Path(folder)
         for name, version in wanted.items():
-            unfold(wheel_of(name, version, options.wheels), tree / name, LEFT_OUT.get(name, ()))
+            unfold(wheel_of(name, version, wheels), tree / name, LEFT_OUT.get(name, ()))
         thinned = thin_libraries(tree, options.architecture)
         if not options.no_bundle:
             from benchmarks.gpu import export_embedded
@@ -135,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--part-mb", type=float, default=PART_MB, help="most megabytes of a part")
     parser.add_argument("--no-bundle", action="store_true", help="without the exported embedded model")
-    parser.add_argument("--wheels", type=Path, default=WHEELS, help="where wheels are kept")
+    parser.add_argument("--wheels", type=Path, default=WHEELS, help="where wheels are kept, in a folder for each Python")
     parser.add_argument("--out", type=Path, default=PACK)
     options = parser.parse_args(arguments)
     try:
