@@ -136,7 +136,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--part-mb", type=float, default=PART_MB, help="most megabytes of a part")
     parser.add_argument("--no-bundle", action="store_true", help="without the exported embedded model")
-    parser.add_argument("--wheels", type=Path, default=WHEELS, help="where wheels are kept, in a folder for each Python")
+    parser.add_argument(
+        "--wheels", type=Path, default=WHEELS, help="where wheels are kept, in a folder for each Python"
+    )
     parser.add_argument("--out", type=Path, default=PACK)
     options = parser.parse_args(arguments)
     try:
