@@ -8,6 +8,9 @@ from typing import Any
 
 Row = Mapping[str, Any]
 
+LONG_TEXT = 1000
+"""Lines."""
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -40,6 +43,12 @@ def _in_text(kind: str) -> Callable[[Row], float | None]:
     return lambda row: row["text"]["total"][kind] if "text" in row else None
 
 
+def _waits_in_text(row: Row) -> float | None:
+    """Of text, where batches also begin and become smaller. In a short one the waits of the first runs count most."""
+    text = row.get("text", {"lines": 0})
+    return None if text["lines"] < LONG_TEXT else float(text["total"]["waits"] / text["steps"])
+
+
 def _violations(row: Row) -> float:
     return float(row["all"]["violations"])
 
@@ -59,6 +68,7 @@ MEASURES = (
     Measure("allocations, second batch", lambda row: row["second"]["total"]["allocations"], most=0),
     Measure("recordings, second batch", lambda row: row["second"]["total"]["recordings"], most=0),
     Measure("recordings, new threads", lambda row: row["threads"]["recordings"], most=0),
+    Measure("waits a step, text", _waits_in_text, ahead=1 / 4),
     Measure("recordings, text", _in_text("recordings"), most=12),
     Measure("cuDNN plans", lambda row: row["all"]["plans"], most=0),
     Measure("violations", _violations, most=0),

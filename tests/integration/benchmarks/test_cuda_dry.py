@@ -79,6 +79,14 @@ def test_a_greedy_step_of_the_base_model_has_a_limit_of_its_own() -> None:
     assert failures([{**row, "ahead": False}]) == []
 
 
+def test_waits_in_text_have_a_limit_where_the_device_searches_ahead() -> None:
+    row = {**counted(), "text": {"lines": 1000, "steps": 100, "total": {"waits": 26, "recordings": 1}}}
+    assert failures([row]) == []
+    (failure,) = failures([{**row, "ahead": True}])
+    assert failure == "tiny fp16 beam 4: waits a step, text: 0.26 is more than 0.25"
+    assert failures([{**row, "ahead": True, "text": {**row["text"], "lines": 64}}]) == []
+
+
 def a_step(nodes: int, **changes: Any) -> dict[str, Any]:
     counts = {"kernels": nodes, "on_device": 0, "fills": 0, "to_device": 0, "to_host": 0}
     row = {"model": "base", "precision": "fp16", "dialect": "ort-cuda", "role": "decoder_step", "batch": 1}
