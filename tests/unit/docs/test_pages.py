@@ -112,7 +112,7 @@ OTHERS = {
     "--url",
     "--alignment",  # of the examples
     *("--file", "--tag", "--publish", "--volume", "--http-host", "--http-port"),  # of Docker and Ray
-    *("--background", "--minutes", "--from", "--only", "--list", "--architecture"),  # of benchmarks/gpu_day
+    *("--background", "--minutes", "--from", "--only", "--list", "--architecture", "--out", "--pack"),  # of gpu_day
     *("--quick", "--tune"),  # of benchmarks/serve_load
     *("--precisions", "--text"),  # of benchmarks/corpus_capacity
 }
