@@ -265,7 +265,10 @@ def corpus_capacity() -> str:
     """What benchmarks/corpus_capacity.py measured, and what follows for a billion lines."""
     from benchmarks import corpus_capacity
 
-    return corpus_capacity.markdown(json.loads((RESULTS / "corpus_capacity.json").read_text(encoding="utf-8")))
+    record = RESULTS / "corpus_capacity.json"
+    if not record.exists():
+        return "Nothing was measured yet."
+    return corpus_capacity.markdown(json.loads(record.read_text(encoding="utf-8")))
 
 
 def cuda_dry_results() -> str:

@@ -62,5 +62,9 @@ def test_tables_are_written_from_the_record_alone(record: dict[str, Any], tmp_pa
 
 
 def test_the_tables_of_the_repository_are_those_of_its_record() -> None:
-    record = json.loads((corpus_capacity.RESULTS / "corpus_capacity.json").read_text(encoding="utf-8"))
+    path = corpus_capacity.RESULTS / "corpus_capacity.json"
+    assert path.exists() == path.with_suffix(".md").exists()
+    if not path.exists():
+        pytest.skip("nothing was measured yet (make corpus-capacity)")
+    record = json.loads(path.read_text(encoding="utf-8"))
     assert markdown(record) in (corpus_capacity.RESULTS / "corpus_capacity.md").read_text(encoding="utf-8")
