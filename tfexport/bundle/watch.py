@@ -1,7 +1,7 @@
 """Detection of changes to a bundle during decoding.
 
-ONNX Runtime keeps the weights in their file and reads them on demand. `export` replaces a bundle as a whole, which leaves the loaded
-files unchanged. A write into a loaded file would silently change the results.
+ONNX Runtime keeps the weights in their file and reads them on demand. `export` replaces a bundle as a whole, which leaves
+the loaded files unchanged. A write into a loaded file would silently change the results.
 """
 
 from __future__ import annotations
