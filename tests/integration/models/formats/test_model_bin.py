@@ -142,7 +142,7 @@ def test_integers_need_their_scales(read: Callable[..., ModelBin], changes: dict
 
 def test_other_names_are_of_variables_that_there_are(read: Callable[..., ModelBin]) -> None:
     for aliases, message in (
-        ({"x": "y"}, "says that x is y, which it does not have"),
+        ({"x": "y"}, "says that x is y, which it lacks"),
         ({"flag": "number"}, "has flag twice"),
     ):
         assert message in refused(read, to_bytes(replace(CONTENT, aliases=aliases)))

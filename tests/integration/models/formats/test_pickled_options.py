@@ -346,7 +346,7 @@ def test_what_holds_itself_or_has_no_end_is_no_argument() -> None:
         wide = [wide, wide]
     for value in (itself, deep, wide):
         read = value if value is deep else unpickled(pickle.dumps(value))
-        with pytest.raises(CheckpointError, match="holds itself, or is nested deeper"):
+        with pytest.raises(CheckpointError, match="contains itself, or is nested deeper"):
             plain(read, "model.pt")
 
 

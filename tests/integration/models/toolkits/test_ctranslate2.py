@@ -350,7 +350,7 @@ ONES = np.ones(16, np.float32)
         ("decoder/layer_0/ffn/linear_1/weight", None, "missing: decoder/layer_0/ffn/linear_1/weight"),
         ("decoder/layer_norm/gamma", None, "missing: decoder/layer_norm/gamma"),
         ("decoder/projection/weight", None, "no decoder/projection/weight"),
-        ("encoder/layer_0/ffn/linear_0/weight", ONES, "linear_0/weight, which is no matrix"),
+        ("encoder/layer_0/ffn/linear_0/weight", ONES, "linear_0/weight, which is not a matrix"),
         ("decoder/layer_0/attention/linear_1/weight", TABLE, "misshapen: decoder/layer_0/attention/linear_1/weight"),
     ],
 )
