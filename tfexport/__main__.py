@@ -52,7 +52,7 @@ def _run() -> NoReturn:
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1
     try:
-        with standard_streams.guarded():  # help, too
+        with standard_streams.guarded():  # also for help
             app(arguments, standalone_mode=True)
     except BaseException as error:
         number = ending.taken()

@@ -307,13 +307,13 @@ def require_utf8(directory: Path) -> None:
 
 
 def _read_graph(fields: Mapping[str, Any]) -> Graph:
-    """Raises KeyError, TypeError or ValueError where the manifest has something else."""
+    """Read a graph's entry; raises KeyError, TypeError or ValueError if the manifest is not valid."""
     names = {key: str(fields[key]) for key in ("file", "role", "dialect")}
     return Graph(names["file"], _role(fields), _precision(fields), names["dialect"])  # type: ignore[arg-type]
 
 
 def _read_engine(fields: Mapping[str, Any]) -> Engine:
-    """Raises KeyError, TypeError or ValueError where the manifest has something else."""
+    """Read an engine's entry; raises KeyError, TypeError or ValueError if the manifest is not valid."""
     if fields["library"] not in get_args(Library):
         raise ValueError(f"{fields['library']!r} is not a library of engines")
     return Engine(
@@ -332,7 +332,7 @@ def _read_engine(fields: Mapping[str, Any]) -> Engine:
 
 
 def _read_dialects(fields: Mapping[str, Any]) -> dict[str, Dialect]:
-    """Raises TypeError or ValueError where the manifest has something else."""
+    """Read the dialects of a runtime; raises TypeError or ValueError if the manifest is not valid."""
     unknown = set(fields.values()) - set(get_args(Dialect))
     if unknown:
         raise ValueError(f"{unknown} are not dialects")

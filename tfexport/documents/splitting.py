@@ -113,7 +113,7 @@ def _within_quotation(line: str, start: int, ends: Sequence[int]) -> Iterator[in
 
 
 def pieces(text: str, start: int, end: int, fits: Callable[[int, int], bool], whole: Sequence[Span] = ()) -> list[Span]:
-    """Cut `[start, end)` of a text into pieces that fit. A single character that does not fit is a piece too.
+    """Cut `[start, end)` of a text into pieces that fit. A single character is a piece even if it does not fit.
 
     Args:
         fits: function that returns whether a part is short enough for the model.

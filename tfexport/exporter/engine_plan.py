@@ -78,7 +78,7 @@ class LengthPlan:
         sizes = sorted({_up(size, step) for size in self.cache})
         needed = (
             sum(size < config.max_target_length for size in sizes) + 1
-        )  # the first that holds all positions is enough
+        )  # the first cache for all positions is enough
         return replace(self, max_source=source, cache=tuple(sizes[:needed]))
 
     def jobs(self) -> list[tuple[Role, int]]:

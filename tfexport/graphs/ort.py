@@ -281,7 +281,7 @@ def _self_attention(emitter: Emitter, layer: int, query_key_value: Value) -> Val
 def _greedy_attention(
     emitter: Emitter, query_key_value: Value, past_key: Value, past_value: Value, position: Value, total: Value
 ) -> Sequence[Value]:
-    """Each row has a cache of its own, of which `position` slots are filled.
+    """Each row has its own cache with `position` filled slots.
 
         query_key_value [rows, 1, 3 * d_attention] > GroupQueryAttention > [rows, 1, d_attention]
         past [rows, heads, cache, head_dim] ─────>                     ──> present, the same buffer, one slot more

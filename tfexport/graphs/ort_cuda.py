@@ -124,7 +124,7 @@ def _rows_by_sentence(emitter: Emitter) -> Value:
 
 
 def _grouped_attention(emitter: Emitter, path: str, inner: Value) -> Value:
-    """Self-attention of the states [rows, d_model] to the caches of the rows, of which `position` slots are filled.
+    """Self-attention of the states [rows, d_model] to the caches of the rows, which have `position` filled slots.
 
         query, key, value [rows, 1, 3 * d_attention] > GroupQueryAttention > [rows, 1, d_attention]
         past [rows, heads, cache, head_dim] ──────────>                     ──> present, the same buffer, one slot more

@@ -56,7 +56,7 @@ def in_precision(
     too_large = [name for name, tensor in read.items() if not tensor.isfinite().all()]
     if too_large:
         raise TfexportError(
-            f"{', '.join(too_large[:3])} cannot be stored in {precision}: a number is larger than the format holds, or "
+            f"{', '.join(too_large[:3])} cannot be stored in {precision}: a number exceeds the range of the format, or "
             "not finite. Export in fp32, or in bf16, which has float32's range."
         )
     return variant.eval()

@@ -38,7 +38,7 @@ class PieceModel:
 
     @classmethod
     def read(cls, path: Path) -> PieceModel:
-        """Raises: TokenizerError if the file is no such model, RuntimeUnavailable if SentencePiece is not installed."""
+        """Raises: TokenizerError if the file is not a model, RuntimeUnavailable if SentencePiece is not installed."""
         content = cls.bytes_of(path)
         try:
             model = _processor(content)

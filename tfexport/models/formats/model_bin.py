@@ -102,7 +102,7 @@ class _Reader:
             found[name] = self._variable(name, version)
         aliases = self._aliases(found) if version >= 3 else {}
         if self._left:
-            raise self._damaged(f"goes on for {self._left} bytes after its end")
+            raise self._damaged(f"has {self._left} bytes after its end")
         return self._sorted(version, spec, revision, found, aliases)
 
     def _damaged(self, what: str) -> CheckpointError:

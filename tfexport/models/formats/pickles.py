@@ -149,7 +149,7 @@ class _Interpreter:
             n_bytes = self._file.tell() - begin
             too_large = memory > _MOST_MEMORY + _MEMORY_OF_A_BYTE * n_bytes
             if step > _MOST_STEPS or self._copied > n_bytes or too_large:
-                raise Refused("it declares more than a file of its size holds")
+                raise Refused("it declares more than a file of its size can contain")
         return stack.pop()
 
     def _do(self, name: str, argument: Any) -> None:

@@ -303,7 +303,7 @@ def _positions(model: _Model) -> dict[str, Any]:
         told = {name: model.rows(table) for name, table in lengths if table in weights}
         return {"positions": "stored", **told}
     if beside := [table for table in TABLES if table in weights]:
-        raise ConfigError(f"{model.path} has {beside[0]} and {DISTANCES}, of which only one is supported.")
+        raise ConfigError(f"{model.path} has {beside[0]} and {DISTANCES}; only one of them is supported.")
     max_distance = None
     for side in SIDES:
         first = f"{side}/layer_0/self_attention/"

@@ -317,7 +317,7 @@ def _family(name: str, about: str, renames: Mapping[str, str], settings: Setting
     notes = []
     if search := settings.search_settings():
         told = ", ".join(f"{name} {value}" for name, value in search.items())
-        notes.append(f"its own library searches with {told}; so does `decode --search-profile hf`, where it can")
+        notes.append(f"its own library searches with {told}; `decode --search-profile hf` does the same where possible")
     if unread := settings.unread():
         notes.append(f"its config has settings that were not read: {', '.join(unread)}")
     return self_described(

@@ -290,7 +290,7 @@ def language_id(id_of: Callable[[str], int | None], name: str, path: Path) -> in
     for token in (name, f"__{name}__"):
         if (found := id_of(token)) is not None:
             return int(found)
-    raise ConfigError(f"the vocabulary in {path} has no language {name!r}. Give it as it is written there.")
+    raise ConfigError(f"the vocabulary in {path} has no language {name!r}. Give it in the vocabulary's spelling.")
 
 
 def _of(vocabulary: Mapping[str, int], token: str, path: Path) -> int:

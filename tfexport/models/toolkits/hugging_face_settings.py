@@ -138,7 +138,7 @@ class Settings(Arguments):
         return {name: self._config[name] for name in names} if set(names) - {"eos_token_id"} else None
 
     def unread(self) -> list[str]:
-        """Entries that nothing asked for and that are not known to be harmless."""
+        """Entries that were not read and are not known to be harmless."""
         told = {**self._given, **self._generation}
         known = {*self._read, *_HARMLESS.split()}
         return sorted(name for name, value in told.items() if name not in known and value not in (None, False, {}, []))

@@ -25,7 +25,7 @@ class FolderText:
 
     tokenizers: Tokenizers
     fields: dict[str, Any]
-    """Of `ModelConfig`."""
+    """`ModelConfig` fields."""
     language: int | None = None
     """Id of the target language that the user chose."""
     speaks: bool = False

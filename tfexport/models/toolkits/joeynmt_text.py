@@ -30,7 +30,7 @@ class JoeyText:
     """The content of the vocabularies."""
 
     fields: dict[str, Any]
-    """Of `ModelConfig`."""
+    """`ModelConfig` fields."""
     tokenizers: Tokenizers = field(default_factory=lambda: Tokenizers(None, None))
     notes: tuple[str, ...] = ()
     absent: Mapping[str, str] = field(default_factory=dict)

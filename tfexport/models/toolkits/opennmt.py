@@ -201,7 +201,9 @@ def _of_parts(files: list[Path]) -> dict[str, Tensor]:
     for file in files:
         part = read_file(file, unwrap=False).weights
         if twice := sorted(weights.keys() & part.keys()):
-            raise CheckpointError(f"{file} has {twice[0]}, as another part has. Check where the parts came from.")
+            raise CheckpointError(
+                f"{file} has {twice[0]}, which another part also has. Check where the parts came from."
+            )
         weights.update(part)
     return weights
 
@@ -248,7 +250,7 @@ def _words(path: Path, vocabularies: Any, side: str) -> list[str]:
     if isinstance(found, InertObject) and "fields" in found.attributes:
         fields = found.attributes["fields"]  # one field for words, others for their features
         if isinstance(fields, list) and len(fields) > 1:
-            raise ConfigError(f"the {side} vocabulary in {path} has features beside words, which are not supported.")
+            raise ConfigError(f"the {side} vocabulary in {path} has word features, which are not supported.")
         found = _entry(fields, side)
     if isinstance(found, InertObject) and "vocab" in found.attributes:
         marks = plain({name: found.attributes.get(name) for name in ("init_token", "eos_token")}, f"vocab in {path}")

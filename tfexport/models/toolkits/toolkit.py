@@ -36,7 +36,7 @@ class ToolkitCheckpoint:
 
     family: Family
     fields: dict[str, Any]
-    """Of `ModelConfig`."""
+    """`ModelConfig` fields."""
     weights: dict[str, Tensor]
     tokenizers: Tokenizers = field(default_factory=lambda: Tokenizers(None, None))
     given: dict[str, Any] = field(default_factory=dict)

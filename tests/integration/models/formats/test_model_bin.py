@@ -75,7 +75,7 @@ def test_a_file_that_ends_early_is_refused_wherever_it_ends(read: Callable[..., 
     whole = to_bytes(CONTENT)
     for size in range(len(whole)):
         assert "so it is damaged" in refused(read, whole[:size])
-    assert "goes on for 1 bytes after its end" in refused(read, whole + b"\0")
+    assert "has 1 bytes after its end" in refused(read, whole + b"\0")
 
 
 def number_at(data: bytes, before: bytes, number: int) -> bytes:

@@ -228,7 +228,7 @@ def test_parts_that_are_missing_or_too_many_are_told(in_parts: Callable[..., Pat
     (tmp_path / "model [1].999999999.safetensors").unlink()
     refused(r"the model in .*model \[1\]\.00\.safetensors has no|missing: ")
     shutil.copyfile(first, second)
-    refused(r"01\.safetensors has .*, as another part has")
+    refused(r"01\.safetensors has .*, which another part also has")
     shutil.copyfile(first, tmp_path / "model [1].safetensors")
     refused(r"are in model \[1\]\.safetensors and in model \[1\]\.00\.safetensors, model \[1\]\.01\.safetensors")
     for file in (first, second, tmp_path / "model [1].safetensors"):
