@@ -196,7 +196,7 @@ def test_a_training_that_was_ended_before_its_first_checkpoint_begins_again(
 
     with ending(interrupt, epoch=0, batch=2), pytest.raises(KeyboardInterrupt):
         train(PAIRS, PAIRS, tmp_path / "run", options(epochs=3))
-    assert "begin again with the same command" in caplog.text
+    assert "start again with the same command" in caplog.text
     same(train(PAIRS, PAIRS, tmp_path / "run", options(epochs=3), resume=resume).parent, whole)
     assert ("beginning with the first epoch" in caplog.text) == resume
 
