@@ -1,4 +1,4 @@
-"""The command line: every command by its name. Each imports heavy modules when it runs."""
+"""The command line: all commands by name. A command imports heavy modules when it runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ app = typer.Typer(
 
 @app.callback()
 def options(debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False) -> None:
-    """Stands for its options; `main` reads --debug wherever it is given."""
+    """Declares the global options for the help. `main` reads --debug at any place of the command line."""
 
 
 for command in (
